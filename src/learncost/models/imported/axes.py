@@ -1,0 +1,215 @@
+"""Classes of axes: what is the same axis in several values, and how one is split into others.
+
+Every stored dimension has a class, a node with a size. A rule that reads two dimensions along one letter makes their
+classes the same; a view that divides a dimension splits its class, and with it every value that has it. Equal sizes
+alone make nothing the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Size: TypeAlias = Any
+"""An int, or a sympy expression in the symbols of the inputs."""
+
+
+class ApartError(Exception):
+    """Two sequences of axes have no common parts, or an axis that is read at places would have to be split."""
+
+
+@dataclass(eq=False)
+class Axis:
+    """A class of axes. `parts` are what it is split into, outer ones first; `whole`: it is read at places of its own.
+
+    letter   what a rule would call it
+    """
+
+    size: Size
+    letter: str = ""
+    whole: bool = False
+    same: Axis | None = None
+    parts: tuple[Axis, ...] = ()
+    number: int = field(default_factory=iter(range(1 << 62)).__next__)
+
+    @property
+    def root(self) -> Axis:
+        """What stands for the class."""
+        axis = self
+        while axis.same is not None:
+            if axis.same.same is not None:
+                axis.same = axis.same.same  # the next search is shorter
+            axis = axis.same
+        return axis
+
+    @property
+    def leaves(self) -> tuple[Axis, ...]:
+        """The classes that it is split into, itself where it is not."""
+        root = self.root
+        if not root.parts:
+            return (root,)
+        return tuple(leaf for part in root.parts for leaf in part.leaves)
+
+    def keep_whole(self) -> None:
+        """From now on it is read at places, so it cannot be split. Raises `ApartError` where it is split already."""
+        root = self.root
+        if root.parts:
+            raise ApartError
+        root.whole = True
+
+    def split(self, outer: Size) -> None:
+        """Cut an unsplit class into one of so many places and the rest. Raises `ApartError`."""
+        root = self.root
+        inner = quotient(root.size, outer)
+        if root.parts or root.whole or inner is None:
+            raise ApartError
+        root.parts = Axis(outer), Axis(inner)
+
+    def join(self, other: Axis) -> None:
+        """Make the same of two unsplit classes of equal size."""
+        ours, theirs = self.root, other.root
+        if ours is theirs:
+            return
+        theirs.same = ours
+        ours.whole |= theirs.whole
+        ours.letter = ours.letter or theirs.letter
+
+
+def simple(size: Size) -> Size:
+    """A size as an int where it is a number."""
+    if isinstance(size, int):
+        return size
+    return int(size) if size.is_Integer else size
+
+
+def product(sizes: Sequence[Size]) -> Size:
+    """How many places several axes have together."""
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return simple(total.expand() if hasattr(total, "expand") else total)
+
+
+def equal(one: Size, other: Size) -> bool:
+    """Whether two sizes are the same number, whatever the symbols are."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    difference = one - other
+    return bool(difference == 0 or (hasattr(difference, "expand") and difference.expand() == 0))
+
+
+def quotient(size: Size, divisor: Size) -> Size | None:
+    """The size divided by another; None where that leaves a rest. Of symbols, a part such as M/2 is taken to be whole."""
+    if isinstance(size, int) and isinstance(divisor, int):
+        return size // divisor if divisor > 0 and size % divisor == 0 else None
+    import sympy  # loaded with torch
+
+    ratio = sympy.cancel(sympy.sympify(size) / divisor)
+    if ratio.is_number and not ratio.is_Integer:
+        return None
+    return simple(ratio) if sympy.fraction(ratio)[1].is_Integer else None
+
+
+def leaves(self) -> tuple[Axis, ...]:
+        """The classes that it is split into, itself where it is not."""
+        root = self.root
+        if not root.parts:
+            return (root,)
+        return tuple(leaf for part in root.parts for leaf in part.leaves)
+
+    def keep_whole(self) -> None:
+        """From now on it is read at places, so it cannot be split. Raises `ApartError` where it is split already."""
+        root = self.root
+        if root.parts:
+            raise ApartError
+        root.whole = True
+
+    def split(self, outer: Size) -> None:
+        """Cut an unsplit class into one of so many places and the rest. Raises `ApartError`."""
+        root = self.root
+        inner = quotient(root.size, outer)
+        if root.parts or root.whole or inner is None:
+            raise ApartError
+        root.parts = Axis(outer), Axis(inner)
+
+    def join(self, other: Axis) -> None:
+        """Make the same of two unsplit classes of equal size."""
+        ours, theirs = self.root, other.root
+        if ours is theirs:
+            return
+        theirs.same = ours
+        ours.whole |= theirs.whole
+        ours.letter = ours.letter or theirs.letter
+
+
+def simple(size: Size) -> Size:
+    """A size as an int where it is a number."""
+    if isinstance(size, int):
+        return size
+    return int(size) if size.is_Integer else size
+
+
+def product(sizes: Sequence[Size]) -> Size:
+    """How many places several axes have together."""
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return simple(total.expand() if hasattr(total, "expand") else total)
+
+
+def equal(one: Size, other: Size) -> bool:
+    """Whether two sizes are the same number, whatever the symbols are."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    difference = one - other
+    return bool(difference == 0 or (hasattr(difference, "expand") and difference.expand() == 0))
+
+
+def quotient(size: Size, divisor: Size) -> Size | None:
+    """The size divided by another; None where that leaves a rest. Of symbols, a part such as M/2 is taken to be whole."""
+    if isinstance(size, int) and isinstance(divisor, int):
+        return size // divisor if divisor > 0 and size % divisor == 0 else None
+    import sympy  # loaded with torch
+
+    ratio = sympy.cancel(sympy.sympify(size) / divisor)
+    above, below = sympy.fraction(ratio)
+    if below != 1:
+        if below.is_Integer and not isinstance(divisor, int):
+            return None
+        return ratio if below.is_Integer else None
+    return simple(above)
+
+
+def divisible(size: Size, divisor: Size) -> bool:
+    """Whether one size is a whole multiple of another for all numbers that the symbols may be."""
+    result = quotient(size, divisor)
+    return result is not None and not (hasattr(result, "q") and getattr(result, "q", 1) != 1)
+
+
+def leaves(axes: Sequence[Axis]) -> Iterator[Axis]:
+    """The leaves of a sequence of classes, in their order."""
+    for axis in axes:
+        yield from axis.leaves
+
+
+def make_same(one: Sequence[Axis], other: Sequence[Axis]) -> None:
+    """Make the same of two sequences of classes, splitting the coarser where the finer ends. Raises `ApartError`."""
+    while True:
+        ours, theirs = list(leaves(one)), list(leaves(other))
+        for mine, yours in zip(ours, theirs, strict=False):
+            if mine is yours:
+                continue
+            if equal(mine.size, yours.size):
+                mine.join(yours)
+            elif quotient(mine.size, yours.size) is not None:
+                mine.split(yours.size)
+            elif quotient(yours.size, mine.size) is not None:
+                yours.split(mine.size)
+            else:
+                raise ApartError
+            break
+        else:
+            if len(ours) != len(theirs):
+                raise ApartError
+            return

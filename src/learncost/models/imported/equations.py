@@ -1,0 +1,267 @@
+"""Lines as they are read from a graph: operands are views, their dimensions are called by letters, as einsum does."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from learncost.models.imported.axes import ApartError, Axis, make_same
+from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
+
+Letters: TypeAlias = Sequence[Hashable]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number among operands as the notation has it: `0.5[]`, `#k^-0.5[]` of the sizes of axes."""
+
+    value: float = 1.0
+    axes: tuple[Axis, ...] = ()
+    power: float = 1.0
+
+
+@dataclass(frozen=True)
+class Read:
+    """A view with what its dimensions are called in a line."""
+
+    view: View
+    letters: tuple[Hashable, ...]
+
+
+Operand: TypeAlias = Read | Number
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which pairs of two dimensions are inside, `M' <= M`; or those of one that are, or are not, at a number."""
+
+    lower: Hashable
+    relation: str
+    upper: Hashable
+    window: int = 0
+
+
+@dataclass(eq=False)
+class Equation:
+    """A line: a product, a sum with signs, or a word that acts on letters.
+
+    module, operator   where it comes from
+    """
+
+    kind: str
+    left: tuple[Read, ...]
+    operands: tuple[Operand, ...]
+    signs: tuple[int, ...] = ()
+    word: str = ""
+    acts: tuple[Hashable, ...] = ()
+    where: tuple[Where, ...] = ()
+    module: str = ""
+    operator: str = ""
+
+    @property
+    def stored(self) -> Stored:
+        return self.left[0].view.stored
+
+    @property
+    def reads(self) -> list[Stored]:
+        """The values that it reads, those that it reads at included."""
+        return [stored for operand in (*self.left, *self.operands) for stored in _stored_of(operand, operand in self.left)]
+
+
+def _stored_of(operand: Operand, left: bool) -> list[Stored]:
+    if isinstance(operand, Number):
+        return []
+    return ([] if left else [operand.view.stored]) + indices_of(operand.view)
+
+
+def indices_of(view: View) -> list[Stored]:
+    """The index values that a view is read at."""
+    inner: list[Stored] = []
+    for index in view.index:
+        if isinstance(index, At):
+            inner += [index.view.stored, *indices_of(index.view)]
+    return inner
+
+
+@dataclass
+class Recorder:
+    """Takes lines down in the order of the graph. `module` and `operator` say where the next ones come from."""
+
+    equations: list[Equation] = field(default_factory=list)
+    module: str = ""
+    operator: str = ""
+    name: str = ""
+
+    def stored(self, axes: Sequence[Axis], hint: str = "") -> Stored:
+        """A new value of these axes."""
+        return Stored(hint or self.name, tuple(axes))
+
+    def line(
+        self,
+        kind: str,
+        operands: Sequence[tuple[View, Letters] | Number],
+        out: Letters,
+        *,
+        signs: Sequence[int] = (),
+        word: str = "",
+        acts: Letters = (),
+        where: Sequence[Where] = (),
+        hint: str = "",
+        more: Sequence[tuple[Letters, str]] = (),
+    ) -> View:
+        """A line; its result has the dimensions `out`. Operands that have no common parts are regrouped first."""
+        reads = self.bound([operand if isinstance(operand, Number) else Read(operand[0], tuple(operand[1])) for operand in operands])
+        reads = [
+            Read(self.whole_spread(o.view, [p for p, n in enumerate(o.letters) if n in acts]), o.letters)
+            if acts and isinstance(o, Read)
+            else o
+            for o in reads
+        ]
+        reads = self.bound(reads)
+        if kind == "product":
+            reads += _spread_sums(reads, out)
+        result = self.result(reads, out, hint)
+        left = (Read(result, tuple(out)), *(Read(self.result(reads, o, h), tuple(o)) for o, h in more))
+        self.add(Equation(kind, left, tuple(reads), tuple(signs), word, tuple(acts), tuple(where)))
+        return result
+
+    def add(self, equation: Equation) -> None:
+        equation.module, equation.operator = self.module, self.operator
+        self.equations.append(equation)
+
+    def write(self, left: View, right: View) -> None:
+        """A line that writes a view at the places of another; both have the same slots in their dimensions."""
+        letters = tuple(range(len(right.dims)))
+        self.add(Equation("product", (Read(left, letters),), (Read(right, letters),)))
+
+    def product(self, operands: Sequence[tuple[View, Letters] | Number], out: Letters, **more: object) -> View:
+        return self.line("product", operands, out, **more)  # type: ignore[arg-type]
+
+    def result(self, reads: Sequence[Operand], out: Letters, hint: str = "") -> View:
+        """The value that a line makes, along what any operand really has; a dimension that all only spread stays so."""
+        axes: list[Axis] = []
+        index: list[Index] = []
+        rows = []
+        spread = set()
+        for letter in out:
+            rows_read = [
+                (read.view, row)
+                for read in reads
+                if isinstance(read, Read)
+                for name, row in zip(read.letters, read.view.dims, strict=True)
+                if name == letter and row
+            ]
+            row = []
+            for place in range(len(rows_read[0][1]) if rows_read else 0):
+                axis = rows_read[0][1][place].axis
+                slot = Slot(axis)
+                row.append(slot)
+                if any(their_row[place] not in view.spread for view, their_row in rows_read):
+                    axes.append(axis)
+                    index.append(slot)
+                else:
+                    spread.add(slot)
+            rows.append(tuple(row))
+        return View(self.stored(axes, hint), tuple(index), tuple(rows), frozenset(spread))
+
+    def bound(self, reads: Sequence[Operand]) -> list[Operand]:
+        """The operands after what one letter calls has been made the same."""
+        result = list(reads)
+        while True:
+            first: dict[Hashable, tuple[Slot, ...]] = {}
+            again = False
+            for number, read in enumerate(result):
+                if isinstance(read, Number):
+                    continue
+                for letter, row in zip(read.letters, read.view.fresh().dims, strict=True):
+                    if not row:
+                        continue
+                    if letter not in first:
+                        first[letter] = row
+                        continue
+                    try:
+                        make_same([s.axis for s in first[letter]], [s.axis for s in row])
+                    except ApartError:
+                        # What was met first may be the one that is read at places: one of the two is made anew.
+                        result[number] = Read(self.regrouped(read.view), read.letters)
+                        if read.view.is_plain and result[number] is read:
+                            raise
+                        again = True
+                        break
+                if again:
+                    break
+            if not again:
+                return [read if isinstance(read, Number) else Read(read.view.fresh(), read.letters) for read in result]
+
+    def regrouped(self, view: View, rows: Sequence[Sequence[Axis]] = ()) -> View:
+        """The same values in an array of their own, with new axes that may be split; each is at a place of the old."""
+        view = view.fresh()
+        taken: dict[Slot, Slot] = {}
+        for row in view.dims:
+            for slot in row:
+                taken[slot] = Slot(Axis(slot.axis.root.size, slot.axis.root.letter))
+
+        def moved(index: Index) -> Index:
+            if isinstance(index, Slot):
+                index.axis.keep_whole()
+                return Place(((1, taken[index]),))
+            if isinstance(index, Place):
+                return Place(tuple((factor, taken[slot]) for factor, slot in index.parts), index.start)
+            return At(View(index.view.stored, tuple(map(moved, index.view.index)), index.view.dims, index.view.spread))
+
+        index = tuple(map(moved, view.index))
+        rows_new = tuple(tuple(taken[slot] for slot in row) for row in view.dims)
+        spread = frozenset(taken[slot] for slot in view.spread)
+        reading = View(view.stored, index, rows_new, spread)
+        letters = tuple(range(len(view.dims)))
+        result = self.result([Read(reading, letters)], letters, f"{view.stored.name}_moved")
+        self.add(Equation("product", (Read(result, letters),), (Read(reading, letters),)))
+        return result
+
+    def regrouped_whole(self, view: View) -> View:
+        """A view as an array of its own, axis by axis: what is read at places becomes axes that may be read so."""
+        view = view.fresh()
+        letters = tuple(range(len(view.dims)))
+        result = self.result([Read(view, letters)], letters, f"{view.stored.name}_taken")
+        self.add(Equation("product", (Read(result, letters),), (Read(view, letters),)))
+        return result
+
+    def same(self, one: Sequence[Slot], other: Sequence[Slot], *_: View) -> None:
+        """Make the same of the classes of two rows. Raises `ApartError`."""
+        make_same([slot.axis for slot in one], [slot.axis for slot in other])
+
+    def whole_spread(self, view: View, dims: Sequence[int]) -> View:
+        """The view with these dimensions stored in full, where they are only spread."""
+        if not any(slot in view.spread for dim in dims for slot in view.dims[dim]):
+            return view
+        letters = tuple(range(len(view.dims)))
+        axes = [slot.axis for dim in dims for slot in view.dims[dim] if slot in view.spread]
+        ones = View.of(self.stored(axes, "ones"))
+        self.add(Equation("word", (Read(ones, tuple(range(len(axes)))),), (), word="ones"))
+        rest = iter(ones.dims)
+        spread_rows: list[tuple[Slot, ...]] = []
+        for dim, row in enumerate(view.dims):
+            spread_rows.append(tuple(next(rest)[0] if dim in dims and slot in view.spread else Slot(slot.axis) for slot in row))
+        others = frozenset(slot for row in spread_rows for slot in row if slot not in {s for r in ones.dims for s in r})
+        reading = View(ones.stored, ones.index, tuple(spread_rows), others)
+        result = self.result([Read(view, letters), Read(reading, letters)], letters)
+        self.add(Equation("product", (Read(result, letters),), (Read(view, letters), Read(reading, letters))))
+        return result
+
+
+def _spread_sums(reads: Sequence[Operand], out: Letters) -> list[Number]:
+    """What a product is multiplied by for axes that are summed and that every operand only spreads."""
+    rows: dict[Hashable, list[tuple[View, tuple[Slot, ...]]]] = {}
+    for read in reads:
+        if isinstance(read, Read):
+            for letter, row in zip(read.letters, read.view.dims, strict=True):
+                if letter not in out and row:
+                    rows.setdefault(letter, []).append((read.view, row))
+    axes = [
+        several[0][1][place].axis
+        for several in rows.values()
+        for place in range(len(several[0][1]))
+        if all(row[place] in view.spread for view, row in several)
+    ]
+    return [Number(axes=tuple(axes))] if axes else []

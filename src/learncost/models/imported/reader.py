@@ -1,0 +1,303 @@
+"""Reads an exported graph node by node: views stay views, and a rule takes down the lines of every other operator."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.imported.axes import Axis, Size, equal, simple
+from learncost.models.imported.equations import Letters, Number, Recorder, Where
+from learncost.models.imported.views import At, Stored, View
+
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+"""What an operator does, by its name without the namespace `aten` and the overload `default`."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers the rule of operators."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A tensor that depends on no weight and no float input, or is of integers: it is given to the table."""
+
+    node: Any
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        return shape_of(self.node)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Places that a word chooses: an index of the table where it is read at, else a tensor outside."""
+
+    view: View
+    node: Any
+
+
+class UnreadError(InputError):
+    """An operator that cannot be read, with the module and the user's line that it is from."""
+
+
+def size_of(value: Any) -> Size:
+    """A size of a graph: an int, or an expression in the symbols of the inputs."""
+    if isinstance(value, int):
+        return value
+    return simple(value.node.expr)
+
+
+def shape_of(node: Any) -> tuple[Size, ...]:
+    return tuple(map(size_of, node.meta["val"].shape))
+
+
+def operator_name(target: Any) -> str:
+    """`aten.add.Tensor` as `add.Tensor`, `aten.linear.default` as `linear`, `my.op.default` as `my.op`."""
+    return str(target).removeprefix("aten.").removesuffix(".default")
+
+
+@dataclass
+class Reader:
+    """Reads one graph.
+
+    letters   what the dimensions of inputs are called, by symbol
+    """
+
+    graph: Any
+    recorder: Recorder = field(default_factory=Recorder)
+    values: dict[Any, Any] = field(default_factory=dict)
+    given: dict[Any, Stored] = field(default_factory=dict)  # what is given from outside, by node and use
+    node: Any = None
+
+    # Values
+
+    def argument(self, value: Any) -> Any:
+        """An argument of a node as rules take it: views, what is outside, numbers, and rows of them."""
+        import torch
+
+        if isinstance(value, torch.fx.Node):
+            return self.values[value]
+        if isinstance(value, list | tuple):
+            return [self.argument(each) for each in value]
+        if isinstance(value, slice):
+            return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        return value
+
+    def view(self, value: Any) -> View:
+        """A tensor as a view; one that is outside becomes an input of the table."""
+        if isinstance(value, View):
+            return value.fresh()
+        if isinstance(value, Chosen):
+            value = Outside(value.node)
+        if isinstance(value, Outside):
+            return self.outside(value, "constant")
+        raise self.refusal(f"{value!r} is no tensor")
+
+    def outside(self, value: Outside, kind: str) -> View:
+        """A tensor from outside as an input: numbers, or an index."""
+        key = (value.node, kind)
+        if key not in self.given:
+            axes = [Axis(size) for size in value.shape if not equal(size, 1)]
+            name = value.node.name if kind == "constant" or (value.node, "constant") not in self.given else f"{value.node.name}_index"
+            self.given[key] = Stored(name, tuple(axes), kind, str(value.node.name))
+        stored = self.given[key]
+        return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])
+
+    def index(self, value: Any, reads: Axis) -> View:
+        """A tensor of places as an index of an axis, which stays whole."""
+        reads.keep_whole()
+        if isinstance(value, Chosen):
+            return value.view.fresh()
+        if not isinstance(value, Outside):
+            raise self.refusal("an index that is computed from values that learn")
+        view = self.outside(value, "index")
+        view.stored.reads = reads
+        return view
+
+    def number(self, value: Any) -> Number | None:
+        """A number, or a size, as an operand; None for a tensor."""
+        if isinstance(value, bool | int | float):
+            return Number(float(value))
+        if hasattr(value, "node") and hasattr(value.node, "expr"):
+            return self.sized(value.node.expr)
+        if hasattr(value, "free_symbols"):
+            return self.sized(value)
+        if isinstance(value, Outside):
+            known = self.constant(value)
+            return None if known is None else Number(known)
+        return None
+
+    def sized(self, expression: Any) -> Number:
+        """A number that sizes give: `c M^p` of one symbol."""
+        if expression.is_number:
+            return Number(float(expression))
+        raise self.refusal(f"the number {expression}, which follows from sizes")
+
+    def constant(self, value: Outside) -> float | None:
+        """The number that a tensor outside holds everywhere, where the graph says so."""
+        node = value.node
+        name = operator_name(node.target) if node.op == "call_function" else ""
+        if name in ("full", "full_like", "scalar_tensor", "new_full"):
+            fill = node.args[0] if name == "scalar_tensor" else node.args[-1]
+            return float(fill) if isinstance(fill, bool | int | float) else None
+        if name in ("zeros", "zeros_like", "new_zeros"):
+            return 0.0
+        if name in ("ones", "ones_like", "new_ones"):
+            return 1.0
+        if name in ("_to_copy", "to.dtype", "to.device", "clone", "expand", "view", "lift_fresh_copy", "detach", "alias", "contiguous", "detach_"):
+            inner = self.values.get(node.args[0])
+            return self.constant(inner) if isinstance(inner, Outside) else None
+        known = self.known_tensors.get(node)
+        if known is not None and known.numel() == 1 and known.device.type != "meta" and known.dtype.is_floating_point:
+            return float(known)
+        return None
+
+    known_tensors: dict[Any, Any] = field(default_factory=dict)  # of lifted constants and buffers
+
+    def refusal(self, what: str) -> UnreadError:
+        """What is said of a node that cannot be read."""
+        where = place_of(self.node)
+        return UnreadError(f"{what} cannot be read{where}")
+
+    def given_numbers(self, numbers: Any, *axes: Axis) -> View:
+        """Numbers that follow from settings alone, as an input without a gradient."""
+        return self._given(numbers, axes, "constant", "shares")
+
+    def given_places(self, places: Sequence[int], axis: Axis) -> View:
+        """Places that follow from settings alone, as an index."""
+        return self._given(places, (axis,), "places", "places")
+
+    def _given(self, numbers: Any, axes: Sequence[Axis], kind: str, name: str) -> View:
+        key = (kind, repr(numbers))
+        if key not in self.given:
+            self.given[key] = Stored(name, tuple(axis for axis in axes if not equal(axis.size, 1)), kind, "")
+            self.numbers[self.given[key]] = numbers
+        return View.of(self.given[key], [0 if equal(axis.size, 1) else 1 for axis in axes])
+
+    numbers: dict[Stored, Any] = field(default_factory=dict)
+
+    def targets(self, value: Outside, logs: View, classes: int) -> View:
+        """The answers of a loss, as an index of its classes."""
+        view = self.index(value, logs.dims[classes][0].axis)
+        view.stored.kind = "targets"
+        return view
+
+    def shares(self, value: Outside, reduction: str, ignore: int) -> View:
+        """What each answer counts in a loss: -1/count where there is one, 0 elsewhere."""
+        key = (value.node, f"share {reduction} {ignore}")
+        if key not in self.given:
+            axes = self.given[(value.node, "index")].axes
+            self.given[key] = Stored("share", axes, "share", str(value.node.name))
+        return View.of(self.given[key], [0 if equal(size, 1) else 1 for size in value.shape])
+
+    def is_causal(self, mask: Any) -> bool:
+        """Whether a mask from outside lets each place see those up to itself."""
+        return False
+
+    # Lines
+
+    def pointwise(self, kind: str, operands: Sequence[Any], *, signs: Sequence[int] = (), word: str = "", hint: str = "", where: Sequence[Where] = ()) -> View:
+        """A line over each element; operands are spread over each other from the last dimension on."""
+        numbers = [self.number(operand) for operand in operands]
+        views = [None if n is not None else self.view(o) for n, o in zip(numbers, operands, strict=True)]
+        most = max(len(view.dims) for view in views if view is not None)
+        reads: list[tuple[View, Letters] | Number] = []
+        for number, view in zip(numbers, views, strict=True):
+            if view is None:
+                assert number is not None
+                reads.append(number)
+            else:
+                reads.append((view, range(most - len(view.dims), most)))
+        return self.recorder.line(kind, reads, range(most), signs=signs, word=word, hint=hint, where=where)
+
+    def add(self, *operands: Any, signs: Sequence[int] = (), hint: str = "") -> View:
+        return self.pointwise("sum", operands, signs=signs or [1] * len(operands), hint=hint)
+
+    def multiply(self, *operands: Any, hint: str = "") -> View:
+        return self.pointwise("product", operands, hint=hint)
+
+    def word(self, word: str, *operands: Any, hint: str = "") -> View:
+        return self.pointwise("word", operands, word=word, hint=hint)
+
+    def along(self, word: str, view: View, dims: Sequence[int], *more: Number, keep: bool = True, hint: str = "") -> View:
+        """A word that acts along dimensions; `keep`: they stay in the result, as in a softmax."""
+        letters = range(len(view.dims))
+        acts = [dim for dim in dims if view.dims[dim]]
+        out = letters if keep else [letter for letter in letters if letter not in dims]
+        return self.recorder.line("word", [(view, letters), *more], out, word=word, acts=acts, hint=hint)
+
+    def read(self, node: Any) -> None:
+        """Take down what a node does."""
+        import torch
+
+        self.node = node
+        arguments = [self.argument(value) for value in node.args]
+        named = {name: self.argument(value) for name, value in node.kwargs.items()}
+        if node.target is operator.getitem:
+            self.values[node] = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else Outside(node)
+            return
+        result = node.meta.get("val")
+        if not any(map(_inside, [*arguments, *named.values()])):
+            if isinstance(result, tuple | list):
+                self.values[node] = Outside(node)
+            else:
+                self.values[node] = Outside(node) if isinstance(result, torch.Tensor) else result
+            return
+        if isinstance(result, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+            self.values[node] = result
+            return
+        name = operator_name(node.target)
+        self.recorder.module, self.recorder.operator = module_of(node), name.partition(".")[0]
+        self.recorder.name = name.partition(".")[0]
+        known = RULES.get(name) or RULES.get(name.partition(".")[0])
+        if known is None:
+            if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
+                self.values[node] = Outside(node)
+                return
+            raise self.refusal(f"the operator {node.target}")
+        value = known(self, *arguments, **named)
+        self.values[node] = value
+        if isinstance(value, View) and isinstance(result, torch.Tensor):
+            shape = tuple(map(size_of, result.shape))
+            if len(shape) != len(value.dims) or not all(map(equal, shape, value.shape)):
+                raise self.refusal(f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it")
+
+
+def _inside(value: Any) -> bool:
+    """Whether anything of an argument is in the table."""
+    if isinstance(value, list | tuple):
+        return any(map(_inside, value))
+    return isinstance(value, View | Chosen)
+
+
+def module_of(node: Any) -> str:
+    """The path of the module that a node is from."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = ""
+    for entry in stack.values():
+        path = entry[0] if isinstance(entry, tuple) else path
+    return str(path)
+
+
+def place_of(node: Any) -> str:
+    """Where a node is from, for a message: module, file and line."""
+    if node is None:
+        return ""
+    path = module_of(node)
+    text = f" in {path}" if path else ""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if lines:
+        text += f" ({lines[-1].partition(', in ')[0].removeprefix('File ').replace(chr(34), '').replace(', line ', ':')})"
+    return text

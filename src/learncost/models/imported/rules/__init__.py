@@ -1,0 +1,14 @@
+"""The rules of operators, a file for each kind."""
+
+from learncost.models.imported.rules import (  # noqa: F401 - they register themselves
+    attention,
+    elementwise,
+    indexing,
+    losses,
+    movement,
+    normalization,
+    products,
+    reductions,
+    views,
+    windows,
+)

@@ -1,0 +1,67 @@
+"""Scaled dot-product attention: two products with a softmax between them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from learncost.models.imported.equations import Number, Where
+from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.rules.products import called
+from learncost.models.imported.views import View
+
+
+@rule("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention")
+def attention(
+    reader: Reader, query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> View:
+    q, k, v = map(reader.view, (query, key, value))
+    if enable_gqa and k.shape[-3] != q.shape[-3]:
+        from learncost.models.imported.rules.views import _repeat_interleave
+
+        times = q.shape[-3] // k.shape[-3]
+        k, v = (_repeat_interleave(reader, each, times, len(each.dims) - 3) for each in (k, v))
+    called(q, "h", "M", "k")
+    called(k, "h", "N", "k")
+    called(v, "h", "N", "k")
+    most = max(len(q.dims), len(k.dims), len(v.dims))
+    front = [f"b{place}" for place in range(most - 2)]
+
+    def letters(view: View, *last: str) -> list[str]:
+        return [*front[most - len(view.dims) :], *last]
+
+    if mask is not None and not is_causal and reader.is_causal(mask):
+        is_causal, mask = True, None
+    where = [Where("N", "<=", "M")] if is_causal and _single(q, k) else []
+    if is_causal and not where:
+        raise reader.refusal("a causal attention whose positions are parted")
+    recorder = reader.recorder
+    out = [*front, "M", "N"]
+    raw = recorder.line("product", [(q, letters(q, "M", "k")), (k, letters(k, "N", "k"))], out, where=where, hint="R")
+    points = [slot.axis for slot in q.dims[-1]]
+    factor = Number(1.0, tuple(points), -0.5) if scale is None else Number(float(scale))
+    if factor.axes and factor.power == -0.5 and isinstance(q.shape[-1], int) and q.shape[-1] == 1:
+        factor = Number(1.0)
+    scores = recorder.line("product", [(raw, out), factor], out, where=where, hint="S")
+    if mask is not None:
+        scores = masked(reader, scores, mask)
+    if scores.dims[-1]:
+        shares = recorder.line("word", [(scores, out)], out, word="softmax", acts=["N"], where=where, hint="P")
+    else:
+        shares = reader.add(reader.multiply(0.0, scores), 1.0)
+    return recorder.line("product", [(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A")
+
+
+def _single(q: View, k: View) -> bool:
+    return len(q.dims[-2]) == 1 and len(k.dims[-2]) == 1
+
+
+def masked(reader: Reader, scores: View, mask: Any) -> View:
+    """Scores with a mask: true keeps, or numbers are added."""
+    import torch
+
+    node = mask.node if isinstance(mask, Outside) else None
+    if node is not None and node.meta["val"].dtype == torch.bool:
+        return reader.word("select", mask, scores, -math.inf)
+    return reader.add(scores, mask)

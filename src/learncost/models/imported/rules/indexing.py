@@ -1,0 +1,223 @@
+"""Reads and writes at indices: embeddings, gathers, scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from learncost.models.imported.axes import equal
+from learncost.models.imported.equations import Equation, Read
+from learncost.models.imported.reader import Chosen, Outside, Reader, rule, size_of
+from learncost.models.imported.rules.products import called
+from learncost.models.imported.rules.views import merged, narrowed
+from learncost.models.imported.views import At, Slot, View
+
+
+def at_index(reader: Reader, x: View, dim: int, places: View, dims: Sequence[int]) -> View:
+    """The view read at places along a dimension; `dims` are where the dimensions of the places stand in the result."""
+    slot = x.dims[dim][0]
+    slot.axis.keep_whole()
+    index = tuple(At(places) if each is slot else each for each in x.index)
+    if not any(each is slot for each in x.index):  # it is read at places already: in an array of its own first
+        x = reader.recorder.regrouped_whole(x)
+        return at_index(reader, x, dim, places, dims)
+    rows = [row for number, row in enumerate(x.dims) if number != dim]
+    for place, row in zip(dims, places.dims, strict=True):
+        rows.insert(place, row)
+    return View(x.stored, index, tuple(rows), x.spread | places.spread)
+
+
+def taken(reader: Reader, view: View, hint: str = "") -> View:
+    """What is read at an index, as a line."""
+    letters = tuple(range(len(view.dims)))
+    return reader.recorder.line("product", [(view, letters)], letters, hint=hint)
+
+
+def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
+    """`gather` with one place for each of the other dimensions: P[B M v=targets[B M]]; places stand where they are."""
+    x = merged(reader, x, dim)
+    others = [number for number in range(len(x.dims)) if number != dim]
+    chosen = len(places.dims) == len(x.dims)  # as many places as a dimension of the index is long
+    letters: list[Any] = [("chosen" if number == dim else number) for number in range(len(x.dims))] if chosen else list(others)
+    if len(places.dims) == 1 and not chosen and len(x.dims) != 2:
+        letters = ["chosen"]
+    elif len(places.dims) == 1 and places.dims[0] and places.stored.kind == "places":
+        letters = ["chosen"]
+    names = list(range(len(x.dims)))
+    # The axes of the places and those of the value beside them are the same.
+    for letter, row in zip(letters, places.dims, strict=True):
+        if letter != "chosen" and row and x.dims[letter]:
+            reader.recorder.same(row, x.dims[letter], x, places)
+    x, places = x.fresh(), places.fresh()
+    swap: dict[Slot, Slot] = {}
+    for letter, row in zip(letters, places.dims, strict=True):
+        if letter != "chosen" and row and x.dims[letter]:
+            swap |= dict(zip(row, x.dims[letter], strict=True))
+    places = places.swapped(swap)
+    slot = x.dims[dim][0]
+    slot.axis.keep_whole()
+    if not any(each is slot for each in x.index):
+        return read_at(reader, reader.recorder.regrouped_whole(x), dim, places)
+    index = tuple(At(places) if each is slot else each for each in x.index)
+    rows = [x.dims[name] for name in names if name != dim]
+    if "chosen" in letters:
+        rows.insert(dim, places.dims[letters.index("chosen")])
+    return taken(reader, View(x.stored, index, tuple(rows), x.spread))
+
+
+@rule("embedding")
+def embedding(reader: Reader, weight: Any, tokens: Any, *_: Any) -> View:
+    weight = reader.view(weight)
+    called(weight, "v", "d")
+    places = reader.index(tokens, weight.dims[0][0].axis)
+    return taken(reader, at_index(reader, weight, 0, places, range(len(places.dims))), "E")
+
+
+@rule("index_select")
+def index_select(reader: Reader, x: View, dim: int, places: Any) -> View:
+    dim %= len(x.dims)
+    x = merged(reader, x, dim)
+    index = reader.index(places, x.dims[dim][0].axis)
+    return taken(reader, at_index(reader, x, dim, index, [dim]))
+
+
+@rule("index.Tensor", "index", "_unsafe_index.Tensor")
+def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
+    x = reader.view(x)
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    import torch
+
+    if any(isinstance(i, Outside) and i.node.meta["val"].dtype == torch.bool for i in indices):
+        raise reader.refusal("a selection by a mask, whose size depends on values,")
+    if any(isinstance(i, View) for i in indices):
+        raise reader.refusal("an index that is computed from values that learn")
+    most = max(len(_dims(indices[dim])) for dim in dims)
+    together = dims == list(range(dims[0], dims[-1] + 1))
+    first = dims[0] if together else 0
+    rows_of_index: list[tuple[Slot, ...]] | None = None
+    result = x
+    for dim in dims:
+        result = merged(reader, result, dim)
+        if not result.dims[dim]:  # of one place
+            continue
+    slots = {dim: (result.dims[dim][0] if result.dims[dim] else None) for dim in dims}
+    if any(slot is not None and not any(each is slot for each in result.index) for slot in slots.values()):
+        result = reader.recorder.regrouped_whole(result)
+        slots = {dim: (result.dims[dim][0] if result.dims[dim] else None) for dim in dims}
+    bound = []
+    for dim in dims:
+        slot = slots[dim]
+        if slot is None:
+            continue
+        bound.append((slot, reader.index(indices[dim], slot.axis)))
+    reads = [Read(view, tuple(range(most - len(view.dims), most))) for _, view in bound]
+    reads = reader.recorder.bound(reads)  # type: ignore[assignment]
+    rows_of_index = [() for _ in range(most)]
+    for read in reads:
+        for letter, row in zip(read.letters, read.view.dims, strict=True):
+            if row and not rows_of_index[letter]:  # type: ignore[call-overload]
+                rows_of_index[letter] = row  # type: ignore[call-overload]
+    index = list(result.index)
+    for (slot, _), read in zip(bound, reads, strict=True):
+        swap = {
+            old: new
+            for letter, row in zip(read.letters, read.view.dims, strict=True)
+            for old, new in zip(row, rows_of_index[letter], strict=True if row else False)  # type: ignore[call-overload]
+        }
+        index[next(place for place, each in enumerate(index) if each is slot)] = At(read.view.swapped(swap))
+    rows = [row for dim, row in enumerate(result.dims) if dim not in dims]
+    rows[first:first] = rows_of_index
+    return taken(reader, View(result.stored, tuple(index), tuple(rows), result.spread))
+
+
+def _dims(value: Any) -> Any:
+    return value.view.dims if isinstance(value, Chosen) else value.shape
+
+
+@rule("gather")
+def gather(reader: Reader, x: Any, dim: int, places: Any, **_: Any) -> View:
+    x = reader.view(x)
+    dim %= max(1, len(x.dims))
+    if not x.dims[dim]:  # all places are the only one
+        return x.expanded([size_of(size) for size in reader.node.meta["val"].shape])
+    x = merged(reader, x, dim)
+    index = reader.index(places, x.dims[dim][0].axis)
+    for other in range(len(x.dims)):  # a gather may read a part of the other dimensions
+        if other != dim and not equal(x.shape[other], index.shape[other]):
+            x = narrowed(reader, x, other, 0, index.shape[other])
+    return read_at(reader, x, dim, index)
+
+
+def written(reader: Reader, base: Any, dim: int, places: Any, source: Any) -> View:
+    """Adds a source at places of a dimension of a base."""
+    source = reader.view(source)
+    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    recorder = reader.recorder
+    from learncost.models.imported.axes import Axis
+
+    whole = Axis(shape[dim], whole=True)
+    index = reader.index(places, whole)
+    if len(index.dims) == 1:  # one place for each row
+        letters: list[Any] = [dim]
+    else:
+        letters = list(range(len(shape)))
+    reads = recorder.bound([Read(source, tuple(range(len(shape)))), Read(index, tuple(letters))])
+    source_read, index_read = reads
+    assert isinstance(source_read, Read)
+    assert isinstance(index_read, Read)
+    swap = {
+        old: new
+        for letter, row in zip(index_read.letters, index_read.view.dims, strict=True)
+        for old, new in zip(row, source_read.view.dims[letter], strict=True)  # type: ignore[index]
+    }
+    at = At(index_read.view.swapped(swap))
+    axes, write_index, read_index, rows = [], [], [], []
+    for number, row in enumerate(source_read.view.dims):
+        if number == dim:
+            axes.append(whole)
+            write_index.append(at)
+            slot = Slot(whole)
+            read_index.append(slot)
+            rows.append((slot,))
+            continue
+        new = tuple(Slot(slot.axis) for slot in row)
+        rows.append(new)
+        axes += [slot.axis for slot in row]
+        write_index += list(row)
+        read_index += list(new)
+    stored = recorder.stored(axes)
+    left = View(stored, tuple(write_index), source_read.view.dims)
+    recorder.add(Equation("product", (Read(left, source_read.letters),), (source_read,)))
+    result = View(stored, tuple(read_index), tuple(rows))
+    if isinstance(base, Outside) and reader.constant(base) == 0.0:
+        return result
+    return reader.add(base, result)
+
+
+@rule("index_add", "scatter_add", "scatter.src", "scatter_reduce.two")
+def index_add(reader: Reader, base: Any, dim: int, places: Any, source: Any, *more: Any, **named: Any) -> View:
+    name = reader.recorder.operator
+    if name == "scatter_reduce" and (more[:1] != ("sum",) or not named.get("include_self", True)):
+        raise reader.refusal(f"scatter_reduce by {more[0] if more else '?'}")
+    if name == "scatter" and not (isinstance(base, Outside) and reader.constant(base) == 0.0):
+        raise reader.refusal("a scatter over values")
+    if named.get("alpha", 1) != 1:
+        source = reader.multiply(source, named["alpha"])
+    return written(reader, base, dim % len(reader.node.meta["val"].shape), places, source)
+
+
+@rule("index_put", "_unsafe_index_put", "index_put_")
+def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> View:
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    zero = isinstance(base, Outside) and reader.constant(base) == 0.0
+    if len(dims) != 1 or not (accumulate or zero) or len(_dims(indices[dims[0]])) != 1:
+        raise reader.refusal("values that are written at indices of several dimensions")
+    source = reader.view(source)
+    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    count = size_of(indices[dims[0]].shape[0])
+    return written(reader, base, dims[0], indices[dims[0]], source.expanded([*shape[: dims[0]], count, *shape[dims[0] + 1 :]]))
+
+
+@rule("one_hot")
+def one_hot(reader: Reader, *_: Any) -> Any:
+    return Outside(reader.node)

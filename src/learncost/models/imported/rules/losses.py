@@ -1,0 +1,155 @@
+"""Losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learncost.models.imported.axes import Size, equal, product
+from learncost.models.imported.equations import Number
+from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.rules.indexing import read_at
+from learncost.models.imported.rules.reductions import share, summed
+from learncost.models.imported.views import View
+
+REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
+
+
+def reduced(reader: Reader, values: View, reduction: int) -> View:
+    dims = range(len(values.dims))
+    if reduction == 0:
+        return values
+    return summed(reader, values, dims, share(values, dims) if reduction == 1 else None, hint="loss")
+
+
+@rule("cross_entropy_loss")
+def cross_entropy(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100, smoothing: float = 0.0) -> View:
+    """The negative logarithm of the target's share, times what each target counts; what is ignored counts nothing."""
+    classes = 1 if len(x.dims) > 1 else 0
+    logs = reader.along("log_softmax", x, [classes], hint="P") if x.dims[classes] else reader.multiply(0.0, x)
+    if not isinstance(targets, Outside):
+        raise reader.refusal("a loss whose targets are shares that learn")
+    if targets.node.meta["val"].dtype.is_floating_point:
+        taken = reader.multiply(logs, targets)
+        total = summed(reader, taken, range(len(taken.dims)))
+        count: Size = product([size for dim, size in enumerate(x.shape) if dim != classes])
+        return _times(reader, reader.multiply(-1.0, total), count, reduction)
+    if smoothing or weight is not None:
+        return _smoothed(reader, logs, classes, targets, weight, reduction, ignore, smoothing)
+    return nll(reader, logs, classes, targets, reduction, ignore)
+
+
+def _times(reader: Reader, total: View, count: Size, reduction: int) -> View:
+    if reduction == 2:
+        return total
+    if not isinstance(count, int):
+        raise reader.refusal("a mean over a number of answers without a fixed size")
+    return reader.multiply(total, 1.0 / count)
+
+
+def nll(reader: Reader, logs: View, classes: int, targets: Outside, reduction: int, ignore: int) -> View:
+    """T = P at the targets; loss = the sum of T share, where share is -1/count of each target that counts."""
+    taken = read_at(reader, logs, classes, reader.targets(targets, logs, classes))
+    if reduction == 0:
+        return reader.multiply(taken, reader.shares(targets, "none", ignore))
+    shares = reader.shares(targets, REDUCTIONS[reduction], ignore)
+    dims = range(len(taken.dims))
+    letters = list(dims)
+    return reader.recorder.line("product", [(taken, letters), (shares, letters)], [], hint="loss")
+
+
+def _smoothed(reader: Reader, logs: View, classes: int, targets: Outside, weight: Any, reduction: int, ignore: int, smoothing: float) -> View:
+    if weight is not None:
+        raise reader.refusal("a cross-entropy with weights of classes")
+    plain = nll(reader, logs, classes, targets, reduction, ignore)
+    letters: list[Any] = list(range(len(logs.dims)))
+    shares = reader.shares(targets, REDUCTIONS[reduction], ignore)
+    others = [letter for letter in letters if letter != classes]
+    count = logs.shape[classes]
+    spread = reader.recorder.line("product", [(logs, letters), (shares, others)], [] if reduction else others)
+    if not isinstance(count, int):
+        raise reader.refusal("label smoothing over classes without a fixed number")
+    return reader.add(reader.multiply(plain, 1.0 - smoothing), reader.multiply(spread, smoothing / count))
+
+
+@rule("nll_loss_nd", "nll_loss", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward")
+def nll_loss(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100) -> Any:
+    if weight is not None:
+        raise reader.refusal("a negative log-likelihood with weights of classes")
+    result = nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore)
+    return [result, None] if isinstance(reader.node.meta["val"], tuple | list) else result
+
+
+@rule("mse_loss")
+def mse_loss(reader: Reader, x: Any, z: Any, reduction: int = 1) -> View:
+    apart = reader.add(x, z, signs=[1, -1])
+    return reduced(reader, reader.multiply(apart, apart), reduction)
+
+
+@rule("l1_loss")
+def l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1) -> View:
+    return reduced(reader, reader.word("abs", reader.add(x, z, signs=[1, -1])), reduction)
+
+
+@rule("smooth_l1_loss", "huber_loss")
+def smooth_l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1, beta: float = 1.0) -> View:
+    """q^2 / (2 beta) + |a| - q of the difference a, with q = min(|a|, beta); Huber's is that times beta."""
+    apart = reader.word("abs", reader.add(x, z, signs=[1, -1]))
+    if beta == 0:
+        return reduced(reader, apart, reduction)
+    inner = reader.word("at_most", apart, float(beta))
+    bent = reader.multiply(reader.multiply(inner, inner), 0.5 / beta)
+    value = reader.add(bent, apart, inner, signs=[1, 1, -1])
+    if reader.recorder.operator == "huber_loss" and beta != 1:
+        value = reader.multiply(value, float(beta))
+    return reduced(reader, value, reduction)
+
+
+@rule("binary_cross_entropy_with_logits")
+def binary_with_logits(reader: Reader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1) -> View:
+    """-(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x)."""
+    if positive is not None:
+        raise reader.refusal("a binary cross-entropy with weights of what holds")
+    below = reader.word("log_sigmoid", reader.multiply(-1.0, x))
+    value = reader.multiply(-1.0, reader.add(below, reader.multiply(targets, x)))
+    if weight is not None:
+        value = reader.multiply(value, weight)
+    return reduced(reader, value, reduction)
+
+
+@rule("binary_cross_entropy")
+def binary(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1) -> View:
+    yes = reader.multiply(targets, _logarithm(reader, x))
+    other = reader.add(1.0, x, signs=[1, -1])
+    no = reader.multiply(reader.add(1.0, targets, signs=[1, -1]), _logarithm(reader, other))
+    value = reader.multiply(-1.0, reader.add(yes, no))
+    if weight is not None:
+        value = reader.multiply(value, weight)
+    return reduced(reader, value, reduction)
+
+
+def _logarithm(reader: Reader, x: View) -> View:
+    return reader.word("maximum", reader.word("log", x), -100.0)  # PyTorch's bound
+
+
+@rule("kl_div")
+def kl_div(reader: Reader, x: Any, targets: Any, reduction: int = 1, *, log_target: bool = False) -> View:
+    if isinstance(targets, Outside):
+        logs = reader.outside_function(targets, "log_target" if log_target else "log")
+        value = reader.multiply(logs[0], reader.add(logs[1], x, signs=[1, -1]))
+    else:
+        shares, logarithms = (reader.word("exp", targets), targets) if log_target else (targets, reader.word("log", targets))
+        value = reader.multiply(shares, reader.add(logarithms, x, signs=[1, -1]))
+    return reduced(reader, value, reduction)
+
+
+@rule("soft_margin_loss")
+def soft_margin_loss(reader: Reader, x: View, targets: Any, reduction: int = 1) -> View:
+    return reduced(reader, reader.multiply(-1.0, reader.word("log_sigmoid", reader.multiply(x, targets))), reduction)
+
+
+def count_of(view: View) -> Number:
+    return share(view, range(len(view.dims)))
+
+
+def same(one: Size, other: Size) -> bool:
+    return equal(one, other)

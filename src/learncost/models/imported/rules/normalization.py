@@ -1,0 +1,135 @@
+"""Normalizations: of layers, groups, batches, roots of mean squares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from learncost.models.imported.axes import equal, product
+from learncost.models.imported.equations import Number
+from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.rules.reductions import mean_of
+from learncost.models.imported.rules.views import reshaped
+from learncost.models.imported.views import View
+
+
+def normal(reader: Reader, x: View, dims: Sequence[int], epsilon: float) -> View:
+    """(x - mean) / sqrt(variance + epsilon) over dimensions; along one place it is 0."""
+    if not any(x.dims[dim] for dim in dims):
+        return reader.multiply(0.0, x)
+    return reader.along("normalize", x, dims, Number(float(epsilon)))
+
+
+def scaled(reader: Reader, value: View, gain: Any, shift: Any) -> View:
+    if gain is not None:
+        value = reader.multiply(value, gain)
+    return value if shift is None else reader.add(value, shift)
+
+
+@rule("layer_norm", "native_layer_norm")
+def layer_norm(reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, shift: Any = None, epsilon: float = 1e-5, *_: Any) -> Any:
+    count = len(x.dims)
+    result = scaled(reader, normal(reader, x, range(count - len(shape), count), epsilon), gain, shift)
+    return [result, None, None] if reader.recorder.operator == "native_layer_norm" else result
+
+
+@rule("rms_norm", "_fused_rms_norm")
+def rms_norm(reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, epsilon: float | None = None) -> Any:
+    dims = range(len(x.dims) - len(shape), len(x.dims))
+    # PyTorch's default is the machine's epsilon of the type.
+    small = Number(2.220446049250313e-16 if epsilon is None else float(epsilon))
+    value = reader.along("rms_normalize", x, dims, small) if any(x.dims[dim] for dim in dims) else x
+    return scaled(reader, value, gain, None)
+
+
+def channels(view: Any, reader: Reader, count: int) -> View | None:
+    """What has one number a channel, beside values of so many dimensions: (C) as (1, C, 1, 1)."""
+    if view is None:
+        return None
+    view = reader.view(view)
+    return view.with_dims([(), *view.dims, *[()] * (count - 2)])
+
+
+@rule("group_norm")
+def group_norm(reader: Reader, x: View, groups: int, gain: Any = None, shift: Any = None, epsilon: float = 1e-5, _: bool = True) -> View:
+    shape = x.shape
+    parted = reshaped(reader, x, [shape[0], groups, shape[1] // groups, *shape[2:]])
+    value = normal(reader, parted, range(2, len(parted.dims)), epsilon)
+    return scaled(reader, reshaped(reader, value, shape), channels(gain, reader, len(shape)), channels(shift, reader, len(shape)))
+
+
+@rule("instance_norm")
+def instance_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, training: bool, _: float, epsilon: float, *__: Any) -> View:
+    count = len(x.dims)
+    if not training:
+        return _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
+    value = normal(reader, x, range(2, count), epsilon)
+    return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
+
+
+def _by_statistics(reader: Reader, x: View, mean: Any, variance: Any, gain: Any, shift: Any, epsilon: float) -> View:
+    """(x - mean) / sqrt(variance + epsilon) with given statistics of each channel."""
+    count = len(x.dims)
+    middle, spread = channels(mean, reader, count), channels(variance, reader, count)
+    assert spread is not None
+    root = reader.word("sqrt", reader.add(spread, float(epsilon)))
+    value = reader.word("divide", reader.add(x, middle, signs=[1, -1]), root)
+    return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
+
+
+@rule("batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats", "native_batch_norm", "cudnn_batch_norm", "_batch_norm_with_update_functional")
+def batch_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, *more: Any, **_: Any) -> Any:
+    name = reader.recorder.operator
+    count = len(x.dims)
+    if name == "_native_batch_norm_legit_no_training":
+        training, epsilon = False, more[1]
+    elif name == "_batch_norm_with_update_functional":
+        training, epsilon = True, more[1]
+    elif reader.node.target._overloadname == "no_stats":
+        training, epsilon = mean, more[0]
+    else:
+        training, epsilon = more[0], more[2]
+    if not training:
+        result = _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
+    else:
+        value = normal(reader, x, [0, *range(2, count)], epsilon)
+        result = scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
+    several = isinstance(reader.node.meta["val"], tuple | list)
+    if not several:
+        return result
+    # Statistics of the batch go on to buffers, which do not learn: they are left outside.
+    rest = [None] * (len(reader.node.meta["val"]) - 1)
+    for user in reader.node.users:
+        if user.args[1] > 0:
+            rest[user.args[1] - 1] = Outside(user)  # type: ignore[call-overload]
+    return [result, *rest]
+
+
+@rule("cosine_similarity")
+def cosine_similarity(reader: Reader, x: View, z: View, dim: int = 1, epsilon: float = 1e-8) -> View:
+    from learncost.models.imported.rules.reductions import summed
+
+    def unit(view: View) -> View:
+        squares = summed(reader, reader.multiply(view, view), [dim % len(view.dims)], None, True)
+        return reader.word("divide", view, reader.word("maximum", reader.word("sqrt", squares), epsilon))
+
+    count = max(len(x.dims), len(z.dims))
+    product_ = reader.multiply(unit(x), unit(z))
+    return summed(reader, product_, [dim % count])
+
+
+@rule("local_response_norm")
+def local_response_norm(reader: Reader, x: View, *_: Any) -> View:
+    raise reader.refusal("local_response_norm")
+
+
+def points(view: View) -> Any:
+    return product(view.shape)
+
+
+def is_one(size: Any) -> bool:
+    return equal(size, 1)
+
+
+def mean_along(reader: Reader, x: View, dims: Sequence[int]) -> View:
+    return mean_of(reader, x, dims, True)

@@ -1,0 +1,129 @@
+"""Matrix products of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from learncost.models.imported.axes import equal
+from learncost.models.imported.reader import Reader, rule
+from learncost.models.imported.views import View
+
+
+def called(view: View, *letters: str) -> View:
+    """The view, whose last axes are called so where nothing calls them yet."""
+    for row, letter in zip(view.dims[len(view.dims) - len(letters) :], letters, strict=True):
+        for slot in row[-1:]:
+            root = slot.axis.root
+            root.letter = root.letter or letter
+    return view
+
+
+def shifted(reader: Reader, value: View, bias: Any) -> View:
+    return value if bias is None else reader.add(value, bias)
+
+
+@rule("linear")
+def linear(reader: Reader, x: Any, weight: Any, bias: Any = None) -> View:
+    x, weight = reader.view(x), reader.view(weight)
+    called(x, "d")
+    called(weight, *(("f", "d") if len(weight.dims) == 2 else ("d",)))
+    front = [f"i{place}" for place in range(len(x.dims) - 1)]
+    out = [*front, "f"] if len(weight.dims) == 2 else front
+    letters = ["f", "d"] if len(weight.dims) == 2 else ["d"]
+    return shifted(reader, reader.recorder.line("product", [(x, [*front, "d"]), (weight, letters)], out), bias)
+
+
+def multiplied(reader: Reader, x: Any, z: Any) -> View:
+    """torch.matmul: the last axis with the last but one, all before them spread over each other."""
+    x, z = reader.view(x), reader.view(z)
+    first = ["m", "n"] if len(x.dims) > 1 else ["n"]
+    second = ["n", "p"] if len(z.dims) > 1 else ["n"]
+    batch = max(len(x.dims) - len(first), len(z.dims) - len(second))
+    front = [f"b{place}" for place in range(batch)]
+    letters_x = [*front[batch - (len(x.dims) - len(first)) :], *first]
+    letters_z = [*front[batch - (len(z.dims) - len(second)) :], *second]
+    out = [*front, *first[:-1], *second[1:]]
+    return reader.recorder.line("product", [(x, letters_x), (z, letters_z)], out)
+
+
+@rule("mm", "bmm", "matmul", "mv", "dot", "vdot", "inner_")
+def mm(reader: Reader, x: Any, z: Any) -> View:
+    return multiplied(reader, x, z)
+
+
+@rule("addmm", "baddbmm", "addmv", "addbmm_")
+def addmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
+    result = multiplied(reader, x, z)
+    if alpha != 1:
+        result = reader.multiply(result, alpha)
+    if beta == 0:
+        return result
+    return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
+
+
+@rule("outer", "ger")
+def outer(reader: Reader, x: Any, z: Any) -> View:
+    return reader.recorder.line("product", [(reader.view(x), "m"), (reader.view(z), "n")], "mn")
+
+
+@rule("einsum")
+def einsum(reader: Reader, equation: str, operands: Sequence[Any], **_: Any) -> View:
+    equation = equation.replace(" ", "")
+    ins, _, out = equation.partition("->")
+    views = [reader.view(operand) for operand in operands]
+    letters: list[list[str]] = []
+    for text, view in zip(ins.split(","), views, strict=True):
+        if "..." in text:
+            before, after = text.split("...")
+            count = len(view.dims) - len(before) - len(after)
+            letters.append([*before, *[f"...{number}" for number in range(-count, 0)], *after])
+        else:
+            letters.append(list(text))
+    flat = [letter for row in letters for letter in row]
+    dots = sorted({letter for letter in flat if letter.startswith("...")}, key=lambda dot: int(dot[3:]))
+    if "->" in equation:
+        before, _, after = out.partition("...") if "..." in out else (out, "", "")
+        outs = [*before, *dots, *after] if "..." in out else list(out)
+    else:
+        outs = [*dots, *sorted(letter for letter in set(flat) if flat.count(letter) == 1 and letter not in dots)]
+    for row in letters:
+        if len(set(row)) < len(row):
+            raise reader.refusal(f"einsum {equation}, which reads a diagonal,")
+    for row, view in zip(letters, views, strict=True):
+        for letter, dim in zip(row, view.dims, strict=True):
+            if dim and letter.isalpha():
+                root = dim[-1].axis.root
+                root.letter = root.letter or letter
+    reads = list(zip(views, letters, strict=True))
+    while len(reads) > 2:  # pairs from the left on, as torch does without an optimizer of paths
+        (x, first), (z, second), *rest = reads
+        later = {letter for _, row in rest for letter in row} | set(outs)
+        kept = [letter for letter in dict.fromkeys([*first, *second]) if letter in later]
+        reads = [(reader.recorder.line("product", [(x, first), (z, second)], kept), kept), *rest]
+    if len(reads) == 1:
+        view, row = reads[0]
+        if sorted(row) == sorted(outs):
+            return view.permuted([row.index(letter) for letter in outs])
+        from learncost.models.imported.equations import Number
+
+        return reader.recorder.line("product", [Number(1.0), (view, row)], outs)
+    return reader.recorder.line("product", reads, outs)
+
+
+@rule("bilinear")
+def bilinear(reader: Reader, x: Any, z: Any, weight: Any, bias: Any = None) -> View:
+    x, z, weight = map(reader.view, (x, z, weight))
+    front = [f"i{place}" for place in range(len(x.dims) - 1)]
+    half = reader.recorder.line("product", [(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"])
+    return shifted(reader, reader.recorder.line("product", [(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"]), bias)
+
+
+@rule("transformers.grouped_mm_fallback", "_grouped_mm")
+def grouped(reader: Reader, x: Any, weight: Any, offsets: Any = None, *_: Any, **__: Any) -> View:
+    """Rows in groups, each with a matrix of its own: the matrix is read at the group of the row."""
+    raise reader.refusal("a product of groups of rows")
+
+
+def size_one(size: Any) -> bool:
+    return equal(size, 1)

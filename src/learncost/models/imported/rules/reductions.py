@@ -1,0 +1,272 @@
+"""Sums, means, maxima and what is taken along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from learncost.models.imported.axes import Axis
+from learncost.models.imported.equations import Number
+from learncost.models.imported.reader import Chosen, Reader, rule
+from learncost.models.imported.views import Stored, View
+
+
+def axes_along(view: View, dims: Any) -> list[int]:
+    """The dimensions that an operator is told of; all where it is told of none."""
+    if dims is None or dims == []:
+        return list(range(len(view.dims)))
+    several = dims if isinstance(dims, list | tuple) else [dims]
+    return sorted({dim % max(1, len(view.dims)) for dim in several}) if view.dims else []
+
+
+def kept(view: View, count: int, dims: Sequence[int], keepdim: bool) -> View:
+    """The result of a reduction, with its dimensions of one where they stay."""
+    if not keepdim:
+        return view
+    rest = iter(view.dims)
+    return view.with_dims([() if dim in dims else next(rest) for dim in range(count)])
+
+
+def summed(reader: Reader, x: View, dims: Sequence[int], factor: Number | None = None, keepdim: bool = False, hint: str = "") -> View:
+    """A sum over dimensions, times a number; of dimensions of one nothing is summed."""
+    letters = range(len(x.dims))
+    out = [letter for letter in letters if letter not in dims]
+    if not any(x.dims[dim] for dim in dims):
+        result = x.with_dims([x.dims[letter] for letter in out])
+        return kept(result, len(x.dims), dims, keepdim)
+    result = reader.recorder.line("product", [factor or Number(1.0), (x, letters)], out, hint=hint)
+    return kept(result, len(x.dims), dims, keepdim)
+
+
+def share(view: View, dims: Sequence[int]) -> Number:
+    """One over the points of dimensions: `#n^-1[]`."""
+    return Number(1.0, tuple(slot.axis for dim in dims for slot in view.dims[dim]), -1.0)
+
+
+def mean_of(reader: Reader, x: View, dims: Sequence[int], keepdim: bool = False, hint: str = "") -> View:
+    return summed(reader, x, dims, share(x, dims), keepdim, hint)
+
+
+@rule("sum", "sum.dim_IntList")
+def sum_(reader: Reader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
+    return summed(reader, x, axes_along(x, dims), None, keepdim)
+
+
+@rule("mean", "mean.dim")
+def mean(reader: Reader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
+    return mean_of(reader, x, axes_along(x, dims), keepdim)
+
+
+def variance(reader: Reader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
+    """The variance along dimensions, the sum divided by the count less the correction, and the mean."""
+    middle = mean_of(reader, x, dims, True)
+    apart = reader.add(x, middle, signs=[1, -1])
+    squares = reader.multiply(apart, apart)
+    if correction == 0:
+        return mean_of(reader, squares, dims, keepdim), middle
+    size = 1
+    for dim in dims:
+        size = size * x.shape[dim]
+    if not isinstance(size, int):
+        raise reader.refusal("a variance with a correction along an axis without a fixed size")
+    return summed(reader, squares, dims, Number(1.0 / (size - correction)), keepdim), middle
+
+
+@rule("var", "var.correction", "var.dim")
+def var(reader: Reader, x: View, dims: Any = None, *more: Any, correction: Any = 1, unbiased: bool = True, keepdim: bool = False) -> View:
+    if isinstance(dims, bool):
+        dims, more = None, (dims, *more)
+    if more:
+        correction = (1 if more[0] else 0) if isinstance(more[0], bool) else more[0]
+        keepdim = more[1] if len(more) > 1 else keepdim
+    if not unbiased:
+        correction = 0
+    return variance(reader, x, axes_along(x, dims), 1 if correction is None else correction, keepdim)[0]
+
+
+@rule("std", "std.correction", "std.dim")
+def std(reader: Reader, x: View, *more: Any, **named: Any) -> View:
+    return reader.word("sqrt", var(reader, x, *more, **named))
+
+
+@rule("var_mean.correction", "var_mean.dim", "var_mean")
+def var_mean(reader: Reader, x: View, dims: Any = None, *more: Any, correction: Any = 1, keepdim: bool = False, **_: Any) -> list[View]:
+    if more:
+        correction = (1 if more[0] else 0) if isinstance(more[0], bool) else more[0]
+        keepdim = more[1] if len(more) > 1 else keepdim
+    along = axes_along(x, dims)
+    spread, middle = variance(reader, x, along, 1 if correction is None else correction, keepdim)
+    if not keepdim:
+        middle = middle.with_dims([row for dim, row in enumerate(middle.dims) if dim not in along])
+    return [spread, middle]
+
+
+@rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", "frobenius_norm.dim")
+def vector_norm(reader: Reader, x: View, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
+    along = axes_along(x, dims)
+    if order is None or order == 2:
+        return reader.word("sqrt", summed(reader, reader.multiply(x, x), along, None, keepdim))
+    if order == 1:
+        return summed(reader, reader.word("abs", x), along, None, keepdim)
+    if order == float("inf"):
+        return extreme(reader, "max", reader.word("abs", x), along, keepdim)
+    raw = reader.word("power", reader.word("abs", x), float(order))
+    return reader.word("power", summed(reader, raw, along, None, keepdim), 1.0 / float(order))
+
+
+def extreme(reader: Reader, word: str, x: View, dims: Sequence[int], keepdim: bool) -> View:
+    if not any(x.dims[dim] for dim in dims):
+        return summed(reader, x, dims, None, keepdim)
+    return kept(reader.along(word, x, dims, keep=False), len(x.dims), dims, keepdim)
+
+
+@rule("amax")
+def amax(reader: Reader, x: View, dims: Any = None, keepdim: bool = False) -> View:
+    return extreme(reader, "max", x, axes_along(x, dims), keepdim)
+
+
+@rule("amin")
+def amin(reader: Reader, x: View, dims: Any = None, keepdim: bool = False) -> View:
+    return extreme(reader, "min", x, axes_along(x, dims), keepdim)
+
+
+@rule("max")
+def max_all(reader: Reader, x: View) -> View:
+    return extreme(reader, "max", x, axes_along(x, None), False)
+
+
+@rule("min")
+def min_all(reader: Reader, x: View) -> View:
+    return extreme(reader, "min", x, axes_along(x, None), False)
+
+
+@rule("max.dim", "min.dim")
+def max_along(reader: Reader, x: View, dim: int, keepdim: bool = False) -> list[Any]:
+    """The largest along a dimension; where several are equal the first has the gradient, and is what is read."""
+    from learncost.models.imported.rules.indexing import read_at
+
+    word = "argmax" if reader.node.target.__name__.startswith("max") else "argmin"
+    dim %= len(x.dims)
+    if not x.dims[dim]:
+        return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
+    places = chosen(reader, word, x, dim, None)
+    return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), _outside_part(reader, 1)]
+
+
+def _outside_part(reader: Reader, number: int) -> Any:
+    from learncost.models.imported.reader import Outside
+
+    for user in reader.node.users:
+        if user.args[1] == number:
+            return Outside(user)
+    return None
+
+
+def chosen(reader: Reader, word: str, x: View, dim: int, count: Any) -> View:
+    """A line of a word that chooses places along a dimension, as many as `count`, or one; its result is an index."""
+    from learncost.models.imported.equations import Equation, Read
+    from learncost.models.imported.rules.views import merged
+    from learncost.models.imported.views import Slot
+
+    x = merged(reader, x, dim)
+    x.dims[dim][0].axis.keep_whole()
+    letters: list[Any] = list(range(len(x.dims)))
+    recorder = reader.recorder
+    out = [letter for letter in letters if letter != dim]
+    result = recorder.result([Read(x, tuple(letters))], out)
+    if count is not None:
+        axis = Axis(count, "t")
+        slot = Slot(axis)
+        out.insert(dim, "chosen")
+        rows = list(result.dims)
+        rows.insert(dim, (slot,))
+        stored = Stored(result.stored.name, (*result.stored.axes, axis))
+        result = View(stored, (*result.index, slot), tuple(rows), result.spread)
+    result.stored.kind = "chosen"
+    result.stored.reads = x.dims[dim][0].axis
+    recorder.add(Equation("word", (Read(result, tuple(out)),), (Read(x, tuple(letters)),), word=word, acts=(dim,)))
+    return result
+
+
+@rule("topk", "sort", "sort.stable")
+def topk(reader: Reader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any) -> list[Any]:
+    from learncost.models.imported.rules.indexing import read_at
+
+    if reader.recorder.operator == "sort":
+        dim = named.get("dim", count if isinstance(count, int) and not isinstance(count, bool) else -1)
+        descending = named.get("descending", False)
+        word, count = "argsort", None
+        count = x.shape[dim]
+        if descending:
+            word = "topk"
+    else:
+        dim = named.get("dim", dim)
+        if not named.get("largest", largest):
+            raise reader.refusal("topk of the smallest")
+        word = "topk"
+    dim %= len(x.dims)
+    places = chosen(reader, word, x, dim, count)
+    indices = next((user for user in reader.node.users if user.args[1] == 1), None)
+    return [read_at(reader, x, dim, places), Chosen(places, indices) if indices is not None else None]
+
+
+@rule("argmax", "argmin", "argsort")
+def argmax(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
+    from learncost.models.imported.reader import Outside
+
+    return Outside(reader.node)
+
+
+@rule("logsumexp")
+def logsumexp(reader: Reader, x: View, dims: Any, keepdim: bool = False) -> View:
+    along = axes_along(x, dims)
+    if not any(x.dims[dim] for dim in along):
+        return summed(reader, x, along, None, keepdim)
+    high = extreme(reader, "max", reader.word("stop_gradient", x), along, True)
+    raised = reader.word("exp", reader.add(x, high, signs=[1, -1]))
+    result = reader.add(reader.word("log", summed(reader, raised, along, None, True)), high)
+    return result if keepdim else result.with_dims([row for dim, row in enumerate(result.dims) if dim not in along])
+
+
+@rule("cumsum")
+def cumsum(reader: Reader, x: View, dim: int, **_: Any) -> View:
+    from learncost.models.imported.rules.views import merged
+
+    if not x.dims or not x.dims[dim]:
+        return x
+    x = merged(reader, x, dim % len(x.dims))
+    x.dims[dim][0].axis.keep_whole()
+    return reader.along("cumsum", x, [dim % len(x.dims)])
+
+
+@rule("softmax.int", "_softmax", "softmax", "_safe_softmax")
+def softmax(reader: Reader, x: View, dim: int, *_: Any, **__: Any) -> View:
+    return _normalized(reader, "softmax", x, dim)
+
+
+@rule("log_softmax.int", "_log_softmax", "log_softmax")
+def log_softmax(reader: Reader, x: View, dim: int, *_: Any, **__: Any) -> View:
+    return _normalized(reader, "log_softmax", x, dim)
+
+
+def _normalized(reader: Reader, word: str, x: View, dim: int) -> View:
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:  # along an axis of one place a share is 1, and its logarithm 0
+        nothing = reader.multiply(0.0, x)
+        return nothing if word == "log_softmax" else reader.add(nothing, 1.0)
+    return reader.along(word, x, [dim])
+
+
+@rule("prod.dim_int", "prod")
+def prod(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False, **_: Any) -> View:
+    from learncost.models.imported.rules.views import narrowed
+
+    along = axes_along(x, dim)
+    if len(along) != 1 or not isinstance(x.shape[along[0]], int):
+        raise reader.refusal("a product along axes without a fixed size")
+    result: View | None = None
+    for place in range(x.shape[along[0]]):
+        part = narrowed(reader, x, along[0], place, 1)
+        result = part if result is None else reader.multiply(result, part)
+    assert result is not None
+    return result if keepdim else result.with_dims([row for d, row in enumerate(result.dims) if d not in along])

@@ -1,0 +1,310 @@
+"""Operators that only look at a value otherwise: no lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from learncost.models.imported.axes import ApartError, Axis, Size, equal, product, quotient
+from learncost.models.imported.reader import Reader, rule, size_of
+from learncost.models.imported.views import Place, Slot, View
+
+
+def sizes(values: Sequence[Any]) -> list[Size]:
+    return [size_of(value) for value in values]
+
+
+def reshaped(reader: Reader, view: View, shape: Sequence[Size]) -> View:
+    """A view under another shape; what cannot be divided so is written in an array of its own first."""
+    try:
+        return view.reshaped(shape)
+    except ApartError:
+        pass
+    moved = reader.recorder.regrouped(view)
+    try:
+        return moved.reshaped(shape)
+    except ApartError:
+        return regrouped_to(reader, moved, shape)
+
+
+def regrouped_to(reader: Reader, view: View, shape: Sequence[Size]) -> View:
+    """Without common parts: all in one axis first, then that axis in the parts of the new shape."""
+    view = view.fresh()
+    slots = [slot for row in view.dims for slot in row]
+    view = reader.recorder.whole_spread(view, range(len(view.dims)))
+    slots = [slot for row in view.dims for slot in row]
+    whole = Axis(product([slot.axis.root.size for slot in slots]), whole=True)
+    flat = reader.recorder.stored([whole], "flat")
+    parts, factor = [], 1
+    for slot in reversed(slots):
+        parts.append((factor, slot))
+        factor = product([factor, slot.axis.root.size])
+    reader.recorder.write(View(flat, (Place(tuple(reversed(parts))),), view.dims), view)
+    rows: list[tuple[Slot, ...]] = []
+    new: list[tuple[Size, Slot]] = []
+    factor = 1
+    for size in reversed(shape):
+        if equal(size, 1):
+            rows.insert(0, ())
+            continue
+        slot = Slot(Axis(size))
+        rows.insert(0, (slot,))
+        new.insert(0, (factor, slot))
+        factor = product([factor, size])
+    return View(flat, (Place(tuple(new)),), tuple(rows))
+
+
+@rule("view", "reshape", "_unsafe_view", "_reshape_alias", "view_as")
+def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
+    return reshaped(reader, x, sizes(reader.node.meta["val"].shape))
+
+
+@rule("flatten", "unflatten", "unflatten.int", "squeeze", "unsqueeze", "ravel", "pixel_shuffle_view", "atleast_1d", "atleast_2d")
+def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
+    return reshaped(reader, x, sizes(reader.node.meta["val"].shape))
+
+
+@rule("contiguous", "clone", "alias", "dropout_", "lift_fresh_copy", "lift_fresh", "_to_copy", "to", "type_as", "_assert_tensor_metadata", "float", "double", "half", "bfloat16", "view_of", "resolve_conj", "resolve_neg", "positive", "requires_grad_")
+def _same(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
+    val = reader.node.meta["val"]
+    if not val.dtype.is_floating_point and not val.dtype.is_complex and x.stored.kind != "truth":
+        from learncost.models.imported.reader import Outside
+
+        return Outside(reader.node)
+    return x
+
+
+@rule("permute", "permute_copy")
+def _permute(reader: Reader, x: View, order: Sequence[int]) -> View:
+    return x.permuted([place % len(x.dims) for place in order])
+
+
+@rule("transpose", "transpose.int", "swapaxes", "swapdims")
+def _transpose(reader: Reader, x: View, first: int, second: int) -> View:
+    order = list(range(len(x.dims)))
+    if not order:
+        return x
+    first, second = first % len(order), second % len(order)
+    order[first], order[second] = order[second], order[first]
+    return x.permuted(order)
+
+
+@rule("t", "numpy_T", "mT", "adjoint", "matrix_H")
+def _t(reader: Reader, x: View) -> View:
+    return x if len(x.dims) < 2 else _transpose(reader, x, -2, -1)
+
+
+@rule("movedim", "moveaxis")
+def _movedim(reader: Reader, x: View, source: Any, target: Any) -> View:
+    count = len(x.dims)
+    sources = [s % count for s in (source if isinstance(source, list) else [source])]
+    targets = [t % count for t in (target if isinstance(target, list) else [target])]
+    order: list[int | None] = [None] * count
+    for s, t in zip(sources, targets, strict=True):
+        order[t] = s
+    rest = iter(place for place in range(count) if place not in sources)
+    return x.permuted([next(rest) if place is None else place for place in order])
+
+
+@rule("expand", "broadcast_to", "expand_as", "expand_copy")
+def _expand(reader: Reader, x: View, *_: Any, **__: Any) -> View:
+    return x.expanded(sizes(reader.node.meta["val"].shape))
+
+
+@rule("repeat", "tile")
+def _repeat(reader: Reader, x: View, repeats: Sequence[Any]) -> View:
+    counts = sizes(repeats)
+    rows = [() for _ in range(len(counts) - len(x.dims))] + list(x.dims)
+    counts = [1] * (len(rows) - len(counts)) + counts
+    spread = set(x.spread)
+    for place, count in enumerate(counts):
+        if not equal(count, 1):
+            slot = Slot(Axis(count))
+            spread.add(slot)
+            rows[place] = (slot, *rows[place])
+    return replace(x, dims=tuple(rows), spread=frozenset(spread))
+
+
+@rule("repeat_interleave.self_int")
+def _repeat_interleave(reader: Reader, x: View, count: int, dim: int | None = None, **_: Any) -> View:
+    if dim is None:
+        x, dim = reshaped(reader, x, [product(x.shape)]), 0
+    rows = list(x.dims)
+    slot = Slot(Axis(size_of(count)))
+    rows[dim] = (*rows[dim], slot)
+    return replace(x, dims=tuple(rows), spread=x.spread | {slot})
+
+
+def narrowed(reader: Reader, view: View, dim: int, start: Size, size: Size, step: int = 1) -> View:
+    """A dimension from a place on: `size` places, a step apart. It is a place of parts where they divide so."""
+    view = view.fresh()
+    dim %= len(view.dims)
+    total = view.shape[dim]
+    if equal(total, size) and step == 1:
+        return view
+    row = view.dims[dim]
+    if step == 1 and (short := _of_parts(view, dim, start, size)) is not None:
+        return short
+    if row and all(slot in view.spread for slot in row):
+        only = Slot(Axis(size))
+        rows = [*view.dims]
+        rows[dim] = () if equal(size, 1) else (only,)
+        return replace(view, dims=tuple(rows), spread=view.spread | {only})
+    if len(row) != 1:
+        view = merged(reader, view, dim)
+        row = view.dims[dim]
+    new = Slot(Axis(size, row[0].axis.root.letter))
+    rows = [*view.dims]
+    rows[dim] = () if equal(size, 1) else (new,)
+    return view.at(row[0], ((step, new),) if rows[dim] else (), start).with_dims(rows)
+
+
+def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
+    """The slice as one part of a split axis: a third of three heads' rows. None where it is none."""
+    row = view.dims[dim]
+    total = product([slot.axis.root.size for slot in row])
+    if not row or quotient(total, size) is None or quotient(start, size) is None:
+        return None
+    count = quotient(total, size)
+    if not isinstance(count, int):
+        return None
+    try:
+        parted = view.reshaped([*view.shape[:dim], count, size, *view.shape[dim + 1 :]])
+    except ApartError:
+        return None
+    outer = parted.dims[dim]
+    rows = [*parted.dims[:dim], *parted.dims[dim + 1 :]]
+    if len(outer) > 1:
+        return None
+    number = quotient(start, size)
+    if equal(number, 0) and not outer:
+        return parted.with_dims(rows)
+    return parted.at(outer[0], (), number).with_dims(rows) if isinstance(number, int) else None
+
+
+def merged(reader: Reader, view: View, dim: int) -> View:
+    """The same values with a dimension that is one axis, in an array of their own."""
+    view = reader.recorder.whole_spread(view.fresh(), [dim]).fresh()
+    row = view.dims[dim]
+    if len(row) == 1:
+        return view
+    size = product([slot.axis.root.size for slot in row])
+    whole = Axis(size, row[0].axis.root.letter, whole=True)
+    axes, index, rows = [], [], []
+    out_index: list[Any] = []
+    parts, factor = [], 1
+    for slot in reversed(row):
+        parts.insert(0, (factor, slot))
+        factor = product([factor, slot.axis.root.size])
+    for place, others in enumerate(view.dims):
+        if place == dim:
+            axes.append(whole)
+            out_index.append(Place(tuple(parts)))
+            slot = Slot(whole)
+            index.append(slot)
+            rows.append((slot,))
+            continue
+        new_row = []
+        for slot in others:
+            new = Slot(slot.axis)
+            new_row.append(new)
+            if slot not in view.spread:
+                axes.append(slot.axis)
+                out_index.append(slot)
+                index.append(new)
+        rows.append(tuple(new_row))
+    stored = reader.recorder.stored(axes, f"{view.stored.name}_merged")
+    reader.recorder.write(View(stored, tuple(out_index), view.dims, view.spread), view)
+    spread = frozenset(
+        new for row_new, row_old in zip(rows, view.dims, strict=True) if len(row_new) == len(row_old)
+        for new, old in zip(row_new, row_old, strict=True) if old in view.spread
+    )
+    return View(stored, tuple(index), tuple(rows), spread)
+
+
+@rule("select.int", "select", "select_copy.int")
+def _select(reader: Reader, x: View, dim: int, place: Any) -> View:
+    dim %= len(x.dims)
+    at = size_of(place)
+    if isinstance(at, int) and at < 0:
+        at = at + x.shape[dim]
+    taken = narrowed(reader, x, dim, at, 1)
+    rows = [*taken.dims]
+    rows.pop(dim)
+    return taken.with_dims(rows)
+
+
+def bound(value: Any, total: Size, default: Size) -> Size:
+    """A bound of a slice as a place from the front, inside of the axis."""
+    if value is None:
+        return default
+    at = size_of(value)
+    if isinstance(at, int):
+        if at < 0:
+            at = at + total
+        elif isinstance(total, int):
+            at = min(at, total)
+        elif at >= 2**62:
+            at = total
+    if isinstance(at, int) and isinstance(total, int):
+        return max(0, at)
+    return at
+
+
+@rule("slice", "slice.Tensor", "slice_copy.Tensor", "narrow")
+def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> View:
+    dim %= len(x.dims)
+    total = x.shape[dim]
+    shape = sizes(reader.node.meta["val"].shape)
+    return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
+
+
+@rule("split", "split.Tensor", "split.sizes", "split_with_sizes", "split_with_sizes_copy", "chunk", "unsafe_chunk", "unsafe_split.Tensor", "tensor_split.sections", "tensor_split.indices", "hsplit.int")
+def _split(reader: Reader, x: View, _: Any, dim: int = 0, **__: Any) -> list[View]:
+    dim %= len(x.dims)
+    parts = []
+    start: Size = 0
+    for value in reader.node.meta["val"]:
+        size = size_of(value.shape[dim])
+        parts.append(narrowed(reader, x, dim, start, size))
+        start = start + size
+    return parts
+
+
+@rule("unbind", "unbind.int")
+def _unbind(reader: Reader, x: View, dim: int = 0) -> list[View]:
+    return [_select(reader, x, dim, place) for place in range(len(reader.node.meta["val"]))]
+
+
+@rule("flip")
+def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
+    for dim in dims:
+        if not x.dims[dim]:
+            continue
+        if len(x.fresh().dims[dim]) > 1:
+            x = merged(reader, x, dim)
+        slot = x.fresh().dims[dim][0]
+        new = Slot(Axis(slot.axis.root.size, slot.axis.root.letter))
+        rows = list(x.dims)
+        rows[dim] = (new,)
+        x = x.fresh().at(slot, ((-1, new),), slot.axis.root.size - 1).with_dims(rows)
+    return x
+
+
+@rule("unfold")
+def _unfold(reader: Reader, x: View, dim: int, size: int, step: int) -> View:
+    dim %= len(x.dims)
+    x = merged(reader, x, dim)
+    slot = x.dims[dim][0]
+    shape = sizes(reader.node.meta["val"].shape)
+    window, at = Slot(Axis(size, "u")), Slot(Axis(shape[dim], slot.axis.root.letter))
+    parts = [(step, at)] if not equal(shape[dim], 1) else []
+    rows = [*x.dims, (window,) if size != 1 else ()]
+    rows[dim] = (at,) if parts else ()
+    return x.at(slot, (*parts, *([(1, window)] if size != 1 else [])), 0).with_dims(rows)
+
+
+@rule("diagonal")
+def _diagonal(reader: Reader, x: View, *_: Any) -> View:
+    raise reader.refusal("a diagonal of a value")

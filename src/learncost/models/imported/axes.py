@@ -16,7 +16,12 @@ Size: TypeAlias = Any
 
 
 class ApartError(Exception):
-    """Two sequences of axes have no common parts, or an axis that is read at places would have to be split."""
+    """Two sequences of axes have no common parts, or an axis that is read at places would have to be split.
+
+    side   which of the two has that axis, 0 or 1; None where they have no common parts
+    """
+
+    side: int | None = None
 
 
 @dataclass(eq=False)
@@ -100,7 +105,7 @@ def equal(one: Size, other: Size) -> bool:
 
 
 def quotient(size: Size, divisor: Size) -> Size | None:
-    """The size divided by another; None where that leaves a rest. Of symbols, a part such as M/2 is taken to be whole."""
+    """The size divided by another; None where that leaves a rest. A part of a symbol, such as M/2, is whole."""
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if divisor > 0 and size % divisor == 0 else None
     import sympy  # loaded with torch
@@ -109,82 +114,6 @@ def quotient(size: Size, divisor: Size) -> Size | None:
     if ratio.is_number and not ratio.is_Integer:
         return None
     return simple(ratio) if sympy.fraction(ratio)[1].is_Integer else None
-
-
-def leaves(self) -> tuple[Axis, ...]:
-        """The classes that it is split into, itself where it is not."""
-        root = self.root
-        if not root.parts:
-            return (root,)
-        return tuple(leaf for part in root.parts for leaf in part.leaves)
-
-    def keep_whole(self) -> None:
-        """From now on it is read at places, so it cannot be split. Raises `ApartError` where it is split already."""
-        root = self.root
-        if root.parts:
-            raise ApartError
-        root.whole = True
-
-    def split(self, outer: Size) -> None:
-        """Cut an unsplit class into one of so many places and the rest. Raises `ApartError`."""
-        root = self.root
-        inner = quotient(root.size, outer)
-        if root.parts or root.whole or inner is None:
-            raise ApartError
-        root.parts = Axis(outer), Axis(inner)
-
-    def join(self, other: Axis) -> None:
-        """Make the same of two unsplit classes of equal size."""
-        ours, theirs = self.root, other.root
-        if ours is theirs:
-            return
-        theirs.same = ours
-        ours.whole |= theirs.whole
-        ours.letter = ours.letter or theirs.letter
-
-
-def simple(size: Size) -> Size:
-    """A size as an int where it is a number."""
-    if isinstance(size, int):
-        return size
-    return int(size) if size.is_Integer else size
-
-
-def product(sizes: Sequence[Size]) -> Size:
-    """How many places several axes have together."""
-    total: Size = 1
-    for size in sizes:
-        total = total * size
-    return simple(total.expand() if hasattr(total, "expand") else total)
-
-
-def equal(one: Size, other: Size) -> bool:
-    """Whether two sizes are the same number, whatever the symbols are."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    difference = one - other
-    return bool(difference == 0 or (hasattr(difference, "expand") and difference.expand() == 0))
-
-
-def quotient(size: Size, divisor: Size) -> Size | None:
-    """The size divided by another; None where that leaves a rest. Of symbols, a part such as M/2 is taken to be whole."""
-    if isinstance(size, int) and isinstance(divisor, int):
-        return size // divisor if divisor > 0 and size % divisor == 0 else None
-    import sympy  # loaded with torch
-
-    ratio = sympy.cancel(sympy.sympify(size) / divisor)
-    above, below = sympy.fraction(ratio)
-    if below != 1:
-        if below.is_Integer and not isinstance(divisor, int):
-            return None
-        return ratio if below.is_Integer else None
-    return simple(above)
-
-
-def divisible(size: Size, divisor: Size) -> bool:
-    """Whether one size is a whole multiple of another for all numbers that the symbols may be."""
-    result = quotient(size, divisor)
-    return result is not None and not (hasattr(result, "q") and getattr(result, "q", 1) != 1)
 
 
 def leaves(axes: Sequence[Axis]) -> Iterator[Axis]:
@@ -203,9 +132,9 @@ def make_same(one: Sequence[Axis], other: Sequence[Axis]) -> None:
             if equal(mine.size, yours.size):
                 mine.join(yours)
             elif quotient(mine.size, yours.size) is not None:
-                mine.split(yours.size)
+                _split(mine, yours.size, 0)
             elif quotient(yours.size, mine.size) is not None:
-                yours.split(mine.size)
+                _split(yours, mine.size, 1)
             else:
                 raise ApartError
             break
@@ -213,3 +142,11 @@ def make_same(one: Sequence[Axis], other: Sequence[Axis]) -> None:
             if len(ours) != len(theirs):
                 raise ApartError
             return
+
+
+def _split(axis: Axis, outer: Size, side: int) -> None:
+    try:
+        axis.split(outer)
+    except ApartError as error:
+        error.side = side
+        raise

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from learncost.models.imported.axes import ApartError, Axis, make_same
+from learncost.models.imported.axes import ApartError, Axis, Size, make_same, product
 from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
 
 Letters: TypeAlias = Sequence[Hashable]
@@ -66,7 +66,9 @@ class Equation:
     @property
     def reads(self) -> list[Stored]:
         """The values that it reads, those that it reads at included."""
-        return [stored for operand in (*self.left, *self.operands) for stored in _stored_of(operand, operand in self.left)]
+        return [
+            stored for operand in (*self.left, *self.operands) for stored in _stored_of(operand, operand in self.left)
+        ]
 
 
 def _stored_of(operand: Operand, left: bool) -> list[Stored]:
@@ -111,7 +113,9 @@ class Recorder:
         more: Sequence[tuple[Letters, str]] = (),
     ) -> View:
         """A line; its result has the dimensions `out`. Operands that have no common parts are regrouped first."""
-        reads = self.bound([operand if isinstance(operand, Number) else Read(operand[0], tuple(operand[1])) for operand in operands])
+        reads = self.bound(
+            [operand if isinstance(operand, Number) else Read(operand[0], tuple(operand[1])) for operand in operands]
+        )
         reads = [
             Read(self.whole_spread(o.view, [p for p, n in enumerate(o.letters) if n in acts]), o.letters)
             if acts and isinstance(o, Read)
@@ -169,30 +173,45 @@ class Recorder:
         """The operands after what one letter calls has been made the same."""
         result = list(reads)
         while True:
-            first: dict[Hashable, tuple[Slot, ...]] = {}
+            first: dict[Hashable, tuple[int, int]] = {}
             again = False
             for number, read in enumerate(result):
                 if isinstance(read, Number):
                     continue
-                for letter, row in zip(read.letters, read.view.fresh().dims, strict=True):
+                view = read.view.fresh()
+                for dim, (letter, row) in enumerate(zip(read.letters, view.dims, strict=True)):
                     if not row:
                         continue
                     if letter not in first:
-                        first[letter] = row
+                        first[letter] = number, dim
                         continue
-                    try:
-                        make_same([s.axis for s in first[letter]], [s.axis for s in row])
-                    except ApartError:
-                        # What was met first may be the one that is read at places: one of the two is made anew.
-                        result[number] = Read(self.regrouped(read.view), read.letters)
-                        if read.view.is_plain and result[number] is read:
-                            raise
-                        again = True
+                    if again := self._meet(result, first[letter], (number, dim)):
                         break
                 if again:
                     break
             if not again:
                 return [read if isinstance(read, Number) else Read(read.view.fresh(), read.letters) for read in result]
+
+    def _meet(self, reads: list[Operand], one: tuple[int, int], other: tuple[int, int]) -> bool:
+        """Make the same of two operands' dimensions; where one must be made anew for that, it is, and true is said."""
+        places = one, other
+        rows = []
+        for number, dim in places:
+            read = reads[number]
+            assert isinstance(read, Read)
+            rows.append([slot.axis for slot in read.view.fresh().dims[dim]])
+        try:
+            make_same(*rows)
+        except ApartError as error:
+            for side, (number, dim) in enumerate(places):
+                read = reads[number]
+                assert isinstance(read, Read)
+                if error.side is None:
+                    reads[number] = Read(self.merged(read.view, dim), read.letters)
+                elif error.side == side:
+                    reads[number] = Read(self.regrouped(read.view), read.letters)
+            return True
+        return False
 
     def regrouped(self, view: View, rows: Sequence[Sequence[Axis]] = ()) -> View:
         """The same values in an array of their own, with new axes that may be split; each is at a place of the old."""
@@ -231,6 +250,51 @@ class Recorder:
         """Make the same of the classes of two rows. Raises `ApartError`."""
         make_same([slot.axis for slot in one], [slot.axis for slot in other])
 
+    def merged(self, view: View, dim: int) -> View:
+        """The same values with a dimension that is one axis, in an array of their own."""
+        view = self.whole_spread(view.fresh(), [dim]).fresh()
+        row = view.dims[dim]
+        if len(row) < 2:
+            return view
+        size = product([slot.axis.root.size for slot in row])
+        whole = Axis(size, row[0].axis.root.letter, whole=True)
+        axes: list[Axis] = []
+        index: list[Slot] = []
+        rows: list[tuple[Slot, ...]] = []
+        out_index: list[Index] = []
+        parts: list[tuple[Size, Slot]] = []
+        factor: Size = 1
+        for slot in reversed(row):
+            parts.insert(0, (factor, slot))
+            factor = product([factor, slot.axis.root.size])
+        for place, others in enumerate(view.dims):
+            if place == dim:
+                axes.append(whole)
+                out_index.append(Place(tuple(parts)))
+                slot = Slot(whole)
+                index.append(slot)
+                rows.append((slot,))
+                continue
+            new_row = []
+            for slot in others:
+                new = Slot(slot.axis)
+                new_row.append(new)
+                if slot not in view.spread:
+                    axes.append(slot.axis)
+                    out_index.append(slot)
+                    index.append(new)
+            rows.append(tuple(new_row))
+        stored = self.stored(axes, f"{view.stored.name}_merged")
+        self.write(View(stored, tuple(out_index), view.dims, view.spread), view)
+        spread = frozenset(
+            new
+            for row_new, row_old in zip(rows, view.dims, strict=True)
+            if len(row_new) == len(row_old)
+            for new, old in zip(row_new, row_old, strict=True)
+            if old in view.spread
+        )
+        return View(stored, tuple(index), tuple(rows), spread)
+
     def whole_spread(self, view: View, dims: Sequence[int]) -> View:
         """The view with these dimensions stored in full, where they are only spread."""
         if not any(slot in view.spread for dim in dims for slot in view.dims[dim]):
@@ -242,7 +306,9 @@ class Recorder:
         rest = iter(ones.dims)
         spread_rows: list[tuple[Slot, ...]] = []
         for dim, row in enumerate(view.dims):
-            spread_rows.append(tuple(next(rest)[0] if dim in dims and slot in view.spread else Slot(slot.axis) for slot in row))
+            spread_rows.append(
+                tuple(next(rest)[0] if dim in dims and slot in view.spread else Slot(slot.axis) for slot in row)
+            )
         others = frozenset(slot for row in spread_rows for slot in row if slot not in {s for r in ones.dims for s in r})
         reading = View(ones.stored, ones.index, tuple(spread_rows), others)
         result = self.result([Read(view, letters), Read(reading, letters)], letters)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from learncost.equation.errors import InputError
-from learncost.models.imported.axes import Axis, Size, equal, simple
-from learncost.models.imported.equations import Letters, Number, Recorder, Where
-from learncost.models.imported.views import At, Stored, View
+from learncost.models.imported.axes import Axis, Size, equal, product, simple
+from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
+from learncost.models.imported.views import Stored, View
 
 Rule = Callable[..., Any]
+_Rule = TypeVar("_Rule", bound=Rule)
 RULES: dict[str, Rule] = {}
 """What an operator does, by its name without the namespace `aten` and the overload `default`."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[_Rule], _Rule]:
     """Registers the rule of operators."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: _Rule) -> _Rule:
         for name in names:
             RULES[name] = function
         return function
@@ -30,9 +32,14 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 @dataclass(frozen=True)
 class Outside:
-    """A tensor that depends on no weight and no float input, or is of integers: it is given to the table."""
+    """A tensor that depends on no weight and no float input, or is of integers: it is given to the table.
+
+    source, look   where it is a view of another: that, and what looks at it
+    """
 
     node: Any
+    source: Outside | None = None
+    look: Callable[[View], Any] | None = None
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -51,14 +58,21 @@ class UnreadError(InputError):
     """An operator that cannot be read, with the module and the user's line that it is from."""
 
 
+SAME_SIZES: ContextVar[Mapping[Any, Any]] = ContextVar("SAME_SIZES", default={})  # noqa: B039 - it is never written
+"""Of the graph that is read: symbols that the user calls by one letter, with the first of them."""
+
+
 def size_of(value: Any) -> Size:
     """A size of a graph: an int, or an expression in the symbols of the inputs."""
     if isinstance(value, int):
         return value
-    return simple(value.node.expr)
+    expression = value.node.expr if hasattr(value, "node") else value
+    same = SAME_SIZES.get()
+    return simple(expression.xreplace(same) if same else expression)
 
 
 def shape_of(node: Any) -> tuple[Size, ...]:
+    """The sizes of a node's dimensions."""
     return tuple(map(size_of, node.meta["val"].shape))
 
 
@@ -106,13 +120,31 @@ class Reader:
 
     def outside(self, value: Outside, kind: str) -> View:
         """A tensor from outside as an input: numbers, or an index."""
+        if value.source is not None and value.look is not None and _same_many(value, value.source, kind):
+            node, self.node = self.node, value.node
+            view = value.look(self.outside(value.source, kind))
+            self.node = node
+            if isinstance(view, View):
+                return view.fresh()
         key = (value.node, kind)
+        if kind == "constant" and (number := self.constant(value)) in (0.0, 1.0):
+            return self.filled(value.shape, number)
         if key not in self.given:
             axes = [Axis(size) for size in value.shape if not equal(size, 1)]
-            name = value.node.name if kind == "constant" or (value.node, "constant") not in self.given else f"{value.node.name}_index"
+            name = "share" if kind.startswith("share") else str(value.node.name)
             self.given[key] = Stored(name, tuple(axes), kind, str(value.node.name))
         stored = self.given[key]
         return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])
+
+    def filled(self, shape: Sequence[Size], number: float | None) -> View:
+        """A tensor of zeros or of ones, as a line."""
+        stored = self.recorder.stored(
+            [Axis(size) for size in shape if not equal(size, 1)], "ones" if number else "zeros"
+        )
+        view = View.of(stored, [0 if equal(size, 1) else 1 for size in shape])
+        letters = tuple(range(len(shape)))
+        self.recorder.add(Equation("word", (Read(view, letters),), (), word="ones" if number else "zeros"))
+        return view
 
     def index(self, value: Any, reads: Axis) -> View:
         """A tensor of places as an index of an axis, which stays whole."""
@@ -124,6 +156,17 @@ class Reader:
         view = self.outside(value, "index")
         view.stored.reads = reads
         return view
+
+    def looked(self, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Outside:
+        """What a node outside is: a view of another, where it only looks at it otherwise."""
+        name = operator_name(node.target)
+        look = RULES.get(name) or RULES.get(name.partition(".")[0])
+        first = arguments[0] if arguments else None
+        if look is None or not look.__module__.endswith("rules.views") or not isinstance(first, Outside):
+            return Outside(node)
+        if node.meta["val"].dtype.is_floating_point != first.node.meta["val"].dtype.is_floating_point:
+            return Outside(node)
+        return Outside(node, first, lambda view: look(self, view, *arguments[1:], **named))
 
     def number(self, value: Any) -> Number | None:
         """A number, or a size, as an operand; None for a tensor."""
@@ -155,7 +198,19 @@ class Reader:
             return 0.0
         if name in ("ones", "ones_like", "new_ones"):
             return 1.0
-        if name in ("_to_copy", "to.dtype", "to.device", "clone", "expand", "view", "lift_fresh_copy", "detach", "alias", "contiguous", "detach_"):
+        if name in (
+            "_to_copy",
+            "to.dtype",
+            "to.device",
+            "clone",
+            "expand",
+            "view",
+            "lift_fresh_copy",
+            "detach",
+            "alias",
+            "contiguous",
+            "detach_",
+        ):
             inner = self.values.get(node.args[0])
             return self.constant(inner) if isinstance(inner, Outside) else None
         known = self.known_tensors.get(node)
@@ -195,11 +250,7 @@ class Reader:
 
     def shares(self, value: Outside, reduction: str, ignore: int) -> View:
         """What each answer counts in a loss: -1/count where there is one, 0 elsewhere."""
-        key = (value.node, f"share {reduction} {ignore}")
-        if key not in self.given:
-            axes = self.given[(value.node, "index")].axes
-            self.given[key] = Stored("share", axes, "share", str(value.node.name))
-        return View.of(self.given[key], [0 if equal(size, 1) else 1 for size in value.shape])
+        return self.outside(value, f"share {reduction} {ignore}")
 
     def is_causal(self, mask: Any) -> bool:
         """Whether a mask from outside lets each place see those up to itself."""
@@ -207,7 +258,16 @@ class Reader:
 
     # Lines
 
-    def pointwise(self, kind: str, operands: Sequence[Any], *, signs: Sequence[int] = (), word: str = "", hint: str = "", where: Sequence[Where] = ()) -> View:
+    def pointwise(
+        self,
+        kind: str,
+        operands: Sequence[Any],
+        *,
+        signs: Sequence[int] = (),
+        word: str = "",
+        hint: str = "",
+        where: Sequence[Where] = (),
+    ) -> View:
         """A line over each element; operands are spread over each other from the last dimension on."""
         numbers = [self.number(operand) for operand in operands]
         views = [None if n is not None else self.view(o) for n, o in zip(numbers, operands, strict=True)]
@@ -230,7 +290,9 @@ class Reader:
     def word(self, word: str, *operands: Any, hint: str = "") -> View:
         return self.pointwise("word", operands, word=word, hint=hint)
 
-    def along(self, word: str, view: View, dims: Sequence[int], *more: Number, keep: bool = True, hint: str = "") -> View:
+    def along(
+        self, word: str, view: View, dims: Sequence[int], *more: Number, keep: bool = True, hint: str = ""
+    ) -> View:
         """A word that acts along dimensions; `keep`: they stay in the result, as in a softmax."""
         letters = range(len(view.dims))
         acts = [dim for dim in dims if view.dims[dim]]
@@ -252,7 +314,7 @@ class Reader:
             if isinstance(result, tuple | list):
                 self.values[node] = Outside(node)
             else:
-                self.values[node] = Outside(node) if isinstance(result, torch.Tensor) else result
+                self.values[node] = self.looked(node, arguments, named) if isinstance(result, torch.Tensor) else result
             return
         if isinstance(result, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
             self.values[node] = result
@@ -271,7 +333,14 @@ class Reader:
         if isinstance(value, View) and isinstance(result, torch.Tensor):
             shape = tuple(map(size_of, result.shape))
             if len(shape) != len(value.dims) or not all(map(equal, shape, value.shape)):
-                raise self.refusal(f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it")
+                raise self.refusal(
+                    f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it"
+                )
+
+
+def _same_many(value: Outside, source: Outside, kind: str) -> bool:
+    """Whether a view of an input may be taken of it as it is given: of a loss's answers only where it has all."""
+    return not kind.startswith("share") or equal(product(value.shape), product(source.shape))
 
 
 def _inside(value: Any) -> bool:
@@ -299,5 +368,7 @@ def place_of(node: Any) -> str:
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     if lines:
-        text += f" ({lines[-1].partition(', in ')[0].removeprefix('File ').replace(chr(34), '').replace(', line ', ':')})"
+        text += (
+            f" ({lines[-1].partition(', in ')[0].removeprefix('File ').replace(chr(34), '').replace(', line ', ':')})"
+        )
     return text

@@ -11,10 +11,22 @@ from learncost.models.imported.rules.products import called
 from learncost.models.imported.views import View
 
 
-@rule("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention")
+@rule(
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+)
 def attention(
-    reader: Reader, query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
+    reader: Reader,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> View:
     q, k, v = map(reader.view, (query, key, value))
     if enable_gqa and k.shape[-3] != q.shape[-3]:
@@ -50,7 +62,9 @@ def attention(
         shares = recorder.line("word", [(scores, out)], out, word="softmax", acts=["N"], where=where, hint="P")
     else:
         shares = reader.add(reader.multiply(0.0, scores), 1.0)
-    return recorder.line("product", [(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A")
+    return recorder.line(
+        "product", [(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A"
+    )
 
 
 def _single(q: View, k: View) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from learncost.models.imported.equations import Number
 from learncost.models.imported.reader import Outside, Reader, rule
 from learncost.models.imported.views import View
 
@@ -62,7 +61,7 @@ def div(reader: Reader, x: Any, z: Any) -> View:
 
 @rule("div.Tensor_mode")
 def div_mode(reader: Reader, x: Any, z: Any, *, rounding_mode: str | None = None) -> View:
-    quotient = div(reader, x, z)
+    quotient: View = div(reader, x, z)
     if rounding_mode == "floor":
         return reader.word("floor", quotient)
     if rounding_mode is None:
@@ -333,7 +332,9 @@ def glu(reader: Reader, x: View, dim: int = -1) -> View:
     from learncost.models.imported.rules.views import narrowed
 
     half = x.shape[dim] // 2
-    return reader.multiply(narrowed(reader, x, dim, 0, half), reader.word("sigmoid", narrowed(reader, x, dim, half, half)))
+    return reader.multiply(
+        narrowed(reader, x, dim, 0, half), reader.word("sigmoid", narrowed(reader, x, dim, half, half))
+    )
 
 
 # Conditions
@@ -402,7 +403,3 @@ def where(reader: Reader, condition: Any, x: Any, z: Any) -> View:
 @rule("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar")
 def masked_fill(reader: Reader, x: Any, mask: Any, value: Any) -> View:
     return reader.word("select", mask, value, x)
-
-
-def number(value: float) -> Number:
-    return Number(float(value))

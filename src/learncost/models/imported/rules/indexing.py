@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import equal
+from learncost.models.imported.axes import Axis, equal
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.reader import Chosen, Outside, Reader, rule, size_of
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.views import merged, narrowed
-from learncost.models.imported.views import At, Slot, View
+from learncost.models.imported.views import At, Index, Slot, View
 
 
 def at_index(reader: Reader, x: View, dim: int, places: View, dims: Sequence[int]) -> View:
@@ -38,10 +38,12 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
     x = merged(reader, x, dim)
     others = [number for number in range(len(x.dims)) if number != dim]
     chosen = len(places.dims) == len(x.dims)  # as many places as a dimension of the index is long
-    letters: list[Any] = [("chosen" if number == dim else number) for number in range(len(x.dims))] if chosen else list(others)
-    if len(places.dims) == 1 and not chosen and len(x.dims) != 2:
-        letters = ["chosen"]
-    elif len(places.dims) == 1 and places.dims[0] and places.stored.kind == "places":
+    letters: list[Any] = (
+        [("chosen" if number == dim else number) for number in range(len(x.dims))] if chosen else list(others)
+    )
+    if (len(places.dims) == 1 and not chosen and len(x.dims) != 2) or (
+        len(places.dims) == 1 and places.dims[0] and places.stored.kind == "places"
+    ):
         letters = ["chosen"]
     names = list(range(len(x.dims)))
     # The axes of the places and those of the value beside them are the same.
@@ -122,7 +124,7 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
         swap = {
             old: new
             for letter, row in zip(read.letters, read.view.dims, strict=True)
-            for old, new in zip(row, rows_of_index[letter], strict=True if row else False)  # type: ignore[call-overload]
+            for old, new in zip(row, rows_of_index[letter], strict=bool(row))  # type: ignore[call-overload]
         }
         index[next(place for place, each in enumerate(index) if each is slot)] = At(read.view.swapped(swap))
     rows = [row for dim, row in enumerate(result.dims) if dim not in dims]
@@ -139,7 +141,7 @@ def gather(reader: Reader, x: Any, dim: int, places: Any, **_: Any) -> View:
     x = reader.view(x)
     dim %= max(1, len(x.dims))
     if not x.dims[dim]:  # all places are the only one
-        return x.expanded([size_of(size) for size in reader.node.meta["val"].shape])
+        return reader.view(x).expanded([size_of(size) for size in reader.node.meta["val"].shape])
     x = merged(reader, x, dim)
     index = reader.index(places, x.dims[dim][0].axis)
     for other in range(len(x.dims)):  # a gather may read a part of the other dimensions
@@ -153,8 +155,6 @@ def written(reader: Reader, base: Any, dim: int, places: Any, source: Any) -> Vi
     source = reader.view(source)
     shape = [size_of(size) for size in reader.node.meta["val"].shape]
     recorder = reader.recorder
-    from learncost.models.imported.axes import Axis
-
     whole = Axis(shape[dim], whole=True)
     index = reader.index(places, whole)
     if len(index.dims) == 1:  # one place for each row
@@ -168,10 +168,13 @@ def written(reader: Reader, base: Any, dim: int, places: Any, source: Any) -> Vi
     swap = {
         old: new
         for letter, row in zip(index_read.letters, index_read.view.dims, strict=True)
-        for old, new in zip(row, source_read.view.dims[letter], strict=True)  # type: ignore[index]
+        for old, new in zip(row, source_read.view.dims[letter], strict=True)  # type: ignore[call-overload]
     }
     at = At(index_read.view.swapped(swap))
-    axes, write_index, read_index, rows = [], [], [], []
+    axes: list[Axis] = []
+    write_index: list[Index] = []
+    read_index: list[Index] = []
+    rows: list[tuple[Slot, ...]] = []
     for number, row in enumerate(source_read.view.dims):
         if number == dim:
             axes.append(whole)
@@ -215,7 +218,9 @@ def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, ac
     source = reader.view(source)
     shape = [size_of(size) for size in reader.node.meta["val"].shape]
     count = size_of(indices[dims[0]].shape[0])
-    return written(reader, base, dims[0], indices[dims[0]], source.expanded([*shape[: dims[0]], count, *shape[dims[0] + 1 :]]))
+    return written(
+        reader, base, dims[0], indices[dims[0]], source.expanded([*shape[: dims[0]], count, *shape[dims[0] + 1 :]])
+    )
 
 
 @rule("one_hot")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.models.imported.axes import Size, equal, product
-from learncost.models.imported.equations import Number
+from learncost.models.imported.axes import Size, product
 from learncost.models.imported.reader import Outside, Reader, rule
 from learncost.models.imported.rules.indexing import read_at
 from learncost.models.imported.rules.reductions import share, summed
@@ -22,7 +21,15 @@ def reduced(reader: Reader, values: View, reduction: int) -> View:
 
 
 @rule("cross_entropy_loss")
-def cross_entropy(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100, smoothing: float = 0.0) -> View:
+def cross_entropy(
+    reader: Reader,
+    x: View,
+    targets: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore: int = -100,
+    smoothing: float = 0.0,
+) -> View:
     """The negative logarithm of the target's share, times what each target counts; what is ignored counts nothing."""
     classes = 1 if len(x.dims) > 1 else 0
     logs = reader.along("log_softmax", x, [classes], hint="P") if x.dims[classes] else reader.multiply(0.0, x)
@@ -57,7 +64,16 @@ def nll(reader: Reader, logs: View, classes: int, targets: Outside, reduction: i
     return reader.recorder.line("product", [(taken, letters), (shares, letters)], [], hint="loss")
 
 
-def _smoothed(reader: Reader, logs: View, classes: int, targets: Outside, weight: Any, reduction: int, ignore: int, smoothing: float) -> View:
+def _smoothed(
+    reader: Reader,
+    logs: View,
+    classes: int,
+    targets: Outside,
+    weight: Any,
+    reduction: int,
+    ignore: int,
+    smoothing: float,
+) -> View:
     if weight is not None:
         raise reader.refusal("a cross-entropy with weights of classes")
     plain = nll(reader, logs, classes, targets, reduction, ignore)
@@ -105,7 +121,9 @@ def smooth_l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1, beta: flo
 
 
 @rule("binary_cross_entropy_with_logits")
-def binary_with_logits(reader: Reader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1) -> View:
+def binary_with_logits(
+    reader: Reader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1
+) -> View:
     """-(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x)."""
     if positive is not None:
         raise reader.refusal("a binary cross-entropy with weights of what holds")
@@ -133,23 +151,15 @@ def _logarithm(reader: Reader, x: View) -> View:
 
 @rule("kl_div")
 def kl_div(reader: Reader, x: Any, targets: Any, reduction: int = 1, *, log_target: bool = False) -> View:
-    if isinstance(targets, Outside):
-        logs = reader.outside_function(targets, "log_target" if log_target else "log")
-        value = reader.multiply(logs[0], reader.add(logs[1], x, signs=[1, -1]))
-    else:
-        shares, logarithms = (reader.word("exp", targets), targets) if log_target else (targets, reader.word("log", targets))
-        value = reader.multiply(shares, reader.add(logarithms, x, signs=[1, -1]))
+    if log_target:
+        shares, logarithms = reader.word("exp", targets), targets
+    else:  # where a share is 0 it adds nothing: its logarithm is taken of 1 there
+        shares = reader.view(targets)
+        logarithms = reader.word("log", reader.add(shares, reader.word("equal", shares, 0.0)))
+    value = reader.multiply(shares, reader.add(logarithms, x, signs=[1, -1]))
     return reduced(reader, value, reduction)
 
 
 @rule("soft_margin_loss")
 def soft_margin_loss(reader: Reader, x: View, targets: Any, reduction: int = 1) -> View:
     return reduced(reader, reader.multiply(-1.0, reader.word("log_sigmoid", reader.multiply(x, targets))), reduction)
-
-
-def count_of(view: View) -> Number:
-    return share(view, range(len(view.dims)))
-
-
-def same(one: Size, other: Size) -> bool:
-    return equal(one, other)

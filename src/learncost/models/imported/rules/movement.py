@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import ApartError, Axis, Size, equal, product
+from learncost.models.imported.axes import Axis, Size, equal
 from learncost.models.imported.equations import Equation, Read, Where
 from learncost.models.imported.reader import Outside, Reader, rule, size_of
 from learncost.models.imported.rules.views import merged, narrowed
-from learncost.models.imported.views import Index, Place, Slot, View
+from learncost.models.imported.views import Place, Slot, View
 
 
 @rule("cat", "concat", "concatenate")
@@ -17,7 +17,13 @@ def cat(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
     """Arrays one behind another: each is read at places of its own, beyond which there is nothing."""
     shape = [size_of(size) for size in reader.node.meta["val"].shape]
     dim %= len(shape)
-    views = [reader.view(each) for each in several if not (isinstance(each, Outside | View) and len(_shape(each)) == 1 and equal(_shape(each)[0], 0) and len(shape) > 1)]
+    views = [
+        reader.view(each)
+        for each in several
+        if not (
+            isinstance(each, Outside | View) and len(_shape(each)) == 1 and equal(_shape(each)[0], 0) and len(shape) > 1
+        )
+    ]
     views = [view for view in views if not equal(view.shape[dim], 0)]
     return joined(reader, views, dim, shape)
 
@@ -170,7 +176,12 @@ def roll(reader: Reader, x: View, shifts: Any, dims: Any = ()) -> View:
         if equal(shift, 0):
             continue
         shape = list(x.shape)
-        x = joined(reader, [narrowed(reader, x, dim, size - shift, shift), narrowed(reader, x, dim, 0, size - shift)], dim, shape)
+        x = joined(
+            reader,
+            [narrowed(reader, x, dim, size - shift, shift), narrowed(reader, x, dim, 0, size - shift)],
+            dim,
+            shape,
+        )
     return x
 
 
@@ -185,7 +196,9 @@ def triangle(reader: Reader, x: View, below: bool, diagonal: int) -> View:
     sizes = x.shape[-2:]
     if not all(isinstance(size, int) for size in sizes):
         raise reader.refusal("a triangle beside the diagonal of sides without a fixed size")
-    kept = [[float(j - i <= diagonal if below else j - i >= diagonal) for j in range(sizes[1])] for i in range(sizes[0])]
+    kept = [
+        [float(j - i <= diagonal if below else j - i >= diagonal) for j in range(sizes[1])] for i in range(sizes[0])
+    ]
     return reader.multiply(x, reader.given_numbers(kept, Axis(sizes[0]), Axis(sizes[1])))
 
 
@@ -200,7 +213,9 @@ def triu(reader: Reader, x: View, diagonal: int = 0) -> View:
 
 
 @rule("slice_scatter", "select_scatter")
-def slice_scatter(reader: Reader, base: Any, part: Any, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> View:
+def slice_scatter(
+    reader: Reader, base: Any, part: Any, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1
+) -> View:
     """A part written over places of another: what lies before it, it, and what lies behind it."""
     base, part = reader.view(base), reader.view(part)
     dim %= len(base.dims)
@@ -231,21 +246,3 @@ def slice_scatter(reader: Reader, base: Any, part: Any, dim: int = 0, start: Any
 def copy(reader: Reader, base: Any, source: Any, *_: Any) -> View:
     view = reader.view(source)
     return view.expanded([size_of(size) for size in reader.node.meta["val"].shape])
-
-
-def apart(view: View) -> bool:
-    try:
-        for row in view.dims:
-            for slot in row:
-                slot.axis.keep_whole()
-    except ApartError:
-        return False
-    return True
-
-
-def every_index(view: View) -> tuple[Index, ...]:
-    return view.index
-
-
-def points(view: View) -> Size:
-    return product(view.shape)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import equal, product
 from learncost.models.imported.equations import Number
 from learncost.models.imported.reader import Outside, Reader, rule
-from learncost.models.imported.rules.reductions import mean_of
 from learncost.models.imported.rules.views import reshaped
 from learncost.models.imported.views import View
 
@@ -27,7 +25,9 @@ def scaled(reader: Reader, value: View, gain: Any, shift: Any) -> View:
 
 
 @rule("layer_norm", "native_layer_norm")
-def layer_norm(reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, shift: Any = None, epsilon: float = 1e-5, *_: Any) -> Any:
+def layer_norm(
+    reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, shift: Any = None, epsilon: float = 1e-5, *_: Any
+) -> Any:
     count = len(x.dims)
     result = scaled(reader, normal(reader, x, range(count - len(shape), count), epsilon), gain, shift)
     return [result, None, None] if reader.recorder.operator == "native_layer_norm" else result
@@ -42,24 +42,39 @@ def rms_norm(reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, ep
     return scaled(reader, value, gain, None)
 
 
-def channels(view: Any, reader: Reader, count: int) -> View | None:
+def channels(each: Any, reader: Reader, count: int) -> View | None:
     """What has one number a channel, beside values of so many dimensions: (C) as (1, C, 1, 1)."""
-    if view is None:
+    if each is None:
         return None
-    view = reader.view(view)
+    view = reader.view(each)
     return view.with_dims([(), *view.dims, *[()] * (count - 2)])
 
 
 @rule("group_norm")
-def group_norm(reader: Reader, x: View, groups: int, gain: Any = None, shift: Any = None, epsilon: float = 1e-5, _: bool = True) -> View:
+def group_norm(
+    reader: Reader, x: View, groups: int, gain: Any = None, shift: Any = None, epsilon: float = 1e-5, _: bool = True
+) -> View:
     shape = x.shape
     parted = reshaped(reader, x, [shape[0], groups, shape[1] // groups, *shape[2:]])
     value = normal(reader, parted, range(2, len(parted.dims)), epsilon)
-    return scaled(reader, reshaped(reader, value, shape), channels(gain, reader, len(shape)), channels(shift, reader, len(shape)))
+    return scaled(
+        reader, reshaped(reader, value, shape), channels(gain, reader, len(shape)), channels(shift, reader, len(shape))
+    )
 
 
 @rule("instance_norm")
-def instance_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, training: bool, _: float, epsilon: float, *__: Any) -> View:
+def instance_norm(
+    reader: Reader,
+    x: View,
+    gain: Any,
+    shift: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    _: float,
+    epsilon: float,
+    *__: Any,
+) -> View:
     count = len(x.dims)
     if not training:
         return _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
@@ -77,7 +92,16 @@ def _by_statistics(reader: Reader, x: View, mean: Any, variance: Any, gain: Any,
     return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
 
 
-@rule("batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats", "native_batch_norm", "cudnn_batch_norm", "_batch_norm_with_update_functional")
+@rule(
+    "batch_norm",
+    "_native_batch_norm_legit_no_training",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit.no_stats",
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "_batch_norm_with_update_functional",
+)
 def batch_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, *more: Any, **_: Any) -> Any:
     name = reader.recorder.operator
     count = len(x.dims)
@@ -121,15 +145,3 @@ def cosine_similarity(reader: Reader, x: View, z: View, dim: int = 1, epsilon: f
 @rule("local_response_norm")
 def local_response_norm(reader: Reader, x: View, *_: Any) -> View:
     raise reader.refusal("local_response_norm")
-
-
-def points(view: View) -> Any:
-    return product(view.shape)
-
-
-def is_one(size: Any) -> bool:
-    return equal(size, 1)
-
-
-def mean_along(reader: Reader, x: View, dims: Sequence[int]) -> View:
-    return mean_of(reader, x, dims, True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import equal
 from learncost.models.imported.reader import Reader, rule
 from learncost.models.imported.views import View
 
@@ -68,7 +67,7 @@ def outer(reader: Reader, x: Any, z: Any) -> View:
 
 
 @rule("einsum")
-def einsum(reader: Reader, equation: str, operands: Sequence[Any], **_: Any) -> View:
+def einsum(reader: Reader, equation: str, operands: Sequence[Any], **__: Any) -> View:
     equation = equation.replace(" ", "")
     ins, _, out = equation.partition("->")
     views = [reader.view(operand) for operand in operands]
@@ -116,14 +115,12 @@ def bilinear(reader: Reader, x: Any, z: Any, weight: Any, bias: Any = None) -> V
     x, z, weight = map(reader.view, (x, z, weight))
     front = [f"i{place}" for place in range(len(x.dims) - 1)]
     half = reader.recorder.line("product", [(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"])
-    return shifted(reader, reader.recorder.line("product", [(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"]), bias)
+    return shifted(
+        reader, reader.recorder.line("product", [(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"]), bias
+    )
 
 
 @rule("transformers.grouped_mm_fallback", "_grouped_mm")
 def grouped(reader: Reader, x: Any, weight: Any, offsets: Any = None, *_: Any, **__: Any) -> View:
     """Rows in groups, each with a matrix of its own: the matrix is read at the group of the row."""
     raise reader.refusal("a product of groups of rows")
-
-
-def size_one(size: Any) -> bool:
-    return equal(size, 1)

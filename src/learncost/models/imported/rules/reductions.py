@@ -27,7 +27,9 @@ def kept(view: View, count: int, dims: Sequence[int], keepdim: bool) -> View:
     return view.with_dims([() if dim in dims else next(rest) for dim in range(count)])
 
 
-def summed(reader: Reader, x: View, dims: Sequence[int], factor: Number | None = None, keepdim: bool = False, hint: str = "") -> View:
+def summed(
+    reader: Reader, x: View, dims: Sequence[int], factor: Number | None = None, keepdim: bool = False, hint: str = ""
+) -> View:
     """A sum over dimensions, times a number; of dimensions of one nothing is summed."""
     letters = range(len(x.dims))
     out = [letter for letter in letters if letter not in dims]
@@ -73,7 +75,15 @@ def variance(reader: Reader, x: View, dims: Sequence[int], correction: float, ke
 
 
 @rule("var", "var.correction", "var.dim")
-def var(reader: Reader, x: View, dims: Any = None, *more: Any, correction: Any = 1, unbiased: bool = True, keepdim: bool = False) -> View:
+def var(
+    reader: Reader,
+    x: View,
+    dims: Any = None,
+    *more: Any,
+    correction: Any = 1,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> View:
     if isinstance(dims, bool):
         dims, more = None, (dims, *more)
     if more:
@@ -90,7 +100,9 @@ def std(reader: Reader, x: View, *more: Any, **named: Any) -> View:
 
 
 @rule("var_mean.correction", "var_mean.dim", "var_mean")
-def var_mean(reader: Reader, x: View, dims: Any = None, *more: Any, correction: Any = 1, keepdim: bool = False, **_: Any) -> list[View]:
+def var_mean(
+    reader: Reader, x: View, dims: Any = None, *more: Any, correction: Any = 1, keepdim: bool = False, **_: Any
+) -> list[View]:
     if more:
         correction = (1 if more[0] else 0) if isinstance(more[0], bool) else more[0]
         keepdim = more[1] if len(more) > 1 else keepdim
@@ -189,7 +201,9 @@ def chosen(reader: Reader, word: str, x: View, dim: int, count: Any) -> View:
 
 
 @rule("topk", "sort", "sort.stable")
-def topk(reader: Reader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any) -> list[Any]:
+def topk(
+    reader: Reader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any
+) -> list[Any]:
     from learncost.models.imported.rules.indexing import read_at
 
     if reader.recorder.operator == "sort":

@@ -36,7 +36,8 @@ def regrouped_to(reader: Reader, view: View, shape: Sequence[Size]) -> View:
     slots = [slot for row in view.dims for slot in row]
     whole = Axis(product([slot.axis.root.size for slot in slots]), whole=True)
     flat = reader.recorder.stored([whole], "flat")
-    parts, factor = [], 1
+    parts: list[tuple[Size, Slot]] = []
+    factor: Size = 1
     for slot in reversed(slots):
         parts.append((factor, slot))
         factor = product([factor, slot.axis.root.size])
@@ -60,12 +61,42 @@ def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
     return reshaped(reader, x, sizes(reader.node.meta["val"].shape))
 
 
-@rule("flatten", "unflatten", "unflatten.int", "squeeze", "unsqueeze", "ravel", "pixel_shuffle_view", "atleast_1d", "atleast_2d")
+@rule(
+    "flatten",
+    "unflatten",
+    "unflatten.int",
+    "squeeze",
+    "unsqueeze",
+    "ravel",
+    "pixel_shuffle_view",
+    "atleast_1d",
+    "atleast_2d",
+)
 def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
     return reshaped(reader, x, sizes(reader.node.meta["val"].shape))
 
 
-@rule("contiguous", "clone", "alias", "dropout_", "lift_fresh_copy", "lift_fresh", "_to_copy", "to", "type_as", "_assert_tensor_metadata", "float", "double", "half", "bfloat16", "view_of", "resolve_conj", "resolve_neg", "positive", "requires_grad_")
+@rule(
+    "contiguous",
+    "clone",
+    "alias",
+    "dropout_",
+    "lift_fresh_copy",
+    "lift_fresh",
+    "_to_copy",
+    "to",
+    "type_as",
+    "_assert_tensor_metadata",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "view_of",
+    "resolve_conj",
+    "resolve_neg",
+    "positive",
+    "requires_grad_",
+)
 def _same(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
     val = reader.node.meta["val"]
     if not val.dtype.is_floating_point and not val.dtype.is_complex and x.stored.kind != "truth":
@@ -136,7 +167,7 @@ def _repeat_interleave(reader: Reader, x: View, count: int, dim: int | None = No
     return replace(x, dims=tuple(rows), spread=x.spread | {slot})
 
 
-def narrowed(reader: Reader, view: View, dim: int, start: Size, size: Size, step: int = 1) -> View:
+def narrowed(reader: Reader, view: View, dim: int, start: Size, size: Size, step: int = 1, parts: bool = True) -> View:
     """A dimension from a place on: `size` places, a step apart. It is a place of parts where they divide so."""
     view = view.fresh()
     dim %= len(view.dims)
@@ -144,7 +175,7 @@ def narrowed(reader: Reader, view: View, dim: int, start: Size, size: Size, step
     if equal(total, size) and step == 1:
         return view
     row = view.dims[dim]
-    if step == 1 and (short := _of_parts(view, dim, start, size)) is not None:
+    if step == 1 and parts and (short := _of_parts(view, dim, start, size)) is not None:
         return short
     if row and all(slot in view.spread for slot in row):
         only = Slot(Axis(size))
@@ -184,43 +215,8 @@ def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
 
 
 def merged(reader: Reader, view: View, dim: int) -> View:
-    """The same values with a dimension that is one axis, in an array of their own."""
-    view = reader.recorder.whole_spread(view.fresh(), [dim]).fresh()
-    row = view.dims[dim]
-    if len(row) == 1:
-        return view
-    size = product([slot.axis.root.size for slot in row])
-    whole = Axis(size, row[0].axis.root.letter, whole=True)
-    axes, index, rows = [], [], []
-    out_index: list[Any] = []
-    parts, factor = [], 1
-    for slot in reversed(row):
-        parts.insert(0, (factor, slot))
-        factor = product([factor, slot.axis.root.size])
-    for place, others in enumerate(view.dims):
-        if place == dim:
-            axes.append(whole)
-            out_index.append(Place(tuple(parts)))
-            slot = Slot(whole)
-            index.append(slot)
-            rows.append((slot,))
-            continue
-        new_row = []
-        for slot in others:
-            new = Slot(slot.axis)
-            new_row.append(new)
-            if slot not in view.spread:
-                axes.append(slot.axis)
-                out_index.append(slot)
-                index.append(new)
-        rows.append(tuple(new_row))
-    stored = reader.recorder.stored(axes, f"{view.stored.name}_merged")
-    reader.recorder.write(View(stored, tuple(out_index), view.dims, view.spread), view)
-    spread = frozenset(
-        new for row_new, row_old in zip(rows, view.dims, strict=True) if len(row_new) == len(row_old)
-        for new, old in zip(row_new, row_old, strict=True) if old in view.spread
-    )
-    return View(stored, tuple(index), tuple(rows), spread)
+    """The same values with a dimension that is one axis."""
+    return reader.recorder.merged(view, dim)
 
 
 @rule("select.int", "select", "select_copy.int")
@@ -260,14 +256,29 @@ def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any =
     return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
 
 
-@rule("split", "split.Tensor", "split.sizes", "split_with_sizes", "split_with_sizes_copy", "chunk", "unsafe_chunk", "unsafe_split.Tensor", "tensor_split.sections", "tensor_split.indices", "hsplit.int")
+@rule(
+    "split",
+    "split.Tensor",
+    "split.sizes",
+    "split_with_sizes",
+    "split_with_sizes_copy",
+    "chunk",
+    "unsafe_chunk",
+    "unsafe_split.Tensor",
+    "tensor_split.sections",
+    "tensor_split.indices",
+    "hsplit.int",
+)
 def _split(reader: Reader, x: View, _: Any, dim: int = 0, **__: Any) -> list[View]:
     dim %= len(x.dims)
     parts = []
     start: Size = 0
-    for value in reader.node.meta["val"]:
-        size = size_of(value.shape[dim])
-        parts.append(narrowed(reader, x, dim, start, size))
+    sizes_of_parts = [size_of(value.shape[dim]) for value in reader.node.meta["val"]]
+    alike = all(equal(size, sizes_of_parts[0]) for size in sizes_of_parts)
+    if not alike:
+        x = merged(reader, x, dim)
+    for size in sizes_of_parts:
+        parts.append(narrowed(reader, x, dim, start, size, parts=alike))
         start = start + size
     return parts
 

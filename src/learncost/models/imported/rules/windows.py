@@ -12,7 +12,7 @@ from learncost.models.imported.reader import Reader, rule, size_of
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.reductions import summed
 from learncost.models.imported.rules.views import merged, reshaped
-from learncost.models.imported.views import Slot, View
+from learncost.models.imported.views import Index, Place, Slot, View
 
 SIDES = {1: "x", 2: "yx", 3: "zyx"}
 """What the sides of signals, images and volumes are called."""
@@ -27,8 +27,15 @@ def several(value: Any, count: int) -> list[Any]:
 
 
 def windowed(
-    reader: Reader, x: View, first: int, outs: Sequence[Size], sizes: Sequence[int], strides: Sequence[int],
-    paddings: Sequence[int], dilations: Sequence[int], windows: Sequence[Slot] = (),
+    reader: Reader,
+    x: View,
+    first: int,
+    outs: Sequence[Size],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    dilations: Sequence[int],
+    windows: Sequence[Slot] = (),
 ) -> tuple[View, list[tuple[Slot, ...]]]:
     """The view with each side, from dimension `first` on, read at `stride i + dilation u - padding`.
 
@@ -60,18 +67,47 @@ def windowed(
 
 
 def _stored_side(reader: Reader, x: View, dim: int) -> tuple[View, tuple[Slot, ...]]:
-    """The view with a dimension of one as an axis of one place in what is stored."""
-    ones = View.of(reader.recorder.stored([Axis(1, "x")], "ones"))
-    from learncost.models.imported.equations import Equation, Read
-
-    reader.recorder.add(Equation("word", (Read(ones, (0,)),), (), word="ones"))
-    letters = list(range(len(x.dims)))
-    result = reader.recorder.line("product", [(x, letters), (ones, [dim])], letters)
-    return result, result.dims[dim]
+    """The view with a dimension of one as an axis of one place in what is stored: it is written there."""
+    x = x.fresh()
+    axes: list[Axis] = []
+    write: list[Index] = []
+    read: list[Index] = []
+    rows: list[tuple[Slot, ...]] = []
+    spread = set()
+    for place, row in enumerate(x.dims):
+        if place == dim:
+            axes.append(Axis(1, "x", whole=True))
+            write.append(Place((), 0))
+            slot = Slot(axes[-1])
+            read.append(slot)
+            rows.append((slot,))
+            continue
+        new = tuple(Slot(slot.axis) for slot in row)
+        rows.append(new)
+        for old, slot in zip(row, new, strict=True):
+            if old in x.spread:
+                spread.add(slot)
+            else:
+                axes.append(old.axis)
+                write.append(old)
+                read.append(slot)
+    stored = reader.recorder.stored(axes, f"{x.stored.name}_row")
+    reader.recorder.write(View(stored, tuple(write), x.dims, x.spread), x)
+    return View(stored, tuple(read), tuple(rows), frozenset(spread)), rows[dim]
 
 
 @rule("convolution", "conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "_convolution")
-def convolution(reader: Reader, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, *more: Any, groups: int = 1) -> View:
+def convolution(
+    reader: Reader,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    *more: Any,
+    groups: int = 1,
+) -> View:
     x, weight = reader.view(x), reader.view(weight)
     if reader.recorder.operator in ("convolution", "_convolution"):
         transposed, extra, groups = more[:3]
@@ -105,7 +141,9 @@ def convolution(reader: Reader, x: Any, weight: Any, bias: Any = None, stride: A
     x = x.with_dims([*x.dims, *rows])
     group = ["g"] if groups > 1 else []
     letters = ["B", *group, "c", *sides, *windows]
-    result = reader.recorder.line("product", [(x, letters), (weight, [*group, "e", "c", *windows])], ["B", *group, "e", *sides])
+    result = reader.recorder.line(
+        "product", [(x, letters), (weight, [*group, "e", "c", *windows])], ["B", *group, "e", *sides]
+    )
     if groups > 1:
         result = reshaped(reader, result, [result.shape[0], result.shape[1] * result.shape[2], *result.shape[3:]])
     if bias is not None:
@@ -115,14 +153,27 @@ def convolution(reader: Reader, x: Any, weight: Any, bias: Any = None, stride: A
 
 
 @rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
-def conv_transpose(reader: Reader, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, extra: Any = 0, groups: int = 1, dilation: Any = 1) -> View:
-    return transposed_convolution(reader, reader.view(x), reader.view(weight), bias, stride, padding, extra, groups, dilation)
+def conv_transpose(
+    reader: Reader,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    extra: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> View:
+    return transposed_convolution(
+        reader, reader.view(x), reader.view(weight), bias, stride, padding, extra, groups, dilation
+    )
 
 
-def transposed_convolution(reader: Reader, x: View, weight: View, bias: Any, stride: Any, padding: Any, extra: Any, groups: int, dilation: Any) -> View:
+def transposed_convolution(
+    reader: Reader, x: View, weight: View, bias: Any, stride: Any, padding: Any, extra: Any, groups: int, dilation: Any
+) -> View:
     """Each place adds its window, written on the left: y = stride i + dilation u - padding."""
     from learncost.models.imported.equations import Equation, Read
-    from learncost.models.imported.views import Place
 
     count = len(weight.dims) - 2
     unbatched = len(x.dims) == count + 1
@@ -185,14 +236,25 @@ def narrowed_to_one(view: View, dim: int) -> View:
     return view.at(slot, (), 0).with_dims(rows)
 
 
-def _pool_sizes(reader: Reader, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> tuple[list[int], ...]:
+def _pool_sizes(
+    reader: Reader, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+) -> tuple[list[int], ...]:
     sizes = several(kernel, count)
     strides = several(stride, count) if stride not in (None, []) else sizes
     return sizes, strides, several(padding, count), several(dilation, count)
 
 
-@rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d_with_indices")
-def max_pool(reader: Reader, x: View, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
+@rule(
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "max_pool1d_with_indices",
+)
+def max_pool(
+    reader: Reader, x: View, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> Any:
     """The largest of each window; beyond the border there is minus infinity."""
     count = int(reader.recorder.operator[8])
     value = reader.node.meta["val"]
@@ -204,12 +266,25 @@ def max_pool(reader: Reader, x: View, kernel: Any, stride: Any = None, padding: 
     view, rows = windowed(reader, x, first, shape[-count:], sizes, strides, paddings, dilations)
     view = view.with_dims([*view.dims, *rows])
     acts = [dim for dim in range(first + count, len(view.dims)) if view.dims[dim]]
-    result = reader.along("max", view, range(first + count, len(view.dims)), keep=False) if acts else view.with_dims(view.dims[: first + count])
+    result = (
+        reader.along("max", view, range(first + count, len(view.dims)), keep=False)
+        if acts
+        else view.with_dims(view.dims[: first + count])
+    )
     return [result, None] if with_indices else result
 
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def avg_pool(reader: Reader, x: View, kernel: Any, stride: Any = None, padding: Any = 0, ceil: bool = False, with_border: bool = True, divisor: int | None = None) -> View:
+def avg_pool(
+    reader: Reader,
+    x: View,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil: bool = False,
+    with_border: bool = True,
+    divisor: int | None = None,
+) -> View:
     count = int(reader.recorder.operator[8])
     sizes, strides, paddings, dilations = _pool_sizes(reader, count, kernel, stride, padding)
     shape = [size_of(size) for size in reader.node.meta["val"].shape]
@@ -223,14 +298,26 @@ def avg_pool(reader: Reader, x: View, kernel: Any, stride: Any = None, padding: 
     view, rows = windowed(reader, x, first, outs, sizes, strides, paddings, dilations)
     view = view.with_dims([*view.dims, *rows])
     along = range(first + count, len(view.dims))
-    if divisor is None and any(paddings) and not with_border or not inside:
+    if (divisor is None and any(paddings) and not with_border) or not inside:
         # Each window is divided by the places of it that lie inside, which are counted outside of the table's step.
         total = summed(reader, view, along)
-        return reader.multiply(total, _inside_shares(reader, x, first, outs, sizes, strides, paddings, with_border, divisor))
+        return reader.multiply(
+            total, _inside_shares(reader, x, first, outs, sizes, strides, paddings, with_border, divisor)
+        )
     return summed(reader, view, along, Number(1.0 / (divisor or product(sizes))))
 
 
-def _inside_shares(reader: Reader, x: View, first: int, outs: Sequence[Size], sizes: Sequence[int], strides: Sequence[int], paddings: Sequence[int], with_border: bool, divisor: int | None) -> View:
+def _inside_shares(
+    reader: Reader,
+    x: View,
+    first: int,
+    outs: Sequence[Size],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    with_border: bool,
+    divisor: int | None,
+) -> View:
     """One over the places of each window that lie inside, as the pool of ones gives it: side by side a product."""
     shares: View | None = None
     for place, out in enumerate(outs):
@@ -240,7 +327,8 @@ def _inside_shares(reader: Reader, x: View, first: int, outs: Sequence[Size], si
         axis = Axis(out)
         border = paddings[place] if with_border else 0
         counts = [
-            min(i * strides[place] - paddings[place] + sizes[place], side + border) - max(i * strides[place] - paddings[place], -border)
+            min(i * strides[place] - paddings[place] + sizes[place], side + border)
+            - max(i * strides[place] - paddings[place], -border)
             for i in range(out)
         ]
         given = reader.given_numbers([1.0 / (divisor ** (1 / len(outs)) if divisor else c) for c in counts], axis)
@@ -252,7 +340,9 @@ def _inside_shares(reader: Reader, x: View, first: int, outs: Sequence[Size], si
     return shares
 
 
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+@rule(
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
+)
 def adaptive_avg_pool(reader: Reader, x: View, sizes: Any) -> View:
     return _adaptive(reader, x, sizes, "mean")
 
@@ -304,7 +394,16 @@ def _adaptive_uneven(reader: Reader, x: View, outs: Sequence[int], how: str) -> 
     return x
 
 
-@rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact2d", "_upsample_nearest_exact2d.vec")
+@rule(
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_nearest1d.vec",
+    "upsample_nearest2d.vec",
+    "upsample_nearest3d.vec",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact2d.vec",
+)
 def nearest(reader: Reader, x: View, *_: Any) -> View:
     shape = [size_of(size) for size in reader.node.meta["val"].shape]
     rows = list(x.fresh().dims)
@@ -333,7 +432,18 @@ def _nearest_uneven(reader: Reader, x: View, shape: Sequence[Size]) -> View:
     return x
 
 
-@rule("upsample_bilinear2d", "upsample_bilinear2d.vec", "upsample_linear1d", "upsample_linear1d.vec", "upsample_bicubic2d", "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_trilinear3d", "upsample_trilinear3d.vec")
+@rule(
+    "upsample_bilinear2d",
+    "upsample_bilinear2d.vec",
+    "upsample_linear1d",
+    "upsample_linear1d.vec",
+    "upsample_bicubic2d",
+    "upsample_bicubic2d.vec",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+    "upsample_trilinear3d",
+    "upsample_trilinear3d.vec",
+)
 def interpolated(reader: Reader, x: View, *_: Any) -> View:
     """Side by side a product with a matrix, which is what PyTorch makes of a unit matrix."""
     import torch
@@ -350,7 +460,9 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
         mode = "bicubic" if "bicubic" in name else "bilinear"
         unit = torch.eye(side, dtype=torch.float64)[None, :, :, None].expand(1, side, side, 1)
         with torch.no_grad():
-            made = torch.nn.functional.interpolate(unit, size=(out, 1), mode=mode, align_corners=align, antialias=name.endswith("_aa"))
+            made = torch.nn.functional.interpolate(
+                unit, size=(out, 1), mode=mode, align_corners=align, antialias=name.endswith("_aa")
+            )
         matrix = made[0, :, :, 0].T.tolist()  # (out, side)
         letters: list[Any] = list(range(len(x.dims)))
         shares = reader.given_numbers(matrix, Axis(out), Axis(side))
@@ -373,7 +485,9 @@ def im2col(reader: Reader, x: View, kernel: Any, dilation: Any, padding: Any, st
     shape = x.shape
     outs = [
         (s + 2 * p - d * (k - 1) - 1) // t + 1
-        for s, k, d, p, t in zip(shape[2:], sizes, several(dilation, 2), several(padding, 2), several(stride, 2), strict=True)
+        for s, k, d, p, t in zip(
+            shape[2:], sizes, several(dilation, 2), several(padding, 2), several(stride, 2), strict=True
+        )
     ]
     view, rows = windowed(reader, x, 2, outs, sizes, several(stride, 2), several(padding, 2), several(dilation, 2))
     channel = (*view.dims[1], *rows[0], *rows[1])
@@ -404,5 +518,3 @@ def channel_shuffle(reader: Reader, x: View, groups: int) -> View:
     parted = reshaped(reader, x, [batch, groups, c // groups, *sides])
     moved = parted.permuted([0, 2, 1, *range(3, len(parted.dims))])
     return reshaped(reader, moved, [batch, c, *sides])
-
-

@@ -1,0 +1,250 @@
+"""Exports a module: example inputs, symbols for sizes that stay open, and PyTorch's own graph, functional."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.equation.errors import InputError
+
+
+@dataclass
+class Exported:
+    """An exported graph and what is known of its ends.
+
+    parameters      the parameters' paths, by placeholder
+    inputs          the inputs' names, by placeholder
+    outputs         the names of what it returns, in their order; None for what is no value of the user's
+    symbols         the letters of sizes, by the graph's symbols
+    same            of a parameter that has several paths: the others, with the first
+    learns, counts  whether a parameter learns, and how many numbers it has, by path
+    wants_gradient  whether a float input requires a gradient, by placeholder
+    """
+
+    program: Any
+    parameters: Mapping[str, str]
+    inputs: Mapping[str, str]
+    outputs: Sequence[str | None]
+    symbols: dict[str, str]
+    same: Mapping[str, str] = field(default_factory=dict)
+    learns: Mapping[str, bool] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    wants_gradient: Mapping[str, bool] = field(default_factory=dict)
+    where_open: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # of a letter: an input's dimension
+    fixed: Mapping[str, int] = field(default_factory=dict)  # letters that the module allows one size alone
+    same_sizes: Mapping[Any, Any] = field(default_factory=dict)  # symbols of one letter, with the first of them
+
+
+def arguments(module: Any, inputs: Any) -> dict[str, Any]:
+    """The example inputs by the names that forward has for them."""
+    names = list(inspect.signature(module.forward).parameters)
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    several = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    if (
+        names
+        and len(several) > len(names)
+        and not any(
+            p.kind is inspect.Parameter.VAR_POSITIONAL for p in inspect.signature(module.forward).parameters.values()
+        )
+    ):
+        raise InputError(f"forward takes {', '.join(names) or 'nothing'}, and {len(several)} inputs were given")
+    return dict(zip(names, several, strict=False))
+
+
+def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
+    """The graph of a module in functional form, composite operators whole. Raises `InputError`."""
+    import torch
+
+    given = arguments(module, inputs)
+    for name in symbols:
+        if name not in given:
+            raise InputError(f"there is no input {name}; the inputs are {', '.join(given)}")
+    tensors = {id(v): None for v in given.values() if isinstance(v, torch.Tensor)}
+    if len(tensors) < sum(isinstance(v, torch.Tensor) for v in given.values()):
+        given = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
+    shapes = {name: _dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
+    apart = _apart(given, symbols)
+    try:
+        program = _exported(module, apart, shapes if symbols else None)
+    except Exception as error:  # whatever a user's module raises
+        if apart is given:
+            raise InputError(_message(error)) from error
+        try:  # sizes of its own choice it may need
+            program = _exported(module, given, shapes)
+        except Exception as again:
+            raise InputError(_message(again)) from again
+    signature = program.graph_signature
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    inputs_by_place = {node: node for node in signature.user_inputs if isinstance(node, str)}
+    letters: dict[str, str] = {}
+    where_open: dict[str, tuple[str, int]] = {}
+    inputs_by_place |= dict(zip(signature.user_inputs, _flat_names(given), strict=False))
+    same_sizes: dict[Any, Any] = {}
+    first_of: dict[str, Any] = {}
+    fixed: dict[str, int] = {}
+    for place, name in inputs_by_place.items():
+        value = placeholders[place].meta["val"] if place in placeholders else None
+        for dim, (word, size) in enumerate(
+            zip(symbols.get(name, "").split(), getattr(value, "shape", ()), strict=False)
+        ):
+            if word.isdigit():
+                continue
+            if isinstance(size, int):
+                fixed[word] = size
+                continue
+            expression = size.node.expr
+            if word in first_of and first_of[word] != expression:
+                same_sizes[expression] = first_of[word]
+            first_of.setdefault(word, expression)
+            letters.setdefault(str(first_of[word]), word)
+            where_open.setdefault(word, (name, dim))
+    for word in fixed:
+        where_open.pop(word, None)
+    outputs = [
+        spec.arg.name if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name") else None
+        for spec in signature.output_specs
+    ]
+    parameters = {s.arg.name: s.target for s in signature.input_specs if s.kind.name == "PARAMETER"}
+    first: dict[int, str] = {}
+    same = {}
+    learns, counts = {}, {}
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            same[path] = first[id(parameter)]
+        first.setdefault(id(parameter), path)
+        learns[path], counts[path] = bool(parameter.requires_grad), int(parameter.numel())
+    wants = {place: bool(getattr(given.get(name), "requires_grad", False)) for place, name in inputs_by_place.items()}
+    return Exported(
+        program,
+        parameters,
+        inputs_by_place,
+        outputs,
+        letters,
+        same,
+        learns,
+        counts,
+        wants,
+        where_open,
+        fixed,
+        same_sizes,
+    )
+
+
+def _flat_names(given: Mapping[str, Any]) -> list[str]:
+    """The names of inputs, of rows of tensors one each."""
+    names = []
+    for name, value in given.items():
+        if isinstance(value, list | tuple):
+            names += [f"{name}_{place}" for place in range(len(value))]
+        elif isinstance(value, Mapping):
+            names += [f"{name}_{key}" for key in value]
+        else:
+            names.append(name)
+    return names
+
+
+def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
+    """The exported program: functional, composite operators whole, but those that no rule reads by their parts."""
+    import torch
+
+    opt_einsum = torch.backends.opt_einsum.enabled
+    torch.backends.opt_einsum.enabled = False  # it would fix the sizes of batches
+    try:
+        program = torch.export.export(module, (), dict(given), dynamic_shapes=shapes, strict=False).run_decompositions(
+            {}
+        )
+        for _ in range(MOST_ROUNDS):
+            if not (parts := _decompositions(program)):
+                break
+            program = program.run_decompositions(parts)
+    finally:
+        torch.backends.opt_einsum.enabled = opt_einsum
+    return program
+
+
+MOST_ROUNDS = 6
+"""How often what an operator consists of may itself consist of others."""
+
+
+def _decompositions(program: Any) -> dict[Any, Any]:
+    """PyTorch's own decompositions of the operators of a graph that no rule reads."""
+    import torch
+
+    from learncost.models.imported.reader import RULES, operator_name
+
+    table = torch._decomp.decomposition_table
+    parts: dict[Any, Any] = {}
+    learned = set()  # nodes that follow from weights or float inputs: what others are made of is of no interest
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+                learned.add(node)
+            continue
+        if node.op != "call_function" or learned.isdisjoint(node.all_input_nodes):
+            continue
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool | None):
+            continue
+        learned.add(node)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        name = operator_name(node.target)
+        if name in RULES or name.partition(".")[0] in RULES:
+            continue
+        if node.target in table:
+            parts[node.target] = table[node.target]
+        elif node.target._can_decompose():
+            parts[node.target] = node.target.decompose
+    return parts
+
+
+def _dynamic(name: str, value: Any, words: str) -> Any:
+    """What stays open of an input, as PyTorch takes it."""
+    import torch
+
+    letters = words.replace(",", " ").split()
+    if not letters:
+        return None
+    shape = getattr(value, "shape", None)
+    if shape is None or len(shape) != len(letters):
+        count = "no tensor" if shape is None else f"of {len(shape)} dimensions"
+        raise InputError(f"{name} is {count}, and `{words}` names {len(letters)}")
+    return {place: torch.export.Dim.AUTO for place, letter in enumerate(letters) if not letter.isdigit()} or None
+
+
+APART = (2, 5, 7, 11, 13, 17, 19, 23)
+"""Sizes of examples, all different: PyTorch takes two equal ones for the same, and one of 1 for nothing."""
+
+
+def _apart(given: Mapping[str, Any], symbols: Mapping[str, str]) -> Mapping[str, Any]:
+    """Examples in which no two letters have one size, and none is 1; the given ones where that is so."""
+    import torch
+
+    sizes: dict[str, int] = {}
+    for name, words in symbols.items():
+        for letter, size in zip(words.split(), given[name].shape, strict=True):
+            if not letter.isdigit() and sizes.setdefault(letter, int(size)) != size:
+                raise InputError(f"{letter} is {sizes[letter]} and, in {name}, {int(size)}")
+    if len(set(sizes.values())) == len(sizes) and 1 not in sizes.values():
+        return given
+    fresh: dict[str, int] = {}
+    for letter, size in sizes.items():
+        free = [n for n in (size, *APART) if n > 1 and n not in fresh.values()]
+        fresh[letter] = free[0]
+    apart = dict(given)
+    for name, words in symbols.items():
+        value = given[name]
+        shape = [fresh.get(letter, int(size)) for letter, size in zip(words.split(), value.shape, strict=True)]
+        if shape == list(value.shape):
+            continue
+        made = torch.zeros(shape, dtype=value.dtype, device=value.device)
+        apart[name] = made.requires_grad_(value.requires_grad)
+    return apart
+
+
+def _message(error: Exception) -> str:
+    text = str(error).strip()
+    return f"PyTorch cannot export it: {text.splitlines()[0] if text else type(error).__name__}"

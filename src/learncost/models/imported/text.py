@@ -1,0 +1,220 @@
+"""What was read as text in the notation: axes get letters, values names, and what nothing needs is left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from learncost.models.imported.axes import Axis, Size, leaves
+from learncost.models.imported.equations import Equation, Number, Operand, Read
+from learncost.models.imported.views import At, Index, Place, Slot, Stored
+
+_NAME = re.compile(r"\W+")
+
+
+def needed(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equation]:
+    """The lines that outputs follow from, in their order."""
+    wanted = set(outputs)
+    kept = []
+    for equation in reversed(equations):
+        if any(read.view.stored in wanted for read in equation.left):
+            wanted.update(equation.reads)
+            kept.append(equation)
+    return kept[::-1]
+
+
+def identifier(text: str) -> str:
+    """A text as a name of the notation: letters, digits, _ and dots between parts."""
+    parts = [_NAME.sub("_", part) for part in text.split(".") if part]
+    name = ".".join(parts) or "value"
+    return name if not name[0].isdigit() else f"layer.{name}"
+
+
+def tail(path: str) -> str:
+    """The last part of a module's path that is no number."""
+    parts = [part for part in path.split(".") if part and not part.isdigit()]
+    return parts[-1] if parts else ""
+
+
+@dataclass
+class Names:
+    """Names that nothing else has: of values, of axes."""
+
+    taken: set[str] = field(default_factory=set)
+
+    def unique(self, name: str, between: str = "_") -> str:
+        unique, number = name, 1
+        while unique in self.taken:
+            number += 1
+            unique = f"{name}{between}{number}"
+        self.taken.add(unique)
+        return unique
+
+
+@dataclass
+class Writer:
+    """Writes lines. `symbols` are the letters that sizes are called by, `reserved` names that no axis may have."""
+
+    symbols: dict[str, str]
+    values: Names = field(default_factory=Names)
+    axes: Names = field(default_factory=Names)
+    names: dict[Stored, str] = field(default_factory=dict)
+    letters: dict[Axis, str] = field(default_factory=dict)
+    sizes: dict[str, Size] = field(default_factory=dict)
+
+    def name(self, stored: Stored) -> str:
+        if stored not in self.names:
+            self.names[stored] = self.values.unique(identifier(stored.name))
+        return self.names[stored]
+
+    def letter(self, axis: Axis) -> str:
+        """What a class of axes is called: a symbol by its letter, others by what a rule calls them."""
+        root = axis.root
+        if root not in self.letters:
+            text = str(root.size)
+            if text in self.symbols:
+                self.letters[root] = self.symbols[text]
+            else:
+                letter = self.axes.unique(root.letter or "n", "")
+                self.letters[root] = letter
+                self.sizes[letter] = root.size
+        return self.letters[root]
+
+    def line(self, equation: Equation) -> str:
+        return _Line(self, equation).text()
+
+    def size(self, size: Size) -> str:
+        """A size as an expression in letters."""
+        text = str(size)
+        return re.sub(r"[A-Za-z_]\w*", lambda match: self.symbols.get(match.group(), match.group()), text)
+
+
+class _Line:
+    """One line: what its loops are called. A second axis of one name has a prime."""
+
+    def __init__(self, writer: Writer, equation: Equation) -> None:
+        self.writer = writer
+        self.equation = equation
+        self.loops: dict[tuple[Hashable, int], str] = {}
+        self.used: dict[str, int] = {}
+        self.of_slot: dict[Slot, str] = {}
+        for read in (*equation.left, *(o for o in equation.operands if isinstance(o, Read))):
+            self.bind(read)
+
+    def bind(self, read: Read) -> None:
+        for letter, row in zip(read.letters, read.view.fresh().dims, strict=True):
+            for place, slot in enumerate(row):
+                if (letter, place) not in self.loops:
+                    name = self.writer.letter(slot.axis)
+                    count = self.used.get(name, 0)
+                    self.used[name] = count + 1
+                    self.loops[letter, place] = name + "'" * count
+
+    def rows(self, letter: Hashable) -> list[str]:
+        """The loops of a letter."""
+        return [name for (each, _), name in self.loops.items() if each == letter]
+
+    def text(self) -> str:
+        equation = self.equation
+        left = " ".join(self.term(read) for read in equation.left)
+        several = equation.operands
+        if equation.kind == "product":  # a number with a sign behind a term would be taken from it
+            several = tuple(sorted(several, key=lambda each: not (isinstance(each, Number) and each.value < 0)))
+        operands = [self.operand(operand) for operand in several]
+        if equation.kind == "word":
+            acts = " ".join(name for letter in equation.acts for name in self.rows(letter))
+            right = f"{equation.word}{f'[{acts}]' if acts else ''}({', '.join(operands)})"
+        elif equation.kind == "sum":
+            right = " ".join(
+                f"{'-' if sign < 0 else '+'} {text}" for sign, text in zip(equation.signs, operands, strict=True)
+            )
+            right = right.removeprefix("+ ")
+        else:
+            right = " ".join(operands)
+        where = "".join(f" where {self.side(w.lower)} {w.relation} {self.side(w.upper)}" for w in equation.where)
+        tag = f" @ {equation.module or '.'} {equation.operator or '-'}"
+        return f"{left} = {right}{where}{tag}"
+
+    def side(self, letter: Hashable) -> str:
+        (name,) = self.rows(letter)
+        return name
+
+    def operand(self, operand: Operand) -> str:
+        return number(operand, self.writer) if isinstance(operand, Number) else self.term(operand)
+
+    def term(self, read: Read) -> str:
+        view = read.view.fresh()
+        names = {}
+        for letter, row in zip(read.letters, view.dims, strict=True):
+            for place, slot in enumerate(row):
+                names[slot] = self.loops[letter, place]
+        return self.spelled(view.stored, view.index, names)
+
+    def spelled(self, stored: Stored, index: Sequence[Index], names: dict[Slot, str]) -> str:
+        axes = list(leaves(stored.axes))
+        labels: list[str] = [names[i] for i in index if isinstance(i, Slot)]
+        texts = []
+        for axis, each in zip(axes, index, strict=True):
+            if isinstance(each, Slot):
+                texts.append(names[each])
+                continue
+            label = self.writer.letter(axis)
+            while label in labels:
+                label += "'"
+            labels.append(label)
+            if isinstance(each, At):
+                texts.append(f"{label}={self.spelled(each.view.stored, each.view.fresh().index, names)}")
+            else:
+                texts.append(f"{label}={self.place(each, names)}")
+        return f"{self.writer.name(stored)}[{' '.join(texts)}]"
+
+    def place(self, place: Place, names: dict[Slot, str]) -> str:
+        parts = [(factor, names[slot]) for factor, slot in place.parts]
+        text = ""
+        for factor, name in parts:
+            text += _signed(self.writer, factor, name)
+        text += "" if _is_zero(place.start) else _signed(self.writer, place.start, "")
+        text = text.removeprefix(" + ").strip()
+        if not parts and isinstance(place.start, int):
+            return f"{place.start}[]"
+        return f"({text})" if parts else text
+
+
+def _is_zero(size: Size) -> bool:
+    return bool(size == 0)
+
+
+def _signed(writer: Writer, size: Size, axis: str) -> str:
+    """` + 2 #M i`: monomials of a size, each times an axis."""
+    if isinstance(size, int):
+        monomials: list[tuple[int, list[str]]] = [(size, [])]
+    else:
+        monomials = []
+        for term in size.as_ordered_terms():
+            coefficient, factors = term.as_coeff_mul()
+            words = []
+            for factor in factors:
+                base, power = factor.as_base_exp()
+                words += [f"#{writer.size(base)}"] * int(power)
+            if coefficient.q != 1:
+                words[0] += f"/{coefficient.q}"
+            monomials.append((int(coefficient.p), words))
+    text = ""
+    for factor, words in monomials:
+        inner = [
+            *([str(abs(factor))] if abs(factor) != 1 or not (words or axis) else []),
+            *words,
+            *([axis] if axis else []),
+        ]
+        text += f" {'-' if factor < 0 else '+'} {' '.join(inner)}"
+    return text if not text.startswith(" - ") else f" -{text[3:]}"
+
+
+def number(value: Number, writer: Writer) -> str:
+    """A number as the notation has it."""
+    if not value.axes:
+        text = repr(float(value.value))
+        return f"{text.removesuffix('.0')}[]"
+    sizes = "".join(f"#{writer.letter(leaf)}" for axis in value.axes for leaf in axis.leaves)
+    return f"{sizes}{'' if value.power == 1 else f'^{value.power:g}'}[]"

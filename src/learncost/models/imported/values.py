@@ -1,0 +1,71 @@
+"""The numbers of a module's inputs, weights and what is outside of its table, from running the exported graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.models.imported.reader import operator_name
+from learncost.models.imported.walk import Imported
+
+
+@dataclass
+class GraphValues:
+    """Every tensor of a graph, and what it returns."""
+
+    of_node: Mapping[str, Any]
+    outputs: list[Any]
+
+
+def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parameters: Mapping[str, Any]) -> GraphValues:
+    """Run the exported graph in float64 on inputs by name and parameters by path.
+
+    What brings numbers to single or half precision brings them to double precision here.
+    """
+    import torch
+
+    program = imported.exported.program
+    floats = {torch.float32, torch.float16, torch.bfloat16}
+    of_node: dict[str, Any] = {}
+
+    def double(value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return torch.float64 if value in floats else value
+        if isinstance(value, torch.Tensor):
+            return value.double() if value.dtype in floats else value
+        if isinstance(value, list | tuple):
+            return type(value)(map(double, value))
+        return value
+
+    class InDouble(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            result = super().run_node(node)
+            of_node[node.name] = result
+            return result
+
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if operator_name(target) == "_assert_tensor_metadata":
+                return None
+            named = {name: double(value) for name, value in kwargs.items()}
+            return double(super().call_function(target, tuple(map(double, args)), named))
+
+        def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+            return double(super().get_attr(target, args, kwargs))
+
+    signature = program.graph_signature
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    given = []
+    names = imported.exported.inputs
+    for spec in signature.input_specs:
+        kind = spec.kind.name
+        if kind == "PARAMETER":
+            given.append(parameters[imported.exported.same.get(spec.target, spec.target)])
+        elif kind == "BUFFER":
+            given.append(double(buffers[spec.target] if spec.target in buffers else program.constants[spec.target]))
+        elif kind == "CONSTANT_TENSOR":
+            given.append(double(program.constants[spec.target]))
+        else:
+            given.append(double(inputs[names[spec.arg.name]]) if hasattr(spec.arg, "name") else None)
+    results = InDouble(program.graph_module).run(*given)
+    return GraphValues(of_node, list(results))

@@ -1,0 +1,187 @@
+"""A module against the table that was read of it: values and gradients in float64, products against PyTorch's count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.count import shape_of
+from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer, layer
+from learncost.models.imported.export import arguments
+from learncost.models.imported.values import run_graph
+from learncost.models.imported.walk import Imported
+from learncost.readings.run import run
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The largest differences between a table and its module.
+
+    value      of the outputs, relative to the largest number of each
+    gradient   of all gradients, relative to the largest gradient
+    module     of the exported graph in its own precision and the module itself
+    """
+
+    value: float
+    gradient: float
+    module: float
+    parameters: int
+    lines: int
+
+
+def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parity:
+    """Run a module in float64 under autograd, and the table that was read of it with NumPy, and compare."""
+    import torch
+
+    torch.manual_seed(seed)
+    read = layer(imported.text)
+    given = arguments(module, inputs)
+    paths = dict(module.named_parameters())
+    weights = {path: p.detach().double().requires_grad_(bool(p.requires_grad)) for path, p in paths.items()}
+    doubles = {
+        name: v.detach().double().requires_grad_(v.requires_grad)
+        if isinstance(v, torch.Tensor) and v.is_floating_point()
+        else v
+        for name, v in given.items()
+    }
+    flat = _flat(doubles)
+    graph = run_graph(imported, module, flat, weights)
+    sizes = _sizes(read, imported, flat)
+    arrays = arrays_of(read, imported, graph.of_node, weights, flat, sizes)
+    nodes = imported.output_nodes
+    results = [graph.of_node[node] for node in nodes]
+    seeds = [torch.randn_like(r) if r.dim() else torch.ones_like(r) for r in results]
+    for name, each in zip(imported.outputs, seeds, strict=True):
+        arrays[f"d{name}"] = _shaped(each.detach().numpy(), read, read_output(read, name), sizes)
+    if any(r.requires_grad for r in results):
+        torch.autograd.backward(
+            [r for r in results if r.requires_grad], [s for s, r in zip(seeds, results, strict=True) if r.requires_grad]
+        )
+    values = run(read, arrays, sizes)
+    value = 0.0
+    for name, result in zip(imported.outputs, results, strict=True):
+        theirs = _shaped(result.detach().numpy(), read, read_output(read, name), sizes)
+        value = max(value, _apart(values[read_output(read, name)], theirs, float(np.abs(theirs).max(initial=1e-300))))
+    pairs = []
+    for name, path in imported.weights.items():
+        if weights[path].requires_grad:
+            gradient = weights[path].grad
+            pairs.append((name, torch.zeros_like(weights[path]) if gradient is None else gradient))
+    for stored, name in imported.names.items():
+        if (
+            stored.kind == "input"
+            and name in read.table.inputs
+            and flat[imported.exported.inputs[stored.target]].requires_grad
+        ):
+            gradient = flat[imported.exported.inputs[stored.target]].grad
+            if gradient is not None:
+                pairs.append((name, gradient))
+    largest = max((float(g.abs().max()) for _, g in pairs if g.numel()), default=1.0) or 1.0
+    gradient = 0.0
+    for name, theirs in pairs:
+        ours = values.get(f"d{name}")
+        shaped = _shaped(theirs.numpy(), read, name, sizes)
+        gradient = max(gradient, _apart(np.zeros_like(shaped) if ours is None else ours, shaped, largest))
+    return Parity(
+        value,
+        gradient,
+        _apart_from_module(module, given, graph, imported),
+        sum(p.numel() for p in paths.values()),
+        len(read.text.splitlines()),
+    )
+
+
+def read_output(read: Layer, name: str) -> str:
+    """What an output of the header is called in the table."""
+    return next((each for each in read.table.outputs if read.table.header(each) == name), name)
+
+
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, list | tuple):
+            flat |= {f"{name}_{place}": each for place, each in enumerate(value)}
+        elif isinstance(value, Mapping):
+            flat |= {f"{name}_{key}": each for key, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _sizes(read: Layer, imported: Imported, given: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of the example: those of the table, and of its open letters."""
+    sizes = dict(read.sizes)
+    for letter, (name, dim) in imported.exported.where_open.items():
+        sizes[letter] = int(given[name].shape[dim])
+    for letter, expression in imported.derived.items():
+        sizes[letter] = imported.at(expression, sizes)
+    return sizes
+
+
+def arrays_of(
+    read: Layer,
+    imported: Imported,
+    of_node: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    given: Mapping[str, Any],
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
+    """Every input and weight of the table as an array."""
+    arrays: dict[str, Any] = {}
+    for stored, name in imported.names.items():
+        if name in read.table.weights:
+            arrays[name] = _shaped(weights[imported.weights[name]].detach().numpy(), read, name, sizes)
+        elif name in read.table.inputs:
+            arrays[name] = _shaped(_input(stored, imported, of_node, given), read, name, sizes)
+    return arrays
+
+
+def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    if stored in imported.reader.numbers:
+        return np.asarray(imported.reader.numbers[stored])
+    value = of_node[stored.target]
+    value = value.detach().numpy()
+    if stored.kind.startswith("share"):
+        _, reduction, ignore = stored.kind.split()
+        there = value != int(ignore)
+        return -(there / max(1, there.sum()) if reduction == "mean" else there.astype(float))
+    if stored.kind in ("index", "targets") and stored.reads is not None:
+        size = stored.reads.size
+        if not isinstance(size, int):
+            return np.where(value < 0, 0, value) if stored.kind == "targets" else value
+        return np.where(value < 0, value + size if stored.kind == "index" else 0, value)
+    return value.astype(float) if value.dtype == bool else value
+
+
+def _shaped(array: Any, read: Layer, name: str, sizes: Mapping[str, int]) -> Any:
+    return np.asarray(array).reshape(shape_of(read.table.axes[name], sizes))
+
+
+def _apart(ours: Any, theirs: Any, scale: float) -> float:
+    if ours.shape != theirs.shape:
+        raise InputError(f"shapes differ: {ours.shape} and {theirs.shape}")
+    if not theirs.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        apart = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
+    return float(np.max(apart)) / max(scale, 1e-300)
+
+
+def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, imported: Imported) -> float:
+    """How far the module itself, in its own precision, is from the graph in float64."""
+    import torch
+
+    with torch.no_grad():
+        result = module(**given)
+    tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    theirs = [graph.of_node[node] for node in imported.output_nodes]
+    worst = 0.0
+    for mine in theirs:
+        near = [t for t in tensors if tuple(t.shape) == tuple(mine.shape) and t.is_floating_point()]
+        scale = float(mine.detach().abs().max()) or 1.0
+        worst = max(worst, min((float((t.double() - mine).abs().max()) / scale for t in near), default=float("inf")))
+    return worst

@@ -1,0 +1,274 @@
+"""Modules of one's own, with examples of their inputs: what any module that is imported may do."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+CASES = {}
+
+
+def case(f):
+    CASES[f.__name__] = f
+    return f
+
+
+def ids(*shape):
+    return torch.randint(0, 50, shape)
+
+
+class Attn(nn.Module):
+    def __init__(self, C=12, H=3, T=16, flash=False):
+        super().__init__()
+        self.c_attn = nn.Linear(C, 3 * C)
+        self.c_proj = nn.Linear(C, C)
+        self.H = H
+        self.flash = flash
+        self.register_buffer("bias", torch.tril(torch.ones(T, T)).view(1, 1, T, T))
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(C, dim=2)
+        k = k.view(B, T, self.H, C // self.H).transpose(1, 2)
+        q = q.view(B, T, self.H, C // self.H).transpose(1, 2)
+        v = v.view(B, T, self.H, C // self.H).transpose(1, 2)
+        if self.flash:
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+            att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+            att = functional.softmax(att, dim=-1)
+            y = att @ v
+        return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+
+class Block(nn.Module):
+    def __init__(self, C, H, flash):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(C)
+        self.attn = Attn(C, H, flash=flash)
+        self.ln_2 = nn.LayerNorm(C)
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(C, 4 * C), "gelu": nn.GELU(), "c_proj": nn.Linear(4 * C, C)})
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        m = self.mlp
+        return x + m.c_proj(m.gelu(m.c_fc(self.ln_2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, V=50, C=12, H=3, L=2, T=16, flash=True):
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(V, C),
+                "wpe": nn.Embedding(T, C),
+                "h": nn.ModuleList([Block(C, H, flash) for _ in range(L)]),
+                "ln_f": nn.LayerNorm(C),
+            }
+        )
+        self.lm_head = nn.Linear(C, V, bias=False)
+        self.transformer.wte.weight = self.lm_head.weight
+
+    def forward(self, idx, targets):
+        _B, T = idx.shape
+        pos = torch.arange(0, T, dtype=torch.long, device=idx.device)
+        x = self.transformer.wte(idx) + self.transformer.wpe(pos)
+        for b in self.transformer.h:
+            x = b(x)
+        logits = self.lm_head(self.transformer.ln_f(x))
+        return logits, functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+
+
+S = {"idx": "B M", "targets": "B M"}
+
+
+@case
+def nanogpt_flash():
+    return GPT(), (ids(2, 7), ids(2, 7)), S
+
+
+@case
+def nanogpt_manual():
+    return GPT(flash=False), (ids(2, 7), ids(2, 7)), S
+
+
+@case
+def encoder():
+    return (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 20, dropout=0.0, batch_first=True), 2).train(),
+        (torch.randn(2, 7, 12),),
+        {"src": "B M 12"},
+    )
+
+
+@case
+def transformer():
+    m = nn.Transformer(12, 3, 1, 1, 20, dropout=0.0, batch_first=True).train()
+    return (
+        m,
+        {
+            "src": torch.randn(2, 5, 12),
+            "tgt": torch.randn(2, 7, 12),
+            "tgt_mask": nn.Transformer.generate_square_subsequent_mask(7),
+        },
+        None,
+    )
+
+
+@case
+def convnet():
+    return (
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 12, 3, padding=1, groups=4),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(12, 5),
+        ),
+        (torch.randn(2, 3, 16, 16),),
+        None,
+    )
+
+
+@case
+def convnet_in_batches():
+    return (
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+            nn.Conv2d(8, 12, 3, padding=1, groups=4),
+            nn.GroupNorm(3, 12),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(48, 5),
+        ).eval(),
+        (torch.randn(2, 3, 16, 16),),
+        {"input": "B 3 16 16"},
+    )
+
+
+@case
+def lstm():
+    class L(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.LSTM(6, 8, num_layers=2, batch_first=True, bidirectional=True)
+
+        def forward(self, x):
+            return self.l(x)[0]
+
+    return L(), (torch.randn(2, 3, 6),), None
+
+
+@case
+def gru():
+    class L(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.GRU(6, 8)
+
+        def forward(self, x):
+            return self.l(x)[0]
+
+    return L(), (torch.randn(3, 2, 6),), None
+
+
+@case
+def unet():
+    class U(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Conv2d(3, 8, 3, padding=1)
+            self.g = nn.GroupNorm(2, 8)
+            self.d = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+            self.q = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.u = nn.ConvTranspose2d(8, 8, 4, 2, 1)
+            self.o = nn.Conv2d(16, 3, 1)
+
+        def forward(self, x):
+            h = functional.silu(self.g(self.a(x)))
+            y = self.d(h)
+            B, C, H, W = y.shape
+            z = y.flatten(2).transpose(1, 2)
+            z = z + self.q(z, z, z, need_weights=False)[0]
+            y = z.transpose(1, 2).reshape(B, C, H, W)
+            up = functional.interpolate(y, scale_factor=2, mode="nearest")
+            y = self.u(y) + up
+            return self.o(torch.cat([y, h], 1))
+
+    return U(), (torch.randn(2, 3, 8, 8),), None
+
+
+@case
+def mamba_loop():
+    class Mm(nn.Module):
+        def __init__(self, d=6, n=4):
+            super().__init__()
+            self.i = nn.Linear(d, 2 * d)
+            self.c = nn.Conv1d(d, d, 3, padding=2, groups=d)
+            self.x = nn.Linear(d, 2 + 2 * n)
+            self.dt = nn.Linear(2, d)
+            self.A = nn.Parameter(torch.randn(d, n))
+            self.D = nn.Parameter(torch.ones(d))
+            self.n = n
+
+        def forward(self, u):
+            B, L, d = u.shape
+            x, z = self.i(u).chunk(2, -1)
+            x = functional.silu(self.c(x.transpose(1, 2))[..., :L]).transpose(1, 2)
+            dt, Bm, C = self.x(x).split([2, self.n, self.n], -1)
+            dt = functional.softplus(self.dt(dt))
+            A = -torch.exp(self.A)
+            h = torch.zeros(B, d, self.n)
+            ys = []
+            for t in range(L):
+                h = torch.exp(dt[:, t, :, None] * A) * h + dt[:, t, :, None] * Bm[:, t, None, :] * x[:, t, :, None]
+                ys.append((h * C[:, t, None, :]).sum(-1))
+            y = torch.stack(ys, 1) + x * self.D
+            return y * functional.silu(z)
+
+    return Mm(), (torch.randn(2, 4, 6),), None
+
+
+@case
+def moe_dense():
+    class E(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.r = nn.Linear(6, 4)
+            self.w = nn.Parameter(torch.randn(4, 6, 8))
+            self.v = nn.Parameter(torch.randn(4, 8, 6))
+
+        def forward(self, x):
+            p = self.r(x).softmax(-1)
+            w, i = p.topk(2, -1)
+            W = self.w[i]
+            V = self.v[i]
+            h = functional.gelu(torch.einsum("bmd,bmtdf->bmtf", x, W))
+            o = torch.einsum("bmtf,bmtfd->bmtd", h, V)
+            return (o * w[..., None]).sum(-2)
+
+    return E(), (torch.randn(2, 3, 6),), None
+
+
+@case
+def gcn():
+    class G(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(5, 4)
+
+        def forward(self, x, src, dst):
+            h = self.l(x)
+            m = h[src]
+            return torch.zeros(x.shape[0], 4).index_add(0, dst, m)
+
+    return G(), (torch.randn(6, 5), torch.randint(0, 6, (9,)), torch.randint(0, 6, (9,))), None

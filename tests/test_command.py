@@ -400,6 +400,7 @@ def test_every_question_has_a_schema(name, capsys):
         "json",
         "output",
         "plot",
+        *(flag.name for flag in COMMANDS[name].importing),  # in Python from_module takes them
     }
     assert parameters <= {*schema["properties"], "output"}
     for description in schema["properties"].values():

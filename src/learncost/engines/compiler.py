@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from learncost.equation.errors import InputError
+from learncost.models.files import user_folder
 from learncost.readings.emit.c import Function, source
 
 # -ffast-math lets sums be taken in the order of the vector lanes. Compiled and linked apart: linked with it, gcc before
@@ -35,11 +36,6 @@ def compiler() -> tuple[str, ...] | None:
         return tuple(command) if shutil.which(command[0]) else None
     command_name = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
     return (command_name,) if command_name else None
-
-
-def cache_folder() -> Path:
-    """Where compiled libraries are kept: $XDG_CACHE_HOME or ~/.cache, under learncost."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "learncost" / "kernels"
 
 
 def compiled(text: str) -> ctypes.CDLL:
@@ -81,7 +77,7 @@ def _version(command: tuple[str, ...]) -> tuple[str, ...]:
 @cache
 def _writable_folder() -> Path:
     """The cache; a folder of this process where the user's cannot be written."""
-    folder = cache_folder()
+    folder = user_folder("kernels")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -491,6 +491,17 @@ def check_derived(lines: Iterable[Statement], doing: str) -> None:
         raise InputError(f"{line.tag.operator or line.word}{where} is not derived, so {doing}, in line: {line}")
 
 
+def check_known(lines: Iterable[Statement], what: str) -> None:
+    """Refuse to do something with lines of which one has a cost that nobody knows. Raises `InputError`."""
+    for line in not_derived(lines):
+        if line.opaque and None in (line.opaque.forward, line.opaque.backward):
+            where = f" in {line.tag.module}" if line.tag.module else ""
+            raise InputError(
+                f"{what} needs every cost, and that of {line.tag.operator or line.word}{where} is not known, "
+                "forward and backward; learncost cost gives lower bounds"
+            )
+
+
 def defined(lines: Iterable[Statement]) -> frozenset[str]:
     """The names that lines define in their own scope."""
     return frozenset(name for line in lines for name in line.makes)

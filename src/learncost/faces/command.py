@@ -31,6 +31,7 @@ class Command:
 
     formats  none where it is a text, or where the command shows itself
     file     whether it can be written to a file
+    modules  whether a model may be a module of the user's own
     plots    whether there is a picture of characters below it, on a terminal
     """
 
@@ -39,6 +40,7 @@ class Command:
     formats: tuple[str, ...] = FORMATS
     file: bool = True
     plots: bool = False
+    modules: bool = True
 
     @property
     def file_name(self) -> str:
@@ -66,9 +68,18 @@ class Command:
         return tuple(Flag(name, kind, 1, usual, "flag", meaning, FLAGS[name]) for name, kind, usual, meaning in rows)
 
     @property
+    def importing(self) -> tuple[Flag, ...]:
+        """The flags that say how a module of the user's own is read, where the command takes models."""
+        if not self.modules or not {flag.name for flag in flags_of(self.question)} & {"model", "models", "subject"}:
+            return ()
+        from learncost.faces.importing.flags import reading
+
+        return flags_of(reading)
+
+    @property
     def flags(self) -> tuple[Flag, ...]:
         """All that is typed after it."""
-        return (*flags_of(self.question), *self.writing)
+        return (*flags_of(self.question), *self.importing, *self.writing)
 
 
 _LAYER = (*FORMATS, "mathml")
@@ -107,6 +118,12 @@ _COMMANDS: Mapping[str, Command] = {
     "run-cost": Command(
         "hardware.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
     ),
+    "import": Command(
+        "faces.importing.command:import_module",
+        "A PyTorch module of a file of yours as a table.",
+        (),
+        False,
+    ),
     "calibrate": Command(
         "faces.calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step.", (), False
     ),
@@ -121,7 +138,11 @@ _COMMANDS: Mapping[str, Command] = {
     ),
     "sample": Command("faces.sample:sample", "Let a trained model go on with a text.", (), False),
     "bench": Command(
-        "faces.bench:bench", "The engine against PyTorch and JAX: time, memory, and the step's floor.", FORMATS, False
+        "faces.bench:bench",
+        "The engine against PyTorch and JAX: time, memory, and the step's floor.",
+        FORMATS,
+        False,
+        modules=False,
     ),
     "verify": Command("faces.verify:verify", "Run the tables and prove the counts and the gradients."),
     "emit": Command("derivations.emit:emit", "The step as Python source for NumPy, PyTorch or JAX.", ()),
@@ -198,6 +219,11 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     chosen_format, path = _format(command.formats, **writing), writing.get("output")
     if path and not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+    if command.importing:
+        flags_of_modules = {
+            flag.name: flags_given.pop(flag.name) for flag in command.importing if flag.name in flags_given
+        }
+        arguments = _with_modules(arguments, flags_of_modules)
     answer = command.question(*arguments, **flags_given)
     if chosen_format != "table" or path:
         answer = _Written(
@@ -207,6 +233,20 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         _save(Path(path), str(answer))
         return answer.exit_code
     return _Plotted(answer, getattr(answer, "exit_code", GOOD)) if plots and chosen_format == "table" else answer
+
+
+def _with_modules(arguments: Sequence[str], flags_given: Mapping[str, Any]) -> list[Any]:
+    """The arguments, and in the place of each `FILE.py:NAME` the table of the module that the file builds."""
+    if not any(".py" in argument for argument in arguments):
+        if flags_given:
+            flag = next(iter(flags_given)).replace("_", "-")
+            raise InputError(f"--{flag} is about a module of a file of yours: name it as FILE.py:NAME")
+        return [*arguments]
+    from learncost.faces.importing.command import layer_of
+    from learncost.faces.importing.flags import reading
+
+    how = reading(**flags_given)
+    return [layer_of(argument, how) or argument for argument in arguments]
 
 
 @dataclass(frozen=True)

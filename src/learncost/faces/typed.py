@@ -37,7 +37,8 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
         if flag is None and not (letters and name.startswith("--")):
             _check_size(name, (*by_spelling, "--help"), others)
         key = flag.name if flag else name.lstrip("-")
-        if key in typed_values:
+        repeats = flag is not None and flag.about.repeats
+        if key in typed_values and not repeats:
             raise InputError(f"{name} is given twice")
         if flag and flag.kind == "boolean":
             if joined or (spelling not in flag.names and not flag.reverses):
@@ -49,7 +50,8 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             raise InputError(
                 f"{name} needs {'a value' if flag is None or flag.values == 1 else f'{flag.values} values'}"
             )
-        typed_values[key] = values[0] if len(values) == 1 else tuple(values)
+        value = values[0] if len(values) == 1 else tuple(values)
+        typed_values[key] = [*typed_values.get(key, []), value] if repeats else value
     _check_count(command, flags, arguments, typed_values)
     return arguments, typed_values
 

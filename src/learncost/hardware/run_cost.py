@@ -14,6 +14,7 @@ from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
+from learncost.equation.table import check_known
 from learncost.hardware import given, grid, products
 from learncost.ledger.cost import cost
 from learncost.ledger.question import question
@@ -254,6 +255,8 @@ def run_cost(
     machine, attained = _machine(on, dtype)
     sizes = {"by": "macro-operation", **sizes}
     step = cost(model, procedure, price_book, **sizes)
+    if step.built is not None:
+        check_known(step.built.table.lines, "a run's cost")
     useful = step
     again = "forward again" in find_procedure(procedure, INFERENCE).moves
     if again and "hfu" not in typed:  # what is run again is no part of MFU

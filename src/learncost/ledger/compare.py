@@ -11,6 +11,7 @@ from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
+from learncost.equation.table import check_known
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
@@ -221,6 +222,7 @@ def compare(
     adapted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
     lengths = (batch_size, seq_len, target_len)
     run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, adapted, plan)
+    check_known(run.model.table.lines, "a comparison")
     left_out = ""
     if not names:
         names, left_out = _possible(run, adapted is not None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
+from learncost.equation.table import check_known
 from learncost.ledger.counters import Counter, counters
 from learncost.ledger.mine import Mine
 from learncost.ledger.mine import mine as held_against
@@ -223,6 +224,7 @@ def conventions(
     if memory:
         return _of_memory(model, batch_size, mine, {"seq_len": seq_len, "target_len": target_len} | sizes)
     run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, None, 0.0, "fp32", sizes, ("bp",))
+    check_known(run.model.table.lines, "a comparison of conventions")
     plain = run.rows("bp", run.book)
     others = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
     two_sided = run.model.two_sided

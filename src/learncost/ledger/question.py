@@ -36,6 +36,7 @@ class Shared:
     typed: str = ""
     known: str = ""
     several: bool = False
+    repeats: bool = False
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -105,7 +106,7 @@ class Flag:
         schema["description"] = typed(self.meaning)
         if self.about.choices:
             schema["examples" if self.about.several else "enum"] = list(self.about.choices)
-        if self.how == "arguments" or self.values > 1:
+        if self.how == "arguments" or self.values > 1 or self.about.repeats:
             schema = {"type": "array", "items": {"type": schema["type"]}, "description": schema["description"]}
         return schema if self.default in (None, "", Parameter.empty) else schema | {"default": self.default}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
+from learncost.equation.table import check_known
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.ledger.measures import Block, Measures, backward, forward
@@ -68,6 +69,7 @@ def rules(
     if isinstance(model, Configuration) and model.learned is not None:
         raise InputError(f"rules of thumb are of models that learn as a whole: {model.name} does not")
     prepared = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, None, 0.0, "fp32", sizes, ())
+    check_known(prepared.model.table.lines, "a rule of thumb")
     measures = Measures(prepared)
     per_step = prepared.axes["B"] * prepared.axes["M"]
     tokens_in_all = per_step if prepared.tokens is None else prepared.tokens

@@ -18,6 +18,7 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.table import check_known
 from learncost.ledger.grid import Grid, grid_of
 from learncost.ledger.question import question
 from learncost.ledger.run import check_probability, possible, rows_of
@@ -252,6 +253,7 @@ def sweep(
     lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
     combinations = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
     built = build(combinations.configuration, dropout=probability > 0)
+    check_known(built.table.lines, "a sweep")
     left_out = ""
     if procedure in (ALL, [ALL]):
         names, refused = possible(lambda name: rows_of(built, name, books[0], optimizer))

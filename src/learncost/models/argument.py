@@ -44,7 +44,7 @@ def layer_given(model: object) -> Layer | None:
 
 def names_own_sizes(argument: str) -> bool:
     """Whether a MODEL argument has sizes of its own names, which are known once it is read."""
-    return argument.endswith(NOTATION)
+    return argument.endswith(NOTATION) or ".py:" in argument
 
 
 def find(model: object, stdin: TextIO | None = None) -> Argument:

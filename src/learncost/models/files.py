@@ -6,6 +6,7 @@ Whatever is wrong with a file is said in one line that names it.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -18,6 +19,11 @@ LARGEST_FILE = 16 * 2**20  # bytes; published configurations take a few thousand
 
 NOTATION = ".table"
 """What a file in the notation ends in."""
+
+
+def user_folder(what: str) -> Path:
+    """Where something is kept for this user: in $XDG_CACHE_HOME or ~/.cache, under learncost."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "learncost" / what
 
 
 def looks_like_path(model: str) -> bool:

@@ -19,6 +19,7 @@ from learncost.books.book import book as find_book
 from learncost.books.errata import errata
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
+from learncost.equation.table import check_known
 from learncost.ledger.cost import cost
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.memory_step import Step
@@ -91,6 +92,8 @@ def document(
     if procedure not in INFERENCE:
         arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
     step = cost(**arguments, **sizes, by="equation")
+    if step.built is not None:
+        check_known(step.built.table.lines, "a report")
     lines, monomials = cost_lines(step), Monomials()
     formulas: dict[str, int] = {}
     controls = sizes_of(step, _lengths(arguments, sizes), _builder(arguments, sizes))

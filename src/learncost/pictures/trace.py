@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either, precision_of
-from learncost.equation.table import Line, Table
+from learncost.equation.table import Line, Table, check_known
 from learncost.ledger.inference import served
 from learncost.ledger.memory_step import Step
 from learncost.ledger.question import question
@@ -205,6 +205,7 @@ def trace(
         run = prepare(
             model, "run", *several, None, optimizer, dropout, type_name, sizes, (procedure,), adaptation, plan
         )
+        check_known(run.model.table.lines, "a trace")
         table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
         timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
         memory = Step(run, procedure, precision_of(type_name), optimizer or default_optimizer(run.book))

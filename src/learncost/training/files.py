@@ -44,7 +44,8 @@ def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
     """Where a trace or a figure goes. Raises InputError for a name that ends otherwise, and without its folder."""
     file = Path(path)
     if file.suffix not in endings:
-        raise InputError(f"a {what} ends in {', '.join(endings[:-1])} or {endings[-1]}, not {shown(str(path))}")
+        names = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
+        raise InputError(f"a {what} ends in {names}, not {shown(str(path))}")
     if not file.absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {file.parent}")
     return file

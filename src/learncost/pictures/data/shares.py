@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from learncost.equation.table import check_known
 from learncost.ledger.record import Cost
 from learncost.pictures.data.roofline import share
 
@@ -73,6 +74,8 @@ def shares(costs: Iterable[Cost]) -> Shares:
 
 
 def _bar(cost: Cost) -> Bar:
+    if cost.built is not None:
+        check_known(cost.built.table.lines, "a figure")
     parts = tuple(
         Part(name, passes, amount.maccs, amount.flops, amount.flops / cost.total.flops if cost.total.flops else 0.0)
         for name, (passes, amount) in cost.macro_operations.items()

@@ -1,0 +1,90 @@
+"""`learncost import FILE.py:NAME`, and the flags with which every command reads a module of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.faces.importing.flags import How, reading
+from learncost.faces.importing.reading import imported
+from learncost.faces.importing.user_file import target
+from learncost.layers.layer import Layer, layer
+from learncost.ledger.question import question
+from learncost.ledger.sheet import Readable
+from learncost.models.files import NOTATION
+from learncost.models.wording import shown
+from learncost.readings.price import parameters
+from learncost.training.files import path_of, written
+
+
+@dataclass(frozen=True, repr=False)
+class Imported(Readable):
+    """A module as a table: its text, and the file that it was written to."""
+
+    text: str
+    path: Path | None
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return self.text
+        made = layer(self.text)
+        lines = sum(1 for line in made.text.splitlines() if " = " in line)
+        count = parameters(made.table).with_sizes(made.sizes)
+        return f"{self.path}: {made.name}, {lines:,} lines, {_shown(count)} parameters"
+
+
+def _shown(count: Any) -> str:
+    return f"{count.terms[()]:,}" if set(count.terms) == {()} else str(count)
+
+
+@question()
+def import_module(
+    file: str,
+    *,
+    output: str | None = None,
+    input: Sequence[str] | str | None = None,
+    as_run: bool = False,
+    unknown: str = "refuse",
+    no_fold: bool = False,
+    no_cache: bool = False,
+) -> Imported:
+    """Run a file of yours, and write the PyTorch module that it builds as a table in the notation.
+
+    The table needs neither PyTorch nor the file afterwards: every command takes it. It can be read, changed and cited.
+
+    Parameters
+    ----------
+    file
+        FILE.py:NAME, a file of yours and the name in it of a function without arguments that returns the module, of a
+        class that is called without arguments, or of a module. The file is run.
+    output
+        The file of the table, which ends in .table. Without it the table is printed.
+
+    Commands
+    --------
+    learncost import model.py:build --input 'idx: int B M' -o model.table
+        Write what build() returns as a table whose batch B and length M stay open; learncost cost model.table --B 8
+        --M 1024 then says what a training step costs.
+    learncost import model.py:build --input 'x: float 8 3 224 224' --as-run
+        Take down one run, where the module decides on values what it computes.
+    """
+    wanted = target(file)
+    if wanted is None:
+        raise InputError(f"{shown(file)} is no module of a file of yours: write FILE.py:NAME, as in model.py:build")
+    path = None if output is None else path_of("table", (NOTATION,), output)
+    text = imported(
+        wanted, reading(input=input, as_run=as_run, unknown=unknown, no_fold=no_fold, no_cache=no_cache)
+    ).text
+    if path is not None:
+        with written(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return Imported(text, path)
+
+
+def layer_of(word: object, how: How) -> Layer | None:
+    """The table of what a word of the command line names, `FILE.py:NAME`; None where it names something else."""
+    wanted = target(word)
+    return None if wanted is None else layer(imported(wanted, how).text)

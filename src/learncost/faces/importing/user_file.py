@@ -1,0 +1,174 @@
+"""Runs a file of the user's, `FILE.py:NAME`, and gives the module that it builds; and what it read while it ran."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.wording import nearest, printable, shown
+
+_SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file, and the name in it of what builds a module."""
+
+    file: Path
+    name: str
+
+    def __str__(self) -> str:
+        return f"{printable(str(self.file))}:{self.name}"
+
+
+def target(text: object) -> Target | None:
+    """What `FILE.py:NAME` names; None where a text is written otherwise. Raises `InputError` for one without a name."""
+    if not isinstance(text, str):
+        return None
+    if match := _SPEC.fullmatch(text):
+        return Target(Path(match["file"]), match["name"])
+    if text.endswith((".py", ".py:")) and not text.startswith("-"):
+        file = text.removesuffix(":")
+        raise InputError(f"{printable(file)} needs the name of what builds the module, as in {printable(file)}:build")
+    return None
+
+
+class UserError(InputError):
+    """What the user's own code raised, with its file and line."""
+
+
+@dataclass
+class Ran:
+    """A file that was run, and the names in it."""
+
+    target: Target
+    values: ModuleType
+
+    def named(self, name: str) -> Any:
+        """The value of a name. Raises `InputError`."""
+        value: Any = self.values
+        for part in name.split("."):
+            if not hasattr(value, part):
+                names = [each for each in vars(value) if not each.startswith("_")] if hasattr(value, "__dict__") else []
+                callables = [each for each in names if callable(getattr(value, each))]
+                hint = nearest(part, names) or (f"; it has {', '.join(callables[:8])}" if callables else "")
+                raise InputError(f"{printable(str(self.target.file))} has no {shown(part)}{hint}")
+            value = getattr(value, part)
+        return value
+
+
+def run(wanted: Target) -> Ran:
+    """Run a file as Python would, with its folder before all others where modules are looked for.
+
+    Raises `InputError` for a file that is not there or fails.
+    """
+    file = wanted.file
+    if not file.is_file():
+        raise InputError(f"no such file: {printable(str(file))}" + ("; that is a folder" if file.is_dir() else ""))
+    name, folder = _place(file.resolve())
+    with user_code(str(wanted.file)):
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        if "." in name:
+            return Ran(wanted, importlib.import_module(name))
+        spec = importlib.util.spec_from_file_location(name, file.resolve())
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return Ran(wanted, module)
+
+
+def _place(file: Path) -> tuple[str, Path]:
+    """What a file is called as a module, and the folder in which it is looked for: of a package, that around it."""
+    parts, folder = [file.stem], file.parent
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier() and folder.parent != folder:
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if len(parts) > 1 and all(part.isidentifier() for part in parts):
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts), folder
+    name = re.sub(r"\W", "_", file.stem)
+    return (f"_{name}" if name in sys.modules or name[:1].isdigit() else name), file.parent
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """What runs inside is the user's: what it prints goes to standard error, what it raises is told in one line."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (KeyboardInterrupt, InputError):
+        raise
+    except SystemExit as error:
+        raise UserError(f"{printable(what)} ended Python (exit {error.code}): it must build and return") from None
+    except BaseException as error:
+        raise UserError(f"{printable(what)} failed: {told(error)}") from None
+
+
+def told(error: BaseException) -> str:
+    """An error of the user's code in one line: where in the user's code, what kind, what it says."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{printable(error.filename)}:{error.lineno}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(Path(frame.filename))]
+    where = f"{printable(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{where}{type(error).__name__}{f': {said}' if said else ''}"
+
+
+_FOLDERS = sysconfig.get_paths()
+_OTHERS = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (
+        *(_FOLDERS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).parents[2]),
+    )
+)
+
+
+def is_local(file: Path) -> bool:
+    """Whether a file is the user's: not Python's, not in site-packages, not this package's own."""
+    path = os.path.realpath(file)
+    inside = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+    return not inside and not path.startswith((*_OTHERS, "/proc/", "/sys/", "/dev/")) and not str(file).startswith("<")
+
+
+_watching: list[set[Path]] = []
+_hooked: list[bool] = []  # a hook is never taken away, so there is one
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    """Python's audit event of a file that is opened, while somebody watches."""
+    if event != "open" or not _watching or set(arguments[1] or "") & set("wax+"):
+        return
+    if isinstance(arguments[0], str | bytes | os.PathLike):
+        _watching[-1].add(Path(os.fsdecode(arguments[0])).absolute())
+
+
+@contextmanager
+def watched() -> Iterator[set[Path]]:
+    """The user's files that are opened for reading inside, modules too: where one changes, so may what was built."""
+    opened: set[Path] = set()
+
+    if not _hooked:
+        sys.addaudithook(_note)
+        _hooked.append(True)
+    _watching.append(opened)
+    try:
+        yield opened
+    finally:
+        _watching.pop()
+        modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        opened |= {Path(file).absolute() for file in modules if isinstance(file, str)}
+        opened -= {file for file in opened if file.suffix == ".pyc" or not is_local(file) or not file.is_file()}

@@ -1,0 +1,134 @@
+"""What PyTorch knows of the cost of an operation that no rule reads: a formula, run on sizes that stay open.
+
+Formulas are those of `torch.utils.flop_counter`, and a user's own, `register_flop_formula`. The backward pass is run
+once more with tensors that have shapes and no numbers, and its operations are counted in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from learncost.equation.table import Opaque
+
+
+@dataclass
+class _Unknown:
+    """Operations that ran and have no formula, though they are no part of PyTorch."""
+
+    names: list[str] = field(default_factory=list)
+
+
+def registered(node: Any, letters: Mapping[str, str]) -> tuple[Opaque, str]:
+    """What is known of the cost of a node of an exported graph; and what is not known, in words.
+
+    letters  what the symbols of the graph are called in the table
+    """
+    name = str(node.target).removesuffix(".default").replace(".", "::", 1)
+    forward, backward, unknown = _counted(node)
+    source = f"the formula that PyTorch has registered for {name}"
+    texts = [None if count is None else polynomial(count, letters) for count in (forward, backward)]
+    if texts[0] is None:
+        return Opaque(), f"{name} has no registered formula of its FLOPs"
+    missing = unknown or f"the gradient of {name}"
+    return Opaque(texts[0], texts[1], source), "" if texts[1] is not None else f"{missing} has no registered formula"
+
+
+def _counted(node: Any) -> tuple[Any, Any, str]:
+    """The FLOPs forward and backward, None where they are not known, and which operation they are not known of."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+    seen = _Unknown()
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function._overloadpacket not in flop_registry and function.namespace not in ("aten", "prim", "prims"):
+                seen.names.append(str(function).removesuffix(".default").replace(".", "::", 1))
+            return function(*args, **(kwargs or {}))
+
+    packet = getattr(node.target, "_overloadpacket", None)
+    if packet not in flop_registry:
+        return None, None, ""
+    mode = _mode_of(node)
+    arguments, named = (
+        torch.fx.node.map_arg(value, lambda each: _leaf(each.meta["val"])) for value in (node.args, node.kwargs)
+    )
+    leaves = [each for each in torch.utils._pytree.tree_leaves((arguments, named)) if isinstance(each, torch.Tensor)]
+    leaves = [each for each in leaves if each.requires_grad]
+    with mode, torch.enable_grad(), FlopCounterMode(display=False) as counter, Watch():  # type: ignore[no-untyped-call]
+        result = node.target(*arguments, **named)
+        forward = counter.get_total_flops()
+        results = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+        learned = [each for each in results if each.requires_grad]
+        seen.names.clear()
+        if not learned or not leaves:
+            return forward, None, ""
+        with suppress(Exception):  # whatever the backward pass of an operation of the user's may raise
+            torch.autograd.grad(learned, leaves, [torch.ones_like(each) for each in learned], allow_unused=True)
+            if not seen.names:
+                return forward, counter.get_total_flops() - forward, ""
+        return forward, None, next(iter(seen.names), "")
+
+
+def _leaf(value: Any) -> Any:
+    """A tensor of which the gradient is asked, where it may have one."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
+
+
+def _mode_of(node: Any) -> Any:
+    """The mode in which the graph's tensors were made."""
+    import torch
+
+    for value in torch.utils._pytree.tree_leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)]):
+        if hasattr(value, "fake_mode"):
+            return value.fake_mode
+    raise AssertionError("a node without tensors")
+
+
+def polynomial(count: Any, letters: Mapping[str, str]) -> str | None:
+    """A count as `Count.parse` reads it; None where it is no polynomial in the letters."""
+    import sympy
+
+    if isinstance(count, int):
+        return str(count)
+    expression = _whole(count.node.expr)
+    symbols = sorted(expression.free_symbols, key=str)
+    if any(str(symbol) not in letters for symbol in symbols) or not expression.is_polynomial(*symbols):
+        return None
+    terms = []
+    for powers, coefficient in sympy.Poly(expression, *symbols).terms() if symbols else [((), expression)]:
+        if not coefficient.is_Rational:
+            return None
+        pairs = zip((letters[str(symbol)] for symbol in symbols), powers, strict=True)
+        factors = [f"{letter}^{power}" if power > 1 else letter for letter, power in pairs if power]
+        sign = "-" if coefficient < 0 else "+"
+        terms.append(f"{sign} {' '.join([str(abs(coefficient)), *factors])}")
+    return " ".join(terms).removeprefix("+ ")
+
+
+LARGEST = 12
+"""A whole part of more than so many parts is not looked at: it is no polynomial then."""
+
+
+def _whole(expression: Any) -> Any:
+    """An expression, expanded, with whole parts that leave no rest at any size as what they are: M (M + 1) // 2."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv
+
+    for part in sorted(expression.atoms(FloorDiv), key=str):
+        above, below = part.args
+        symbols = sorted(above.free_symbols, key=str)
+        if below.is_Integer and 0 < below <= LARGEST and len(symbols) <= 2 and above.is_polynomial(*symbols):
+            rests = product(range(int(below)), repeat=len(symbols))
+            if all(above.subs(dict(zip(symbols, rest, strict=True))) % below == 0 for rest in rests):
+                expression = expression.xreplace({part: above / below})
+    return sympy.expand(expression)

@@ -1,0 +1,245 @@
+"""Files of the user's own that build a module: what is typed about them, what is run, what is remembered."""
+
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from learncost.equation.errors import InputError
+from learncost.faces.importing.cache import Place, Remembered
+from learncost.faces.importing.user_file import target
+from learncost.models.imported.inputs import attempts, parse_input, parse_inputs, symbols_of
+
+torch = pytest.importorskip("torch")
+
+from learncost.faces.importing.build import built  # noqa: E402 - it needs torch
+from learncost.faces.importing.user_file import watched  # noqa: E402
+from learncost.models.imported.inputs import checked, tensors  # noqa: E402
+
+TWO = """
+import torch
+from torch import nn
+import sizes_of_mine
+
+class Two(nn.Module):
+    def __init__(self, width=sizes_of_mine.WIDTH):
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+        self.second.weight = self.first.weight
+        self.register_buffer("mask", torch.tril(torch.ones(3, 3)))
+
+    def forward(self, x, mask=None, *, flag=False):
+        return self.second(self.first(x))
+
+def build():
+    print("building")
+    return Two()
+
+def large():
+    return Two(40_000)
+
+def wrong():
+    return {}["x"]
+
+def needs(width):
+    return Two(width)
+
+ready = Two()
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "two.py").write_text(TWO)
+    (tmp_path / "sizes_of_mine.py").write_text("WIDTH = 4\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name in ("two", "_two", "sizes_of_mine", "broken"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "sizes", "gradient"),
+    [
+        ("idx: int B M", "int64", ("B", "M"), False),
+        ("x: float B 3 H=64 W=64 gradient", "float32", ("B", "3", "H", "W"), True),
+        ("mask:bool B, M", "bool", ("B", "M"), False),
+        ("x: bfloat16", "bfloat16", (), False),
+    ],
+)
+def test_an_input_is_a_name_a_kind_and_sizes(text, kind, sizes, gradient):
+    read = parse_input(text)
+    assert (read.kind, read.sizes, read.gradient) == (kind, sizes, gradient)
+    assert parse_input(str(read)) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("use_cache = false", False), ("n=3", 3), ("m = None", None), ('s = "a: b"', "a: b")]
+)
+def test_an_input_may_be_a_value_that_is_no_tensor(text, value):
+    assert parse_input(text).value == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("idx", "says neither a kind nor a value: as in 'idx: int B M'"),
+        ("idx: integr B", "is of no known kind: 'integr'"),
+        ("x: float B 0", "a size is 1 at least, not 0"),
+        ("x: float B-1", "'B-1' is no size"),
+        ("x: int B gradient", "only numbers with a fraction have a gradient, not int"),
+        ("x: float H=3 H=4", "H has two examples, 3 and 4"),
+        ("n = [", "is no value"),
+        ("n = __import__('os')", "is no value"),
+        (": int B", "has no name before its colon"),
+    ],
+)
+def test_what_is_no_input_is_refused(text, said):
+    with pytest.raises(InputError) as refused:
+        parse_input(text)
+    assert said in str(refused.value)
+
+
+def test_an_input_is_said_once_and_its_letters_have_one_example():
+    with pytest.raises(InputError, match="the input x is said twice"):
+        parse_inputs(["x: float B", "x: float B"])
+    with pytest.raises(InputError, match="H has two examples, 8 and 16"):
+        parse_inputs(["x: float H=8", "y: float H=16"])
+
+
+def test_letters_are_tried_at_sizes_that_differ_from_each_other_and_from_every_number():
+    inputs = parse_inputs(["x: float B 3 M", "y: float B N=5"])
+    several = list(attempts(inputs))
+    assert all(sizes["N"] == 5 for sizes in several)
+    assert all(len({*sizes.values(), 3}) == 4 for sizes in several)
+    assert all(len({sizes["M"] for sizes in several}) == len(several) for _ in [0])
+
+
+def test_a_module_is_built_without_memory_for_its_parameters_and_keeps_ties_and_buffers(folder, capsys):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    module = built(target(f"{folder}/two.py:large"), False, pytest.fail).module
+    assert sum(p.numel() for p in module.parameters()) == 40_000**2 + 2 * 40_000  # 6.4 GB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 10**6  # kB
+    assert module.first.weight is module.second.weight
+    assert module.mask.sum() == 6
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["build", "Two", "ready"])
+def test_a_function_a_class_or_a_module_is_what_builds(folder, name):
+    assert type(built(target(f"{folder}/two.py:{name}"), False, pytest.fail).module).__name__ == "Two"
+
+
+def test_what_the_users_code_prints_goes_to_standard_error(folder, capsys):
+    built(target(f"{folder}/two.py:build"), False, pytest.fail)
+    captured = capsys.readouterr()
+    assert (captured.out, "building" in captured.err) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("two.py:biuld", "has no 'biuld'; did you mean 'build'?|has no 'biuld'.*build"),
+        ("two.py:needs", "needs width: write a function without arguments"),
+        ("two.py:number", "is 3: neither a module nor what builds one"),
+        ("two.py:wrong", r"two.py:wrong failed: .*two.py:\d+: KeyError: 'x'"),
+        ("none.py:build", "no such file: .*none.py"),
+        ("broken.py:build", r"broken.py failed: .*broken.py:1: "),
+    ],
+)
+def test_what_does_not_build_a_module_is_refused_in_one_line(folder, name, said):
+    (folder / "broken.py").write_text("def build(:\n")
+    with pytest.raises(InputError, match=said) as refused:
+        built(target(f"{folder}/{name}"), False, lambda text: None)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_needs_the_name_of_what_builds():
+    assert target("gpt2") is None
+    assert target("model.table") is None
+    with pytest.raises(InputError, match=r"model.py needs the name of what builds the module, as in model.py:build"):
+        target("model.py")
+
+
+def test_inputs_are_held_against_forward(folder):
+    module = built(target(f"{folder}/two.py:build"), False, pytest.fail).module
+    ordered = checked(parse_inputs(["flag = true", "x: float B 4"]), module, "two.py:build")
+    assert [each.name for each in ordered] == ["x", "flag"]
+    for texts, said in (
+        (["y: float B 4"], r"no input is called 'y'.*two.py:build takes forward\(x, mask=None, \*, flag=False\)"),
+        ([], r"the input x is missing; two.py:build takes forward"),
+    ):
+        with pytest.raises(InputError, match=said):
+            checked(parse_inputs(texts), module, "two.py:build")
+
+
+def test_example_tensors_have_the_kinds_and_the_sizes():
+    inputs = parse_inputs(["x: float B 3 gradient", "i: int B", "m: bool M", "c = 2"])
+    values = tensors(inputs, {"B": 5, "M": 7})
+    assert (values["x"].shape, values["x"].dtype, values["x"].requires_grad) == ((5, 3), torch.float32, True)
+    assert (values["i"].dtype, values["m"].dtype, values["m"].shape, values["c"]) == (torch.int64, torch.bool, (7,), 2)
+    assert symbols_of(inputs) == {"x": "B 3", "i": "B", "m": "M"}
+
+
+def place(folder: Path, asked: str = "x: float32 B 4") -> Place:
+    return Place(folder / "two.py", ["build", asked])
+
+
+def remembered(folder: Path) -> Remembered:
+    with watched() as files:
+        built(target(f"{folder}/two.py:build"), False, pytest.fail)
+    table = Remembered("two(X) -> Y\n  Y[B] = X[B] + X[B]\n", ("a note",))
+    place(folder).write(table, files)
+    return table
+
+
+def test_a_table_is_remembered_as_text_by_its_file_and_inputs(folder):
+    table = remembered(folder)
+    assert place(folder).read() == table
+    assert place(folder, "x: float32 4 4").read() is None
+    assert [path.suffix for path in (folder / "cache" / "learncost" / "tables").iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize("changed", ["two.py", "sizes_of_mine.py"])
+def test_a_file_that_changes_is_read_again(folder, changed):
+    remembered(folder)
+    path = folder / changed
+    path.write_text(f"{path.read_text()}\n# another line\n")
+    assert place(folder).read() is None
+
+
+def test_a_file_of_settings_that_the_code_opens_is_seen_when_it_changes(folder):
+    (folder / "settings.json").write_text("{}")
+    (folder / "two.py").write_text(f"open({str(folder / 'settings.json')!r}).read()\n{TWO}")
+    remembered(folder)
+    assert place(folder).read() is not None
+    (folder / "settings.json").write_text('{"width": 8}')
+    assert place(folder).read() is None
+
+
+def test_another_version_of_a_package_is_another_table(folder, monkeypatch):
+    remembered(folder)
+    site = folder / "site-packages"
+    (site / "torch-99.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+    assert place(folder).read() is None
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(folder, monkeypatch):
+    (folder / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file"))
+    remembered(folder)
+    assert place(folder).read() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"files": 3}', '{"files": {}, "text": "x"}'])
+def test_what_is_no_record_is_none(folder, text):
+    remembered(folder)
+    place(folder).path.write_text(text)
+    assert place(folder).read() is None

@@ -1,8 +1,12 @@
 """A file in the notation, and a layer, are a model to every command, which costs what the same preset costs."""
 
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 import learncost as lc
+from learncost.equation.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from tables import text_of
@@ -185,3 +189,24 @@ PATHS = f"""net(tokens targets share; {WEIGHTS}) -> loss
 )
 def test_what_learns_is_meant_by_the_ends_of_module_paths(adapted, learning):
     assert lc.cost(lc.layer(PATHS), B=2, M=3, **adapted).trained_parameters == learning
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "layers"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.table")), ids=lambda path: path.stem)
+def test_every_example_of_the_notation_is_a_model_of_every_question(path):
+    """Nothing but an answer, or a refusal in one line: recurrences with stacks, choices, losses without weights."""
+    layer = lc.layer(path.read_text())
+    sizes = {name: 3 + place % 3 for place, name in enumerate(size_names(layer.table))}
+    cost = lc.cost(path, **sizes)
+    assert cost.total.flops == sum(row.flops for row in lc.cost(path, by="equation", **sizes).rows) > 0
+    assert lc.memory(path, **sizes).peak > 0
+    for engine in ("table", "torch", "numpy", "torch-operators"):
+        assert lc.memory(path, engine=engine, **sizes).peak > 0
+    assert "bp" in lc.compare(path, **sizes).procedures
+    assert lc.conventions(path, **sizes)["run"].counts is not None
+    assert lc.cost(path, on="A100-SXM-40GB", **sizes).timing.time.total > 0
+    for procedure in ("prefill", "pepita"):
+        with suppress(lc.InputError):
+            lc.cost(path, procedure, **sizes)

@@ -229,6 +229,8 @@ def _other_blocks(reading: Reading) -> str:
 
 def _other_widths(reading: Reading) -> str:
     sizes = reading.model.sizes
+    if not {"d", "h", "k", "f"} <= sizes.keys():
+        return "has no axes that are called d, h, k and f"
     d, a, f = sizes["d"], sizes["h"] * sizes["k"], sizes["f"]
     return "" if d == a and f == 4 * d else f"has a width of {d}, heads of {a} together and a network of {f}"
 

@@ -12,8 +12,9 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, either, precision_of
 from learncost.equation.table import Table
 from learncost.layers.derive import derive
-from learncost.layers.layer import Layer
+from learncost.layers.layer import Layer, shipped
 from learncost.ledger.question import question
+from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
@@ -131,6 +132,15 @@ def emit(
         subject = configure(named_subject, sizes) if isinstance(named_subject, str) else named_subject
     else:
         written = f"learncost.emit({type(subject).__name__}, {backend!r})"
+    of_model = backend == IN_PLACE or procedure is not None or plan is not None or bool(sizes)
+    if isinstance(subject, Layer) and of_model and subject.name not in shipped():
+        lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": None}, sizes)
+        if backend != IN_PLACE and lengths:
+            raise InputError(
+                f"{', '.join(lengths)}: programs for {backend} read lengths off their arrays; c takes them"
+            )
+        batch_size, seq_len = lengths.get("batch_size"), lengths.get("seq_len", lengths.get("target_len"))
+        subject = configure(subject, sizes)
     constants: Mapping[str, int] = {}
     if isinstance(subject, Configuration):
         subject = build(subject)
@@ -154,7 +164,7 @@ def emit(
     if backend == IN_PLACE:
         if not isinstance(subject, Model):
             raise InputError("--backend c is for models: a layer is emitted for numpy, torch or jax")
-        batch = 1 if batch_size is None else check_size("batch-size", batch_size)
+        batch = None if batch_size is None else check_size("batch-size", batch_size)
         length = None if seq_len is None else check_size("seq-len", seq_len)
         return _in_place(subject, table, about, written, plan, batch, length, dtype or "fp32")
     title = _title(about, LIBRARIES.get(backend, backend), written)
@@ -170,14 +180,21 @@ def _title(about: str, library: str, written: str) -> str:
 
 
 def _in_place(
-    model: Model, table: Table, about: str, written: str, plan: str | None, batch: int, length: int | None, dtype: str
+    model: Model,
+    table: Table,
+    about: str,
+    written: str,
+    plan: str | None,
+    batch: int | None,
+    length: int | None,
+    dtype: str,
 ) -> str:
     """The file of a step in place, under the planner's plan where none is given."""
     sizes = run_sizes(model, batch, length, None)
     if plan is None:
         plan = smallest(table, sizes, dtype)
         table = planned(table, plan)
-        about += f"\nUnder the plan {plan}, chosen for {batch} x {sizes['M']:,} tokens in {dtype}."
+        about += f"\nUnder the plan {plan}, chosen for {sizes['B']} x {sizes['M']:,} tokens in {dtype}."
     program = placed(table, sizes, dtype)
     about += f"\nIts arena takes {program.bytes:,} bytes; weights and the optimizer's state are the caller's."
     return standalone(program, _title(about, "PyTorch on a processor, with kernels in C", written))

@@ -314,9 +314,9 @@ def formulas(
     find_procedure(procedure)
     settings = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
     name = name_of(subject)
-    if layer is not None or is_model(subject):
+    if layer is not None or is_model(subject, {**settings, **sizes}):
         of_a_model(subject, layer, jacobian)
-        run = prepared(name, price_book, procedure, optimizer, settings, sizes)
+        run = prepared(subject, price_book, procedure, optimizer, settings, sizes)
         return model_formulas(run, procedure, layer or "")
     not_of_a_model(name, {**settings, **sizes})
     if not is_layer(subject) and (word := word_called(name)):

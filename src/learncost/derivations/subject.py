@@ -98,13 +98,23 @@ def name_of(subject: str | Layer) -> str:
     return subject if isinstance(subject, str) else subject.name
 
 
-def is_model(name: str | Layer) -> bool:
-    """Whether a name is that of a model, and of no layer, word or file in the notation."""
+def is_model(name: str | Layer, flags: Mapping[str, Any] = {}) -> bool:
+    """Whether a name is that of a model, and of no layer, word or file in the notation.
+
+    flags   what is said beside it: of a layer of one's own, or a file in the notation, sizes make a model
+    """
+    if is_table(name) and any(value is not None for value in flags.values()):
+        return True
     if isinstance(name, Layer) or is_layer(name) or word_called(name) or name.endswith(".table"):
         return False
     if name == "-" or name.lower() in GENERIC or preset(name.lower()):
         return True
     return name.endswith(".json") or os.path.isdir(name) or (looks_like_path(name) and not os.path.isfile(name))
+
+
+def is_table(name: str | Layer) -> bool:
+    """Whether it is a layer of one's own, which is a model as well."""
+    return isinstance(name, Layer) or name.endswith(".table")
 
 
 def is_layer(name: str | Layer) -> bool:
@@ -129,7 +139,7 @@ def _optimizer(name: str) -> Layer:
 
 def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -> None:
     """Refuse what does not go with a model."""
-    if not is_model(subject):
+    if not (is_model(subject) or is_table(subject)):
         raise InputError(f"{shown(layer)} is one word too many: {shown(subject)} is no model that has layers")
     if jacobian is not None:
         raise InputError("jacobian goes with a layer: a model's step is as its price book has it")
@@ -156,7 +166,7 @@ def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
 
 
 def prepared(
-    model: str,
+    model: str | Layer,
     price_book: str,
     procedure: str,
     optimizer: str | None,
@@ -164,5 +174,5 @@ def prepared(
     sizes: Mapping[str, Any],
 ) -> Run:
     """The model that is asked for, ready to be priced. Raises `InputError`."""
-    lengths_given = (lengths.get("batch_size") or 1, lengths.get("seq_len"), lengths.get("target_len"))
+    lengths_given = (lengths.get("batch_size"), lengths.get("seq_len"), lengths.get("target_len"))
     return prepare(model, price_book, *lengths_given, None, optimizer, 0.0, "fp32", sizes, (procedure,))

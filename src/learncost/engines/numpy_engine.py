@@ -17,6 +17,7 @@ from learncost.engines.weights import initial_weights, shape
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import Table
+from learncost.layers.layer import Layer
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
@@ -94,7 +95,7 @@ class Training(Core):
 
     def __init__(
         self,
-        model: str | Configuration,
+        model: str | Configuration | Layer,
         procedure: str = "bp",
         optimizer: str = DEFAULT,
         *,

@@ -16,6 +16,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.equation.table import check_known
 from learncost.hardware import given, grid, products
+from learncost.layers.layer import Layer
 from learncost.ledger.cost import cost
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
@@ -135,7 +136,7 @@ class RunCost(Shown):
 
 @question(cost, _OF_A_STEP)
 def run_cost(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     tokens: int | str | None = None,
     on: str | Device | Rates | None = None,
     devices: int | str = 1,
@@ -306,7 +307,7 @@ def _peak(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Devi
 
 
 def _step(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     procedure: str,
     sizes: Mapping[str, Any],
     on: str | Device | Rates,
@@ -433,7 +434,7 @@ def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | N
     return grid.of_the_world(when) if country is None else grid.intensity(country, when)
 
 
-def _beside(model: str | Configuration, step: Cost, tokens: int, sizes: Mapping[str, Any]) -> dict[str, int]:
+def _beside(model: str | Configuration | Layer, step: Cost, tokens: int, sizes: Mapping[str, Any]) -> dict[str, int]:
     """The whole run by other books; one whose formula is not about the model is left out."""
     by_book = {}
     for name in BESIDE:

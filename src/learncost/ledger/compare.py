@@ -12,6 +12,7 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.equation.table import check_known
+from learncost.layers.layer import Layer
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
@@ -154,7 +155,7 @@ class Comparison(Drawn):
 
 @question()
 def compare(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     procedures: Iterable[str] | str | None = None,
     price_book: str | Book = "run",
     batch_size: int | str | None = None,

@@ -11,6 +11,7 @@ from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
 from learncost.equation.table import check_known
+from learncost.layers.layer import Layer
 from learncost.ledger.counters import Counter, counters
 from learncost.ledger.mine import Mine
 from learncost.ledger.mine import mine as held_against
@@ -20,6 +21,7 @@ from learncost.ledger.record import Amount
 from learncost.ledger.run import Run, prepare
 from learncost.ledger.sheet import Drawn
 from learncost.models.configuration import Configuration
+from learncost.models.tables import letters_of
 from learncost.readings.price import Book, Row
 
 if TYPE_CHECKING:
@@ -105,6 +107,8 @@ class Conventions(Drawn):
         One entry for each common counter of operations, with what it reports and what it misses.
     mine
         Which conventions give a number of the caller's; None where none was given.
+    letters
+        Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
 
     Examples
     --------
@@ -127,6 +131,7 @@ class Conventions(Drawn):
     conventions: tuple[Convention, ...]
     counters: tuple[Counter, ...]
     mine: Mine | None = None
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     def __getitem__(self, name: str) -> Convention:
         return next(convention for convention in self.conventions if convention.book.name == name)
@@ -154,7 +159,7 @@ class Conventions(Drawn):
 
 @overload
 def conventions(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
@@ -165,12 +170,14 @@ def conventions(
 
 
 @overload
-def conventions(model: str | Configuration, *, memory: Literal[True], **more: Any) -> PublishedMemory | Peaks: ...
+def conventions(
+    model: str | Configuration | Layer, *, memory: Literal[True], **more: Any
+) -> PublishedMemory | Peaks: ...
 
 
 @question()
 def conventions(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
@@ -238,6 +245,7 @@ def conventions(
         counted=run.model.configuration.counted,
         conventions=(yardstick, *others),
         counters=counters(run, plain),
+        letters=letters_of(run.model.configuration.layer, run.axes),
     )
     return result if mine is None else replace(result, mine=held_against(run, mine, result))
 

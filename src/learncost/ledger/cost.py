@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
+from learncost.layers.layer import Layer
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import BY, adaptation_of, by_module, check_choice, prepare
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @question()
 def cost(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     procedure: str = "bp",
     price_book: str | Book = "run",
     batch_size: int | str | None = None,

@@ -10,6 +10,7 @@ from learncost.equation.count import Count, size_of, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
 from learncost.equation.table import Table
+from learncost.layers.layer import Layer
 from learncost.ledger.record import Cache, Cost
 from learncost.ledger.run import Run, check_probability, ledger, lengths_of, prepare
 from learncost.ledger.timing import Timing, timing
@@ -51,7 +52,7 @@ def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
 
 
 def served(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     procedure: Procedure,
     price_book: str | Book,
     lengths: Mapping[str, Any],

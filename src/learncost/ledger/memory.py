@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either
+from learncost.layers.layer import Layer
 from learncost.ledger.memory_runner import Chosen, largest, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of
@@ -17,6 +18,7 @@ from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.runners import USUAL, runners
 from learncost.ledger.sheet import Drawn
 from learncost.models.configuration import Configuration
+from learncost.models.tables import letters_of
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
 from learncost.readings.live import Held, Moment, Stay
@@ -84,6 +86,8 @@ class Memory(Drawn):
         for the backward pass, and what a line takes beside its result.
     module
         Whose code is assumed where autograd runs the step: transformers or plain; else "".
+    letters
+        Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
 
     Examples
     --------
@@ -122,6 +126,7 @@ class Memory(Drawn):
     module: str = ""
     rules: Mapping[str, str] = field(default_factory=dict)
     arrays: tuple[Stay, ...] = ()
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -167,7 +172,7 @@ _FIELDS = (
 
 @question()
 def memory(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     procedure: str = "bp",
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,
@@ -344,4 +349,5 @@ def _described(step: Step) -> dict[str, Any]:
         "accumulate": step.accumulate,
         "trained": step.run.trained,
         "mode": step.mode,
+        "letters": letters_of(step.model.configuration.layer, axes),
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either, precision_of
+from learncost.layers.layer import Layer
 from learncost.ledger.memory import memory_on
 from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_runner import Chosen, largest, largest_batch, longest, runner_of
@@ -217,7 +218,7 @@ class Fit(Shown):
 
 @question()
 def fit(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     ram: int | str,
     flash: int | str | None = None,
     procedures: Iterable[str] | str | None = None,
@@ -360,7 +361,7 @@ class Way:
 class Asked:
     """What `fit` is asked, and with a change of it asked again."""
 
-    model: str | Configuration
+    model: str | Configuration | Layer
     ram: int
     flash: int | None
     seq_len: Any

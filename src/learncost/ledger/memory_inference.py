@@ -71,12 +71,17 @@ class Serving:
         """Bytes of the weights that are not quantized."""
         codes = {weight.codes.name for weight in self.model.quantized}
         plain = replace(table, weights=tuple(name for name in table.weights if name not in codes))
-        return int(parameters(plain).at(self.model.sizes)) * self.kind.weight
+        return int(parameters(plain).at(self.sizes)) * self.kind.weight
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Those of one sequence."""
+        return run_sizes(self.model, 1, self.seq_len, self.target_len)
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
         """One sequence's."""
-        sizes = run_sizes(self.model, 1, self.seq_len, self.target_len)
+        sizes = self.sizes
         try:
             tables = inference(self.model.table, self.model.configuration.name)
         except InputError:  # an encoder

@@ -12,6 +12,7 @@ from typing import Any
 from learncost.books.formula import Reading, value
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer
 from learncost.ledger.run import prepare
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number
 from learncost.models.configuration import Configuration
@@ -150,7 +151,7 @@ class PublishedMemory(Shown):
 
 
 def published_memory(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     *,

@@ -169,6 +169,8 @@ class Cost(Drawn):
         The plan that rewrote the step.
     timing
         With `on`: the seconds of a step, their interval and what bounds them.
+    letters
+        Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     priced
         The lines that the rows are put together from, as `lc.price` returns them: polynomials, and the sizes.
     built
@@ -213,6 +215,7 @@ class Cost(Drawn):
     trained: str = "all"
     plan: str = ""
     timing: Timing | None = None  # on a device, where one is given
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
     priced: Price | None = field(default=None, compare=False)
     built: Model | None = field(default=None, compare=False)
 

@@ -12,7 +12,7 @@ from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
 from learncost.equation.table import check_known
 from learncost.layers.derive import derive
-from learncost.layers.layer import shipped_layer
+from learncost.layers.layer import Layer, shipped_layer
 from learncost.ledger.measures import Block, Measures, backward, forward
 from learncost.ledger.question import question
 from learncost.ledger.run import prepare
@@ -30,7 +30,7 @@ _WITH_THE_WIDTH = re.compile(r"intermediate_size|ffn_dim|(attention|key_value)_h
 
 @question()
 def rules(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     tokens: int | str | None = None,
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,
@@ -73,7 +73,9 @@ def rules(
     measures = Measures(prepared)
     per_step = prepared.axes["B"] * prepared.axes["M"]
     tokens_in_all = per_step if prepared.tokens is None else prepared.tokens
-    cases_of_rules = [*_training(measures, tokens_in_all), *_blocks(measures), *_ratios(measures), *_products(measures)]
+    of_layer = prepared.model.configuration.layer is not None  # whose letters are not those of widths and blocks
+    blocks, products = ((), ()) if of_layer else (_blocks(measures), _products(measures))
+    cases_of_rules = [*_training(measures, tokens_in_all), *blocks, *_ratios(measures), *products]
     two_sided = prepared.model.two_sided
     return Rules(
         model=prepared.model.configuration.name,
@@ -188,7 +190,8 @@ def _ratios(measures: Measures) -> _Found:
     for kind, title in (("linear", "products with weights"), ("attention", "products of attention")):
         once, twice = (measures.flops("bp", "matmul", _of_kind(kind, part)) for part in (forward, backward))
         cases += _twice(title, once, twice, "matmul")
-    cases += _convolution(measures.run.axes)
+    if not measures.run.model.configuration.layer:
+        cases += _convolution(measures.run.axes)
     for book in ("run", "paper"):
         first: dict[str, int] = {}
         then: dict[str, int] = {}

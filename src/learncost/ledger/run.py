@@ -12,10 +12,12 @@ from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision, precision_of
 from learncost.equation.table import Table
+from learncost.layers.layer import Layer
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
+from learncost.models.tables import letters_of
 from learncost.models.wording import counted, shown
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.optimizer import optimizer as find_optimizer
@@ -151,7 +153,7 @@ class Run:
 
 
 def prepare(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     price_book: str | Book,
     batch_size: Any,
     seq_len: Any,
@@ -267,7 +269,7 @@ def ledger(
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
         total=Amount(price.maccs, price.flops),
         macro_operations=macros,
-        rows=_rows(price, by, passes, timed),
+        rows=_rows(price, by, passes, timed, whole=model.table.title if model.configuration.layer else None),
         by=by,
         dtype=dtype,
         optimizer=optimizer,
@@ -276,6 +278,7 @@ def ledger(
         counted=model.configuration.counted,
         source=model.configuration.source,
         timing=timed,
+        letters=letters_of(model.configuration.layer, axes),
         priced=price,
         built=model,
     )
@@ -329,15 +332,23 @@ def lines_by(
 
 
 def _rows(
-    price: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None, depth: int | None = None
+    price: Price,
+    by: str,
+    passes: Mapping[str, int],
+    timed: Timing | None = None,
+    depth: int | None = None,
+    whole: str | None = None,
 ) -> tuple[LedgerRow, ...]:
+    """The rows; `whole` is the name of the layer that is the model, of which there are no several."""
     result = []
     for fields_of_row, rows in lines_by(price, by, timed, depth):
         part = Price(price.book, tuple(rows), price.sizes, price.dtype)
         row = LedgerRow(
             layer=fields_of_row.get("layer"),
             block=fields_of_row.get("block"),
-            repeat=_repeat(part, passes[fields_of_row["macro_operation"]]) if "layer" in fields_of_row else 1,
+            repeat=_repeat(part, passes[fields_of_row["macro_operation"]])
+            if fields_of_row.get("layer") not in (None, whole)
+            else 1,
             macro_operation=fields_of_row["macro_operation"],
             maccs=part.maccs,
             flops=part.flops,

@@ -153,7 +153,7 @@ def title(cost: Cost) -> str:
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
     step = "" if cost.cache else "one step of "
     plan = f" under {cost.plan}" if cost.plan else ""
-    return f"{name}, {step}{cost.procedure}{plan}: {sequences}{sides} {tokens}"
+    return f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}"
 
 
 def _decoded(cost: Cost) -> str:

@@ -117,7 +117,7 @@ def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True)
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
-    return f"{name}, memory of {step}{plan}: {sequences} tokens{parts}"
+    return f"{name}, memory of {step}{plan}: {memory.letters or f'{sequences} tokens'}{parts}"
 
 
 def run_by(memory: Memory) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from functools import lru_cache
 
 from learncost.equation.errors import InputError
@@ -38,6 +38,12 @@ def check_open(layer: Layer, name: str, given: Container[str]) -> None:
     left = [size for size in names if size not in layer.sizes and not any(s in given for s in said.get(size, (size,)))]
     if left:
         raise InputError(f"{name} leaves {', '.join(left)} open: give {' '.join(f'--{size} N' for size in left)}")
+
+
+def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
+    """The sizes of a run as a layer that is the model calls them, `B = 2, M = 16`; "" for another model."""
+    names = size_names(layer.table) if layer else {}
+    return ", ".join(f"{axis} = {axes[axis]:,}" for axis in ("B", "N", "M") if axis in names)
 
 
 @lru_cache(maxsize=64)

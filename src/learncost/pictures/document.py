@@ -20,6 +20,7 @@ from learncost.books.errata import errata
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import check_known
+from learncost.layers.layer import Layer
 from learncost.ledger.cost import cost
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.memory_step import Step
@@ -47,7 +48,7 @@ SCHEMA = 1
 
 @question()
 def document(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     procedure: str = "bp",
     price_book: str = "run",
     batch_size: int | str | None = None,

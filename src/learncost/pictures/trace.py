@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either, precision_of
 from learncost.equation.table import Line, Table, check_known
+from learncost.layers.layer import Layer
 from learncost.ledger.inference import served
 from learncost.ledger.memory_step import Step
 from learncost.ledger.question import question
@@ -106,7 +107,7 @@ def _length(length: int, facts: Mapping[str, str]) -> str:
 
 @question()
 def trace(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     procedure: str = "bp",
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,

@@ -127,6 +127,9 @@ class _Differences:
                 break
             if line.tag.macro == "backward":
                 lines.append(line)
+        if not lines:
+            name = self.model.configuration.name
+            raise InputError(f"{name} has no scores between its weights and its loss, which {_alike()} compare")
         scores = lines[-1].left[0]
         e = Product(
             (Term("e", scores.axes),), (scores, Term(self.numbers["count"], ())), (), Tag(lines[0].tag.layer, local="e")

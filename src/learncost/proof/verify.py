@@ -95,7 +95,7 @@ def _checks(model: str | Model | Configuration | Layer | Table | None) -> Iterat
         yield from verify_model(model if isinstance(model, Model) else build(_configured(model)))
 
 
-def _configured(model: str | Configuration) -> Configuration:
+def _configured(model: str | Configuration | Layer) -> Configuration:
     if isinstance(model, Configuration):
         return model
     return small(model) if model in GENERIC else configure(model, {})

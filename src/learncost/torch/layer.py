@@ -13,7 +13,10 @@ from learncost.equation.table import Table, walk, windows
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.layers.layer import layer as read
 from learncost.layers.rewrite import with_masks
+from learncost.models.argument import layer_given
 from learncost.torch.module import TableModule, by_names, chance
+
+_OF_A_RUN = ("B", "M", "N")  # axes that are read off the inputs
 
 
 class LayerModule(TableModule):
@@ -43,6 +46,8 @@ class LayerModule(TableModule):
         chances = {f"{name}.mask": chance(value, f"the dropout of {name}") for name, value in dropout.items()}
         super().__init__(table, sizes, chances, **tensor)
         self.layer, self._dropped = layer, tuple(dropout)
+        for name in layer.frozen:
+            self._weight(name).requires_grad_(False)
 
     def forward(self, *inputs: torch.Tensor, **keywords: torch.Tensor) -> Any:
         """The outputs: a tensor, or a tuple of several."""
@@ -70,11 +75,14 @@ def layer(
 ) -> LayerModule:
     """A layer as a module whose backward pass is the one that is derived from its table.
 
-    layer    the name of a layer (`learncost list layers`), a text in the notation, or what `learncost.layer` gives
+    layer    the name of a layer (`learncost list layers`), a text in the notation, the path of a file in it, or what
+             `learncost.layer` gives
     dropout  values of the layer with the probability of a zero, such as {"P": 0.1}; drawn in training alone
-    sizes    of the axes of its weights, and of its windows: d=768, h=12, k=64. Others are read off the inputs
+    sizes    of the axes of its weights, and of its windows: d=768, h=12, k=64, where the layer does not fix them.
+             Others are read off the inputs
     Raises `InputError`.
     """
     if isinstance(layer, str):
-        layer = read(layer) if "(" in layer else shipped_layer(layer)
-    return LayerModule(layer, sizes, dropout or {}, device=device, dtype=dtype)
+        layer = layer_given(layer) or (read(layer) if "(" in layer else shipped_layer(layer))
+    fixed = {axis: size for axis, size in layer.sizes.items() if axis not in _OF_A_RUN}
+    return LayerModule(layer, {**fixed, **sizes}, dropout or {}, device=device, dtype=dtype)

@@ -13,6 +13,8 @@ from learncost.engines.inputs import ALSO, MASKS, Datum, data, derived_inputs
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
+from learncost.layers.layer import Layer
+from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration, configure
 from learncost.models.expression import evaluate
 from learncost.models.families import instead
@@ -20,6 +22,7 @@ from learncost.models.made import made_inputs, names_made
 from learncost.models.model import Model, build
 from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import to_logits
+from learncost.torch.layer import LayerModule, layer
 from learncost.torch.module import TableModule, chance
 from learncost.training import hugging_face
 
@@ -169,20 +172,27 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def model(
-    model: str | Configuration,
+    model: str | Configuration | Layer,
     /,
     *,
     dropout: float = 0.0,
     device: Any = None,
     dtype: torch.dtype | None = None,
     **sizes: Any,
-) -> ModelModule:
+) -> ModelModule | LayerModule:
     """A model as a module whose backward pass is the one that is derived from its table.
 
-    model    a preset, the path of a config.json or of its folder, or encoder, decoder, encoder-decoder with sizes
+    model    a preset, the path of a config.json or of its folder, encoder, decoder, encoder-decoder with sizes, or a
+             layer in the notation or its path, which gives what `learncost.torch.layer` does
     dropout  the probability of a zero wherever the family has dropout; drawn in training alone
     sizes    any size or setting of the model, in any accepted spelling
     Raises `InputError`.
     """
+    table = model.layer if isinstance(model, Configuration) else layer_given(model)
+    if table is not None:
+        if dropout:
+            raise InputError(f"{table.name} says itself what it drops: dropout does not apply to a table")
+        fixed = model.sizes if isinstance(model, Configuration) else {}
+        return layer(table, device=device, dtype=dtype, **{**fixed, **sizes})
     configuration = model if isinstance(model, Configuration) else configure(model, sizes)
     return ModelModule(configuration, dropout, device=device, dtype=dtype)

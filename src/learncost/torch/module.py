@@ -31,11 +31,11 @@ class TableModule(torch.nn.Module):
     def _register(self, name: str, parameter: torch.nn.Parameter) -> None:
         *path, last = name.split(".")
         module: torch.nn.Module = self
-        for part in path:
-            if part not in module._modules:
-                module.add_module(part, torch.nn.Module())
-            module = module.get_submodule(part)
         try:
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, torch.nn.Module())
+                module = module.get_submodule(part)
             module.register_parameter(last, parameter)
         except KeyError:
             raise InputError(f"a torch.nn.Module cannot have a parameter {name!r}: call the weight otherwise") from None

@@ -91,7 +91,8 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
     price, model = step.priced, step.built
     axis_names = frozenset(model.table.axes)
     weights = _weights(model)
-    bases = {layer.name: layer.base for layer in plan(model.configuration).layers}
+    called = () if model.configuration.layer else plan(model.configuration).layers
+    bases = {layer.name: layer.base for layer in called}
     watts = step.timing.rates.watts if step.timing else None
     result = []
     groups = lines_by(price, "equation", step.timing)

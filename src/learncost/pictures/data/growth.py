@@ -12,6 +12,7 @@ from typing import Any
 from learncost.books.book import book as find_book
 from learncost.equation.count import total
 from learncost.equation.errors import InputError, named_one
+from learncost.equation.table import Repeat
 from learncost.ledger.compare import Cheaper, Comparison, length_axes, total_in
 from learncost.ledger.crossing import coefficients
 from learncost.ledger.run import Run
@@ -213,7 +214,7 @@ def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dic
     there."""
     configuration = run.model.configuration
     names = _depths(configuration) if along == "depth" else ("hidden_size",)
-    here = sum(configuration.sizes[name] for name in names)
+    here = sum(configuration.sizes.get(name, 0) for name in names)
     if not here:
         raise InputError(f"{configuration.name} has no {along} that can be changed")
     table = build(replace(configuration, learned=None), bool(run.model.masks)).table
@@ -233,7 +234,10 @@ def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dic
 
 
 def _depths(configuration: Configuration) -> tuple[str, ...]:
-    return tuple(name for name in ("num_hidden_layers", "n_enc", "n_dec") if name in configuration.sizes)
+    names: tuple[str, ...] = ("num_hidden_layers", "n_enc", "n_dec")
+    if configuration.layer is not None:
+        names = tuple(line.count for line in configuration.layer.table.lines if isinstance(line, Repeat))
+    return tuple(name for name in dict.fromkeys(names) if name in configuration.sizes)
 
 
 def _scaled(configuration: Configuration, along: str, size: int, here: int) -> Configuration:

@@ -39,7 +39,7 @@ class Torch:
         raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
     def where(self, condition: Tensor, first: Any, second: Any) -> Tensor:
-        kind = next(value.dtype for value in (first, second) if isinstance(value, Tensor))
+        kind = next((value.dtype for value in (first, second) if isinstance(value, Tensor)), self.float32)
         return elementwise(self._account, (condition, first, second), kind)
 
     def softmax(self, tensor: Tensor, axis: int) -> Tensor:

@@ -12,14 +12,15 @@ Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
 
 
 def whole_block(repeat: Repeat) -> Block:
-    """The body as one block."""
-    return repeat.lines, [carry.start for carry in repeat.carry], [carry.end for carry in repeat.carry]
+    """The body as one block; behind what it hands on stands what it keeps."""
+    ends = [*(carry.end for carry in repeat.carry), *(inside for inside, _ in repeat.keep)]
+    return repeat.lines, [carry.start for carry in repeat.carry], ends
 
 
 def blocks_of(repeat: Repeat, cuts: int) -> list[Block]:
     """The body in blocks of so many places each; as one where that does not come out even."""
     cuts_possible = places(repeat)
-    if not cuts or len(cuts_possible) % cuts or len(repeat.carry) != 1:
+    if not cuts or len(cuts_possible) % cuts or len(repeat.carry) != 1 or repeat.keep:
         return [whole_block(repeat)]
     ends = cuts_possible[cuts - 1 :: cuts]
     starts = [(0, repeat.carry[0].start), *ends[:-1]]

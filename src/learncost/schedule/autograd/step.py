@@ -209,14 +209,16 @@ class _Scope:
             how = ""
         starts_given = [values.pop(carry.initial) for carry in repeat.carry]
         around = {name: self._found(name, values) for name in repeat.shared if self._is_value(name)}
-        scope = self._inside(repeat, 0, around, values)
+        turns, stacks = size_of(repeat.count, self.step.sizes), self._unbound(repeat, values)
+        scope = self._inside(repeat, 0, around, values, stacks)
         parts = [
             (scope.calls(lines, ends), starts, ends)
             for lines, starts, ends in (blocks_of(repeat, self.step.cuts) if how else (whole_block(repeat),))
         ]
-        for turn in range(size_of(repeat.count, self.step.sizes)):
+        kept: list[list[Tensor]] = [[] for _ in repeat.keep]
+        for turn in range(turns)[:: -1 if repeat.reverse else 1]:
             for calls, starts, ends in parts:
-                scope = self._inside(repeat, turn, around, values)
+                scope = self._inside(repeat, turn, around, values, stacks)
                 if how == "reentrant":
                     names = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
                     scope.around = {name: tensor for name, tensor in scope.around.items() if name not in names}
@@ -229,10 +231,24 @@ class _Scope:
                     results = tape.checkpoint(again) if how else again()
                 starts_given = [Tensor(tape, value) for value in results]
                 del results
+            for several in reversed(kept):
+                several.append(starts_given.pop())
         for carry, tensor in zip(repeat.carry, starts_given, strict=True):
             values[carry.final] = tensor
+        for (_, stack), several in zip(repeat.keep, kept, strict=True):
+            values[stack] = cat(several)
 
-    def _inside(self, repeat: Repeat, turn: int, around: Values, values: Values) -> _Scope:
+    def _unbound(self, repeat: Repeat, values: Values) -> dict[str, list[Tensor]]:
+        """Every turn's part of the stacks that have gradients, by the names of the parts."""
+        turns, stacks = size_of(repeat.count, self.step.sizes), {}
+        for inside, outer in repeat.each:
+            if self._is_value(outer) and (stack := self._found(outer, values)).learns:
+                stacks[inside] = stack.split([stack.elements // turns] * turns)
+        return stacks
+
+    def _inside(
+        self, repeat: Repeat, turn: int, around: Values, values: Values, stacks: Mapping[str, Sequence[Tensor]]
+    ) -> _Scope:
         """The scope of a turn."""
         weights, drawn, slices = dict(self.weights), set(self.drawn), Values()
         for inside, outer in repeat.each:
@@ -240,6 +256,8 @@ class _Scope:
                 weights[inside] = (*self.weights[outer], str(turn))
             elif outer in self.drawn:
                 drawn.add(inside)
+            elif inside in stacks:
+                slices[inside] = stacks[inside][turn]
             else:
                 stack, elements = self._found(outer, values).value, self.step.count(repeat.axes[inside])
                 slices[inside] = Tensor(self.step.tape, Value(elements, stack.width, stack.room, view=True))

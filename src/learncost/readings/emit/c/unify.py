@@ -145,7 +145,7 @@ def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
         )
         bounded = [condition for condition in line.where if condition.axes <= {*line.loops}]
         if late and isinstance(total, Product) and len(more) == 1 and isinstance(more[0], Literal):
-            plain = len(total.right) == 1 or not total.sides.are_of_matrices
+            plain = len(total.right) == 1 or (len(total.right) == 2 and not total.sides.are_of_matrices)
             if isinstance(line, Product) and not bounded and plain:
                 result[-1] = replace(line, right=(*total.right, *more), where=total.where)
                 continue

@@ -243,3 +243,69 @@ def test_what_is_no_record_is_none(folder, text):
     remembered(folder)
     place(folder).path.write_text(text)
     assert place(folder).read() is None
+
+
+CUSTOM = """
+import torch
+from torch import nn
+from torch.utils.flop_counter import register_flop_formula
+
+@torch.library.custom_op("tests::{name}", mutates_args=())
+def scan(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    return x @ a @ a.T
+
+@scan.register_fake
+def _(x, a):
+    return torch.empty_like(x)
+
+def backward(context, gradient):
+    x, a = context.saved_tensors
+    return gradient @ a @ a.T, torch.einsum("bmd,bme->de", x, gradient @ a)
+
+scan.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+{formula}
+
+class Scans(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.A = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, x):
+        return torch.ops.tests.{name}(self.first(x), self.A)
+"""
+FORMULA = (
+    "register_flop_formula(torch.ops.tests.{name})(lambda x, a, *_, out_shape=None, **__: 2 * x[0] * x[1] * 6 * 9)"
+)
+
+
+def read(folder: Path, name: str, *flags: str) -> int:
+    from learncost.faces.command import main
+
+    formula = FORMULA.format(name=name) if "unknown" not in name else ""
+    (folder / f"{name}.py").write_text(CUSTOM.format(name=name, formula=formula))
+    words = [f"{folder}/{name}.py:Scans", "--input", "x: float B M 6", *flags]
+    return main(["import", *words, "-o", str(folder / "made.table")])
+
+
+def test_an_operation_with_a_registered_formula_is_a_line_that_is_not_derived(folder, capsys):
+    import learncost as lc
+
+    assert read(folder, "scan_known") == 0
+    layer = lc.layer((folder / "made.table").read_text())
+    (line,) = (line for line in layer.table.lines if line.tag.operator == "tests::scan_known")
+    assert line.opaque.forward == "108 B M"
+
+    assert lc.price(layer.table, {"B": 2, "M": 3, **layer.sizes}, lc.book("matmul")).flops == 108 * 6 + 2 * 6 * 6 * 6
+    assert line.opaque.backward == f"{4 * 2 * 6 * 4} B M"  # four products in it
+
+
+def test_an_operation_of_unknown_cost_is_refused_by_name_place_and_line_or_leaves_a_bound(folder, capsys):
+    assert read(folder, "scan_unknown") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "the operator tests::scan_unknown cannot be read" in error
+    assert "scan_unknown.py:30" in error
+    assert "--unknown zero" in error
+    assert not (folder / "made.table").exists()
+    assert read(folder, "scan_unknown", "--unknown", "zero") == 0
+    assert "opaque(" in (folder / "made.table").read_text()

@@ -73,7 +73,7 @@ def _text(
     if isinstance(given, Mapping):
         stage(f"reading {name}")
         with _exports(wanted):
-            text = read_module(module, dict(given), {}).text
+            text = read_module(module, dict(given), {}, unknown=how.unknown).text
         return text, [f"{name}: {_described(value)}" for name, value in given.items()]
     given = checked(given, module, str(wanted))
     first: Exception | None = None
@@ -81,7 +81,8 @@ def _text(
         stage(f"reading {name}" + (f", tried with {_sizes_text(sizes)}" if first else ""))
         try:
             with _exports(wanted):
-                text = read_module(module, tensors(given, sizes), symbols_of(given)).text
+                values = tensors(given, sizes)
+                text = read_module(module, values, symbols_of(given), unknown=how.unknown).text
             return text, [str(each) for each in given]
         except NotExportedError as error:
             first = first or error

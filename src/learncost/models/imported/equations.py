@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from learncost.equation.table import Opaque
 from learncost.models.imported.axes import ApartError, Axis, Size, make_same, product
 from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
 
@@ -58,6 +59,7 @@ class Equation:
     where: tuple[Where, ...] = ()
     module: str = ""
     operator: str = ""
+    cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
 
     @property
     def stored(self) -> Stored:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Axis, Size, equal, product, simple
 from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
+from learncost.models.imported.opaque import opaque
 from learncost.models.imported.views import Stored, View
 
 Rule = Callable[..., Any]
@@ -85,10 +86,12 @@ def operator_name(target: Any) -> str:
 class Reader:
     """Reads one graph.
 
-    letters   what the dimensions of inputs are called, by symbol
+    letters         what the dimensions of inputs are called, by symbol
+    allows_unknown  whether an operator may be taken down of which nobody knows the cost
     """
 
     graph: Any
+    allows_unknown: bool = False
     recorder: Recorder = field(default_factory=Recorder)
     values: dict[Any, Any] = field(default_factory=dict)
     given: dict[Any, Stored] = field(default_factory=dict)  # what is given from outside, by node and use
@@ -220,10 +223,10 @@ class Reader:
 
     known_tensors: dict[Any, Any] = field(default_factory=dict)  # of lifted constants and buffers
 
-    def refusal(self, what: str) -> UnreadError:
+    def refusal(self, what: str, more: str = "") -> UnreadError:
         """What is said of a node that cannot be read."""
         where = place_of(self.node)
-        return UnreadError(f"{what} cannot be read{where}")
+        return UnreadError(f"{what} cannot be read{where}{more}")
 
     def given_numbers(self, numbers: Any, *axes: Axis) -> View:
         """Numbers that follow from settings alone, as an input without a gradient."""
@@ -327,7 +330,8 @@ class Reader:
             if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
                 self.values[node] = Outside(node)
                 return
-            raise self.refusal(f"the operator {node.target}")
+            self.values[node] = opaque(self, node, [*arguments, *named.values()])
+            return
         value = known(self, *arguments, **named)
         self.values[node] = value
         if isinstance(value, View) and isinstance(result, torch.Tensor):

@@ -6,7 +6,6 @@ once more with tensors that have shapes and no numbers, and its operations are c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -22,19 +21,23 @@ class _Unknown:
     names: list[str] = field(default_factory=list)
 
 
-def registered(node: Any, letters: Mapping[str, str]) -> tuple[Opaque, str]:
-    """What is known of the cost of a node of an exported graph; and what is not known, in words.
+def registered(node: Any) -> tuple[Opaque, str]:
+    """What is known of the cost of a node of an exported graph, in the graph's symbols; and of what it is not known.
 
-    letters  what the symbols of the graph are called in the table
+    The second is empty where everything is known.
     """
-    name = str(node.target).removesuffix(".default").replace(".", "::", 1)
+    name = name_of(node.target)
     forward, backward, unknown = _counted(node)
-    source = f"the formula that PyTorch has registered for {name}"
-    texts = [None if count is None else polynomial(count, letters) for count in (forward, backward)]
+    texts = [None if count is None else polynomial(count) for count in (forward, backward)]
     if texts[0] is None:
-        return Opaque(), f"{name} has no registered formula of its FLOPs"
-    missing = unknown or f"the gradient of {name}"
-    return Opaque(texts[0], texts[1], source), "" if texts[1] is not None else f"{missing} has no registered formula"
+        return Opaque(), name
+    missing = "" if texts[1] is not None else unknown or f"the gradient of {name}"
+    return Opaque(texts[0], texts[1], f"the FLOP formula registered for {name}"), missing
+
+
+def name_of(target: Any) -> str:
+    """What an operator is called in Python's registry: `mylib::scan`."""
+    return str(target).removesuffix(".default").replace(".", "::", 1)
 
 
 def _counted(node: Any) -> tuple[Any, Any, str]:
@@ -48,7 +51,7 @@ def _counted(node: Any) -> tuple[Any, Any, str]:
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function._overloadpacket not in flop_registry and function.namespace not in ("aten", "prim", "prims"):
-                seen.names.append(str(function).removesuffix(".default").replace(".", "::", 1))
+                seen.names.append(name_of(function))
             return function(*args, **(kwargs or {}))
 
     packet = getattr(node.target, "_overloadpacket", None)
@@ -94,24 +97,25 @@ def _mode_of(node: Any) -> Any:
     raise AssertionError("a node without tensors")
 
 
-def polynomial(count: Any, letters: Mapping[str, str]) -> str | None:
-    """A count as `Count.parse` reads it; None where it is no polynomial in the letters."""
+def polynomial(count: Any) -> str | None:
+    """A count as `Count.parse` reads it, in the graph's symbols; None where it is no polynomial in them."""
     import sympy
 
-    if isinstance(count, int):
-        return str(count)
-    expression = _whole(count.node.expr)
+    from learncost.models.imported.reader import size_of
+
+    size = size_of(count)
+    if isinstance(size, int):
+        return str(size)
+    expression = _whole(size)
     symbols = sorted(expression.free_symbols, key=str)
-    if any(str(symbol) not in letters for symbol in symbols) or not expression.is_polynomial(*symbols):
+    if not expression.is_polynomial(*symbols):
         return None
     terms = []
     for powers, coefficient in sympy.Poly(expression, *symbols).terms() if symbols else [((), expression)]:
         if not coefficient.is_Rational:
             return None
-        pairs = zip((letters[str(symbol)] for symbol in symbols), powers, strict=True)
-        factors = [f"{letter}^{power}" if power > 1 else letter for letter, power in pairs if power]
-        sign = "-" if coefficient < 0 else "+"
-        terms.append(f"{sign} {' '.join([str(abs(coefficient)), *factors])}")
+        factors = [f"{symbol}^{power}" for symbol, power in zip(symbols, powers, strict=True) if power]
+        terms.append(f"{'-' if coefficient < 0 else '+'} {' '.join([str(abs(coefficient)), *factors])}")
     return " ".join(terms).removeprefix("+ ")
 
 

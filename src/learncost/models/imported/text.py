@@ -134,7 +134,8 @@ class _Line:
             right = " ".join(operands)
         where = "".join(f" where {self.side(w.lower)} {w.relation} {self.side(w.upper)}" for w in equation.where)
         tag = f" @ {equation.module or '.'} {equation.operator or '-'}"
-        return f"{left} = {right}{where}{tag}"
+        cost = "" if equation.cost is None else str(equation.cost.renamed(self.writer.symbols))
+        return f"{left} = {right}{cost}{where}{tag}"
 
     def side(self, letter: Hashable) -> str:
         (name,) = self.rows(letter)

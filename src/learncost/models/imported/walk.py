@@ -41,7 +41,9 @@ class Imported:
         return int(sympy.sympify(expression).subs(sizes))
 
 
-def read_module(module: Any, inputs: Any, symbols: Mapping[str, str] | None = None, *, name: str = "") -> Imported:
+def read_module(
+    module: Any, inputs: Any, symbols: Mapping[str, str] | None = None, *, name: str = "", unknown: str = "refuse"
+) -> Imported:
     """The layer that a PyTorch module is.
 
     Parameters
@@ -53,6 +55,8 @@ def read_module(module: Any, inputs: Any, symbols: Mapping[str, str] | None = No
     symbols
         Of inputs, what their dimensions are called, such as `{"idx": "B M"}`: a letter is a size that stays open, a
         number one that is fixed.
+    unknown
+        What becomes of an operator of which nobody knows the cost: refuse, or zero, a line without a number.
 
     Raises
     ------
@@ -61,7 +65,7 @@ def read_module(module: Any, inputs: Any, symbols: Mapping[str, str] | None = No
     """
     exported = export(module, inputs, symbols or {})
     SAME_SIZES.set(exported.same_sizes)
-    reader = Reader(exported.program.graph)
+    reader = Reader(exported.program.graph, allows_unknown=unknown == "zero")
     weights: dict[Stored, str] = {}
     graph = exported.program.graph
     outputs: list[tuple[str, View, str]] = []

@@ -1,0 +1,77 @@
+"""An operation that no rule reads as a line that is not derived, with what is known of its cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from learncost.models.imported.axes import Axis, equal
+from learncost.models.imported.equations import Equation, Read
+from learncost.models.imported.registered import name_of, registered
+from learncost.models.imported.views import Stored, View
+
+if TYPE_CHECKING:
+    from learncost.models.imported.reader import Reader
+
+
+def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
+    """The line of a node: one view, or several in a list. Raises `InputError` for a cost that has to be known."""
+    import torch
+
+    known, missing = registered(node)
+    if missing and not reader.allows_unknown:
+        what = f"the operator {name_of(node.target)}"
+        formula = (
+            f"the FLOPs of {missing} are not known: register_flop_formula says them, --unknown zero leaves them out"
+        )
+        raise reader.refusal(what, f"; no rule reads it, and {formula}")
+    recorder = reader.recorder
+    recorder.operator = name_of(node.target)
+    operands = []
+    for value in _tensors(arguments):
+        view = reader.view(value).fresh()
+        operands.append(view if view.is_plain else recorder.regrouped_whole(view))
+    reads = tuple(Read(view, _letters(view)) for view in operands)
+    several = node.meta["val"]
+    results = [_result(reader, each) for each in (several if isinstance(several, tuple | list) else [several])]
+    left = tuple(Read(view, _letters(view)) for view in results if view is not None)
+    recorder.add(Equation("word", left, reads, word="opaque", cost=known))
+    if isinstance(several, torch.Tensor):
+        return results[0]
+    return results
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    """What is a tensor among arguments, in rows too."""
+    from learncost.models.imported.reader import Chosen, Outside
+
+    found = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            found += _tensors(value)
+        elif isinstance(value, View | Chosen | Outside):
+            found.append(value)
+    return found
+
+
+def _letters(view: View) -> tuple[Hashable, ...]:
+    """A letter for each dimension: dimensions of the same class share one, a second one in a view has its own."""
+    seen: Counter[Hashable] = Counter()
+    letters: list[Hashable] = []
+    for row in view.dims:
+        roots = tuple(id(slot.axis.root) for slot in row)
+        seen[roots] += 1
+        letters.append((roots, seen[roots]))
+    return tuple(letters)
+
+
+def _result(reader: Reader, value: Any) -> View | None:
+    """A value that the operation gives: its axes are nobody else's."""
+    from learncost.models.imported.reader import size_of
+
+    if value is None:
+        return None
+    sizes = [size_of(size) for size in value.shape]
+    stored = Stored(reader.recorder.name, tuple(Axis(size) for size in sizes if not equal(size, 1)))
+    return View.of(stored, [0 if equal(size, 1) else 1 for size in sizes])

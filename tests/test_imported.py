@@ -2,6 +2,7 @@
 
 import pytest
 
+import learncost as lc
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity
 from own_modules import CASES
@@ -16,3 +17,17 @@ def test_values_and_gradients_are_those_of_the_module(name):
     assert found.value < 1e-10
     assert found.gradient < 1e-10
     assert found.module < 1e-4
+
+
+@pytest.mark.parametrize("name", ["nanogpt_manual", "encoder"])
+def test_equal_blocks_become_a_repeat_that_costs_the_same(name):
+    """Under a book that counts every operation, the table with a repeat and the one without have the same price."""
+    module, inputs, symbols = CASES[name]()
+    texts = [read_module(module, inputs, symbols, fold=fold).text for fold in (True, False)]
+    assert "  repeat n_layer carry " in texts[0]
+    assert "repeat" not in texts[1]
+    sizes = {letter: 3 for words in symbols.values() for letter in words.split() if not letter.isdigit()}
+    costs = [lc.cost(lc.layer(text), price_book="run", **sizes) for text in texts]
+    assert costs[0].flops == costs[1].flops
+    assert costs[0].maccs == costs[1].maccs
+    assert costs[0].parameters == costs[1].parameters

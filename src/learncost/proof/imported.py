@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,24 +67,19 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
         theirs = _shaped(result.detach().numpy(), read, read_output(read, name), sizes)
         value = max(value, _apart(values[read_output(read, name)], theirs, float(np.abs(theirs).max(initial=1e-300))))
     pairs = []
-    for name, path in imported.weights.items():
-        if weights[path].requires_grad:
-            gradient = weights[path].grad
-            pairs.append((name, torch.zeros_like(weights[path]) if gradient is None else gradient))
-    for stored, name in imported.names.items():
-        if (
-            stored.kind == "input"
-            and name in read.table.inputs
-            and flat[imported.exported.inputs[stored.target]].requires_grad
-        ):
-            gradient = flat[imported.exported.inputs[stored.target]].grad
-            if gradient is not None:
-                pairs.append((name, gradient))
-    largest = max((float(g.abs().max()) for _, g in pairs if g.numel()), default=1.0) or 1.0
+    for name, several in imported.weights.items():
+        if any(weights[path].requires_grad for path in several):
+            pairs.append((name, _stack([_gradient(weights[path]) for path in several])))
+    for name, given_by in imported.inputs.items():
+        if given_by[0].kind == "input":
+            value_given = flat[imported.exported.inputs[given_by[0].target]]
+            if value_given.requires_grad:
+                pairs.append((name, _gradient(value_given)))
+    largest = max((float(np.abs(g).max()) for _, g in pairs if g.size), default=1.0) or 1.0
     gradient = 0.0
     for name, theirs in pairs:
         ours = values.get(f"d{name}")
-        shaped = _shaped(theirs.numpy(), read, name, sizes)
+        shaped = _shaped(theirs, read, name, sizes)
         gradient = max(gradient, _apart(np.zeros_like(shaped) if ours is None else ours, shaped, largest))
     return Parity(
         value,
@@ -132,12 +127,21 @@ def arrays_of(
 ) -> dict[str, Any]:
     """Every input and weight of the table as an array."""
     arrays: dict[str, Any] = {}
-    for stored, name in imported.names.items():
-        if name in read.table.weights:
-            arrays[name] = _shaped(weights[imported.weights[name]].detach().numpy(), read, name, sizes)
-        elif name in read.table.inputs:
-            arrays[name] = _shaped(_input(stored, imported, of_node, given), read, name, sizes)
+    for name, paths in imported.weights.items():
+        stacked = _stack([weights[path].detach().numpy() for path in paths])
+        arrays[name] = _shaped(stacked, read, name, sizes)
+    for name, several in imported.inputs.items():
+        arrays[name] = _shaped(_stack([_input(s, imported, of_node, given) for s in several]), read, name, sizes)
     return arrays
+
+
+def _stack(several: Sequence[Any]) -> Any:
+    """Arrays of all turns of a repeat, one beside the other; one alone as it is."""
+    return several[0] if len(several) == 1 else np.stack(several)
+
+
+def _gradient(tensor: Any) -> Any:
+    return np.zeros(tuple(tensor.shape)) if tensor.grad is None else tensor.grad.numpy()
 
 
 def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

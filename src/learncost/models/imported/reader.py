@@ -313,6 +313,9 @@ class Reader:
             self.values[node] = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else Outside(node)
             return
         result = node.meta.get("val")
+        if "val" not in node.meta or result is None:  # it checks something, and gives nothing
+            self.values[node] = None
+            return
         if not any(map(_inside, [*arguments, *named.values()])):
             if isinstance(result, tuple | list):
                 self.values[node] = Outside(node)

@@ -33,7 +33,7 @@ def identifier(text: str) -> str:
 
 def tail(path: str) -> str:
     """The last part of a module's path that is no number."""
-    parts = [part for part in path.split(".") if part and not part.isdigit()]
+    parts = [part for part in path.split(".") if part and not part.isdigit() and not part.startswith("*")]
     return parts[-1] if parts else ""
 
 

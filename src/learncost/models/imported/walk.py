@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -11,8 +11,10 @@ from learncost.models.imported import rules  # noqa: F401 - the rules register t
 from learncost.models.imported.axes import Axis, equal
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
+from learncost.models.imported.fold import Item, folded
+from learncost.models.imported.layer_text import LayerText
 from learncost.models.imported.reader import SAME_SIZES, Outside, Reader, size_of
-from learncost.models.imported.text import Writer, identifier, needed, tail
+from learncost.models.imported.text import Writer, needed
 from learncost.models.imported.views import Stored, View
 
 
@@ -21,18 +23,20 @@ class Imported:
     """What was read of a module.
 
     text      the layer in the notation
-    reader    where its inputs come from: nodes of the graph
-    names     what stored values are called in the text
+    inputs    where the values of its inputs come from, by name: one, or those of all turns of a repeat
+    weights   the parameters' paths, by name: one, or those of all turns
+    outputs   their names, and `output_nodes` the nodes of the graph that give them
+    derived   sizes that follow from open ones, as expressions
     """
 
     text: str
     exported: Exported
     reader: Reader
-    names: Mapping[Stored, str]
-    outputs: Sequence[str] = field(default_factory=tuple)
-    output_nodes: Sequence[str] = field(default_factory=tuple)
-    weights: Mapping[str, str] = field(default_factory=dict)  # names in the text, with the parameters' paths
-    derived: Mapping[str, str] = field(default_factory=dict)  # sizes that follow from open ones, as expressions
+    inputs: Mapping[str, tuple[Stored, ...]]
+    weights: Mapping[str, tuple[str, ...]]
+    outputs: Sequence[str]
+    output_nodes: Sequence[str]
+    derived: Mapping[str, str]
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
         """A size that follows from others, given these."""
@@ -42,7 +46,13 @@ class Imported:
 
 
 def read_module(
-    module: Any, inputs: Any, symbols: Mapping[str, str] | None = None, *, name: str = "", unknown: str = "refuse"
+    module: Any,
+    inputs: Any,
+    symbols: Mapping[str, str] | None = None,
+    *,
+    name: str = "",
+    fold: bool = True,
+    unknown: str = "refuse",
 ) -> Imported:
     """The layer that a PyTorch module is.
 
@@ -55,6 +65,8 @@ def read_module(
     symbols
         Of inputs, what their dimensions are called, such as `{"idx": "B M"}`: a letter is a size that stays open, a
         number one that is fixed.
+    fold
+        Whether equal blocks become a repeat.
     unknown
         What becomes of an operator of which nobody knows the cost: refuse, or zero, a line without a number.
 
@@ -78,7 +90,7 @@ def read_module(
             reader.read(node)
         elif node.op == "output":
             outputs = _outputs(reader, exported, node)
-    return _written(reader, exported, weights, outputs, name or type(module).__name__)
+    return _written(reader, exported, weights, outputs, name or type(module).__name__, fold)
 
 
 def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, str]) -> Any:
@@ -134,6 +146,7 @@ def _written(
     weights: Mapping[Stored, str],
     outputs: Sequence[tuple[str, View, str]],
     name: str,
+    fold: bool,
 ) -> Imported:
     recorder = reader.recorder
     recorder.module, recorder.operator = "", "output"
@@ -141,58 +154,25 @@ def _written(
     for label, value, _ in outputs:
         results.append(_as_output(reader, label, value, results))
     equations = needed(recorder.equations, results)
-    _inline_reads(equations)
-    writer = Writer(exported.symbols)
-    used = {stored: None for equation in equations for stored in equation.reads}
-    made = {read.view.stored for equation in equations for read in equation.left}
-    given = [stored for stored in used if stored not in made]
-    order = {name: place for place, name in enumerate(exported.inputs.values())}
-    inputs = sorted((s for s in given if s not in weights), key=lambda s: order.get(s.target, len(order)))
-    used_weights = [s for s in weights if s in used]
+    items: list[Item] = list(equations)
+    if fold:
+        items = folded(items, results, lambda stored: stored in weights and exported.learns[weights[stored]])
+    layer_text = LayerText(items, results, exported, weights, Writer(exported.symbols))
+    writer = layer_text.writer
     writer.values.taken |= set(exported.symbols.values())
-    for stored in (*inputs, *used_weights):
-        writer.name(stored)
-    for stored, (label, *_) in zip(results, outputs, strict=True):
-        writer.names[stored] = writer.values.unique(identifier(label))
-    for equation in equations:
-        for read in equation.left:
-            stored = read.view.stored
-            if stored not in writer.names:
-                writer.names[stored] = writer.values.unique(_value_name(equation, stored))
-    writer.axes.taken |= writer.values.taken | set(exported.symbols.values())
-    body = [f"  {writer.line(equation)}" for equation in equations]
-    head = f"{identifier(name).replace('.', '_')}({' '.join(map(writer.name, inputs))}"
-    head += f"; {' '.join(map(writer.name, used_weights))}" if used_weights else ""
-    head += f") -> {' '.join(map(writer.name, results))}"
-    lines = [f"% {name}, read from PyTorch.", head, *body]
-    roles = _roles(reader, exported, writer, inputs)
-    lines += roles
-    if fixed := [f"{letter}={size}" for letter, size in writer.sizes.items() if isinstance(size, int)]:
-        lines.append(f"sizes: {' '.join(fixed)}")
-    frozen = [writer.name(s) for s in used_weights if not exported.learns[weights[s]]]
-    if frozen:
-        lines.append(f"frozen: {' '.join(frozen)}")
-    read_paths = {weights[s] for s in used_weights}
-    unread = sum(
-        count for path, count in exported.counts.items() if path not in read_paths and path not in exported.same
-    )
-    if unread:
-        lines.append(f"unread: {unread}")
+    layer_text.prepare([label for label, *_ in outputs])
+    text = layer_text.text(name, [f"{name}, read from PyTorch."])
+    given = {layer_text.header_name(s): tuple(layer_text.stacks.get(s, [s])) for s in layer_text.given}
     return Imported(
-        "\n".join(lines) + "\n",
+        text,
         exported,
         reader,
-        writer.names,
+        {name: several for name, several in given.items() if several[0] not in weights},
+        {name: tuple(weights[s] for s in several) for name, several in given.items() if several[0] in weights},
         tuple(map(writer.name, results)),
         tuple(node for *_, node in outputs),
-        {writer.name(s): weights[s] for s in used_weights},
         {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
     )
-
-
-def _value_name(equation: Equation, stored: Stored) -> str:
-    part = tail(equation.module)
-    return identifier(f"{part}.{stored.name}" if part and part != stored.name else stored.name)
 
 
 def _as_output(reader: Reader, label: str, value: View, taken: Sequence[Stored]) -> Stored:
@@ -207,28 +187,3 @@ def _as_output(reader: Reader, label: str, value: View, taken: Sequence[Stored])
     result = reader.recorder.result([Read(value, letters)], letters, label)
     reader.recorder.add(Equation("product", (Read(result, letters),), (Read(value, letters),)))
     return result.stored
-
-
-def _inline_reads(equations: list[Equation]) -> None:
-    """What is read at an index and then by one product alone is read there: W[e=chosen[B M t] d f]."""
-
-
-def _roles(reader: Reader, exported: Exported, writer: Writer, inputs: Sequence[Stored]) -> list[str]:
-    """What the layer says of its inputs."""
-    lines = []
-    constants = []
-    targets = next((s for s in inputs if s.kind == "targets"), None)
-    for stored in inputs:
-        if stored.kind.startswith("share mean") and targets is not None:
-            lines.append(f"{writer.name(stored)}: share of {writer.name(targets)}")
-        elif (
-            stored.kind == "constant"
-            or stored.kind.startswith("share")
-            or (stored.kind == "input" and not exported.wants_gradient.get(stored.target))
-        ):
-            constants.append(writer.name(stored))
-        elif stored.kind == "targets" and stored.reads is not None:
-            lines.append(f"{writer.name(stored)}: index of {writer.letter(stored.reads)}")
-    if constants:
-        lines.append(f"constants: {' '.join(constants)}")
-    return lines

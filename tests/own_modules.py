@@ -97,7 +97,7 @@ def nanogpt_manual():
 @case
 def encoder():
     return (
-        nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 20, dropout=0.0, batch_first=True), 2).train(),
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 20, dropout=0.0, batch_first=True), 3).train(),
         (torch.randn(2, 7, 12),),
         {"src": "B M 12"},
     )

@@ -156,7 +156,8 @@ def _written(
     equations = needed(recorder.equations, results)
     items: list[Item] = list(equations)
     if fold:
-        items = folded(items, results, lambda stored: stored in weights and exported.learns[weights[stored]])
+        learned = _learned(equations, exported, weights)
+        items = folded(items, results, learned.__contains__)
     layer_text = LayerText(items, results, exported, weights, Writer(exported.symbols))
     writer = layer_text.writer
     writer.values.taken |= set(exported.symbols.values())
@@ -173,6 +174,16 @@ def _written(
         tuple(node for *_, node in outputs),
         {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
     )
+
+
+def _learned(equations: Sequence[Equation], exported: Exported, weights: Mapping[Stored, str]) -> set[Stored]:
+    """What has a gradient: weights and inputs that want one, and what follows from them."""
+    learned = {stored for stored, path in weights.items() if exported.learns[path]}
+    for equation in equations:
+        learned |= {s for s in equation.reads if s.kind == "input" and exported.wants_gradient.get(s.target)}
+        if equation.word != "stop_gradient" and not learned.isdisjoint(equation.reads):
+            learned |= {read.view.stored for read in equation.left}
+    return learned
 
 
 def _as_output(reader: Reader, label: str, value: View, taken: Sequence[Stored]) -> Stored:

@@ -60,15 +60,19 @@ _SHOWN = {
 @lru_cache(maxsize=64)
 def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[Row, ...]:
     price_book = find_book(book)
-    table = _under(plan, step(structure.model, name, optimizer, price_book.jacobian, mode))
+    table = _under(plan, step(structure.model, name, optimizer, price_book.jacobian, mode), structure.model)
     return price(table, {}, price_book).rows
 
 
-def _under(plan: str, table: Table) -> Table:
+def _under(plan: str, table: Table, model: Model) -> Table:
+    """The step under a plan; one that finds nothing in a layer of one's own is refused."""
     if not plan:
         return table
     from learncost.plans.plan import planned  # imported where it is needed: start-up counts
 
+    for part in plan.split(",") if model.configuration.layer else ():
+        if planned(table, part).lines == table.lines:
+            raise InputError(f"the plan {part.strip()} finds nothing to change in {model.configuration.name}")
     return planned(table, plan)
 
 
@@ -91,7 +95,7 @@ def rows_of(
         return by_formula(model, priced_by, name)
     if BOOKS.get(priced_by.name) is priced_by:
         return _priced(Structure(model), name, priced_by.name, optimizer, mode, plan)
-    table = _under(plan, step(model, name, optimizer, priced_by.jacobian, mode))
+    table = _under(plan, step(model, name, optimizer, priced_by.jacobian, mode), model)
     return price(table, {}, priced_by).rows  # a book of the caller's own
 
 
@@ -132,7 +136,7 @@ class Run:
     def table(self, procedure: str, book: Book) -> Table:
         """The step as it is priced: the lines of `rows`, one for one, in the repeats that they stand in."""
         optimizer = self.optimizer or default_optimizer(book)
-        return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian))
+        return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian), self.model)
 
     def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
         """The ledger of one step of a procedure, with its time on a device."""

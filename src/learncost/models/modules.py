@@ -54,9 +54,8 @@ def weights_named(name: str, family: str, weights: Iterable[str]) -> tuple[str, 
     weights = tuple(weights)
     if (meant := tuple(w for w in weights if is_meant(w))) or family != TABLE:
         return meant
-    deepest = max((w.count(".") for w in weights), default=0)
-    held = (tuple(w for w in weights if is_meant(w.rsplit(".", up)[0])) for up in range(1, deepest + 1))
-    return next((several for several in held if several), ())
+    modules = {w: [w.rsplit(".", up)[0] for up in range(1, w.count(".") + 1)] for w in weights}
+    return tuple(w for w in weights if any(map(is_meant, modules[w])))
 
 
 def module_of(path: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:

@@ -304,8 +304,80 @@ def test_an_operation_of_unknown_cost_is_refused_by_name_place_and_line_or_leave
     assert read(folder, "scan_unknown") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "the operator tests::scan_unknown cannot be read" in error
-    assert "scan_unknown.py:30" in error
+    lines = (folder / "scan_unknown.py").read_text().splitlines()
+    assert f"scan_unknown.py:{1 + next(n for n, line in enumerate(lines) if 'return torch.ops' in line)}" in error
     assert "--unknown zero" in error
     assert not (folder / "made.table").exists()
     assert read(folder, "scan_unknown", "--unknown", "zero") == 0
     assert "opaque(" in (folder / "made.table").read_text()
+
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(4, 8)
+        self.down = torch.nn.Linear(8, 4)
+
+    def forward(self, x, times=None):
+        y = self.down(self.up(x))
+        if y.sum() > 1e9:
+            return self.up(y)
+        return y
+
+
+def matrix_flops(layer, **sizes):
+    import learncost as lc
+
+    return lc.price(layer.table, {**layer.sizes, **sizes}, lc.book("matmul")).flops
+
+
+@pytest.mark.parametrize(
+    ("inputs", "symbols"),
+    [
+        ({"input": "float B 4"}, None),
+        ({"input": torch.ones(3, 4)}, {"input": "B 4"}),
+        ((torch.ones(3, 4, device="meta"),), {"input": "B 4"}),
+        ("input: float B 4", None),
+    ],
+)
+def test_a_module_in_memory_is_a_model_with_what_it_reads(inputs, symbols):
+    import learncost as lc
+
+    with torch.device("meta"):
+        module = torch.nn.Linear(4, 8)
+    layer = lc.from_module(module, inputs, symbols)
+    assert matrix_flops(layer, B=5) == 2 * 5 * 4 * 8
+    assert lc.cost(layer, B=5).parameters == 4 * 8 + 8
+    assert next(module.parameters()).device.type == "meta"  # the caller's module stays as it is
+
+
+def test_a_branch_on_values_is_refused_with_the_users_line_or_taken_as_one_run_takes_it():
+    import learncost as lc
+
+    with pytest.raises(lc.InputError) as refused:
+        lc.from_module(Branches(), {"x": "float B 4"})
+    message = str(refused.value)
+    assert "test_importing.py:" in message
+    assert "`if y.sum() > 1e9:` depends on values" in message
+    assert "torch.cond" in message
+    assert "--as-run" in message
+    layer = lc.from_module(Branches(), {"x": "float 3 4"}, as_run=True)
+    assert matrix_flops(layer) == 2 * (2 * 3 * 4 * 8)  # up and down, and no up again
+    assert set(layer.table.weights) == {"up.weight", "up.bias", "down.weight", "down.bias"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more", "said"),
+    [
+        ({"y": "float B 4"}, {}, "no input is called 'y'"),
+        ({"x": "float B 5"}, {}, "Branches cannot be exported: .*test_importing.py:"),
+        ({"x": "float B 4"}, {"as_run": True}, "one run has one size for B"),
+        ((torch.ones(3, 4),), {"symbols": {"z": "B 4"}}, "there is no input 'z'"),
+        ((torch.ones(3, 4), 1, 2), {}, r"there are 3 inputs, and Branches takes forward\(x, times=None\)"),
+    ],
+)
+def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
+    import learncost as lc
+
+    with pytest.raises(lc.InputError, match=said):
+        lc.from_module(Branches(), inputs, **more)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer, layer
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.live_weights import learned, parameters_of
@@ -14,22 +15,45 @@ from learncost.models.model import Model, build
 from learncost.models.wording import nearest, shown
 
 
-def from_module(module: Any) -> Configuration:
-    """The configuration of a transformers model that is in memory; `lc.cost` and all that take a model take it.
+def from_module(
+    module: Any,
+    inputs: Any = None,
+    symbols: Mapping[str, str] | None = None,
+    *,
+    as_run: bool = False,
+    unknown: str = "refuse",
+    fold: bool = True,
+) -> Configuration | Layer:
+    """A PyTorch module that is in memory as a model; `lc.cost` and all that take a model take it.
 
-    The class of the module is the architecture, and its config gives the sizes. Then its parameters are counted, shared
-    ones once, and must be as many as the config describes. What has `requires_grad=False` is frozen, and the low-rank
-    paths of peft are counted as they are.
+    With `inputs` any module is read: PyTorch exports it, and its operations become the lines of a table. Nothing is
+    computed, and parameters may be on the device meta.
+
+    Without them it is a model of transformers of a class that is known, and PyTorch exports nothing: the class is the
+    architecture, and its config gives the sizes. Then its parameters are counted, shared ones once, and must be as many
+    as the config describes. What has `requires_grad=False` is frozen, and the low-rank paths of peft are counted as
+    they are.
 
     Parameters
     ----------
     module
-        A model of transformers: a torch.nn.Module with a `config`.
+        A torch.nn.Module.
+    inputs
+        What its forward takes: example tensors, in a tuple in their order or in a dict by name, or texts by name, such
+        as {"idx": "int B M", "x": "float B 3 64 64"}. A float tensor that requires a gradient gets one.
+    symbols
+        Of example tensors, which of their sizes stay open, by name: {"idx": "B M"}. Every other size is as it is.
+    as_run
+        Take down the operations of one run, with the branches on values that it takes.
+    unknown
+        What becomes of an operation of which nobody knows the cost: refuse, or zero, a line without a number.
+    fold
+        Equal blocks become a repeat.
 
     Returns
     -------
-    Configuration
-        What the other functions take as a model.
+    Configuration or Layer
+        What the other functions take as a model. Sizes that stay open are then keywords, `lc.cost(model, B=8, M=64)`.
 
     Raises
     ------
@@ -46,6 +70,10 @@ def from_module(module: Any) -> Configuration:
     >>> lc.cost(lc.from_module(module), seq_len=16).parameters
     1096
     """
+    if inputs is not None:
+        return _read(module, inputs, symbols or {}, as_run, unknown, fold)
+    if symbols:
+        raise InputError("symbols are of inputs: give these, too, such as {'idx': 'int B M'}")
     if callable(getattr(module, "get_base_model", None)):  # peft's wrapper around an adapted model
         module = module.get_base_model()
     kind = type(module).__name__
@@ -53,7 +81,10 @@ def from_module(module: Any) -> Configuration:
         raise InputError(f"a torch.nn.Module is needed, not {shown(module)}")
     config: Any = getattr(module, "config", None)
     if not callable(getattr(config, "to_dict", None)):
-        raise InputError(f"{kind} has no config of transformers, so its structure is not known{_inside(module)}")
+        raise InputError(
+            f"{kind} has no config of transformers, so its structure is not known: "
+            f"give `inputs`, such as lc.from_module(module, {{'x': 'float B 3 64 64'}}){_inside(module)}"
+        )
     values = config.to_dict()
     family = values.get("model_type")
     if family not in FAMILIES:
@@ -75,6 +106,20 @@ def from_module(module: Any) -> Configuration:
             "it was changed, so its config does not say what it costs"
         )
     return replace(model.configuration, learned=learned(model, plain, paths))
+
+
+def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, unknown: str, fold: bool) -> Layer:
+    """The table of a module with what it reads."""
+    if not callable(getattr(module, "named_parameters", None)):
+        raise InputError(f"a torch.nn.Module is needed, not {shown(module)}")
+    from learncost.models.imported.inputs import examples
+    from learncost.models.imported.room import with_room
+    from learncost.models.imported.whole import table_of
+
+    given = examples(inputs, module, symbols)
+    called, module = type(module).__name__, with_room(module)
+    text, _ = table_of(module, given, called, symbols=symbols, as_run=as_run, unknown=unknown, fold=fold)
+    return layer(text)
 
 
 def _built(values: dict[str, Any], kind: str) -> Model:

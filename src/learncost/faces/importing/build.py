@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.faces.importing.user_file import Ran, Target, UserError, run, user_code
-from learncost.models.imported.inputs import Input, parse_inputs
+from learncost.models.imported.inputs import Input, examples
+from learncost.models.imported.room import give_room, without_memory
 from learncost.models.wording import shown
 
 INPUTS = "inputs"
@@ -92,59 +92,5 @@ def _inputs(ran: Ran, module: Any) -> tuple[Input, ...] | Mapping[str, Any] | No
         said, where = getattr(module, "example_inputs", None), "example_inputs of the module"
     if said is None:
         return None
-    return example_inputs(said, module, where)
-
-
-def example_inputs(said: Any, module: Any, where: str) -> tuple[Input, ...] | Mapping[str, Any]:
-    """Texts as --input has them, a mapping of names to them, or tensors in the order of forward or by name."""
-    import torch
-
-    if isinstance(said, torch.Tensor):
-        said = (said,)
-    if isinstance(said, Mapping):
-        texts = [isinstance(value, str) for value in said.values()]
-        return parse_inputs(said) if all(texts) and texts else dict(said)
-    if isinstance(said, list | tuple):
-        if said and all(isinstance(each, str) for each in said):
-            return parse_inputs(said)
-        names = [*inspect.signature(module.forward).parameters]
-        if len(said) <= len(names):
-            return dict(zip(names, said, strict=False))
-        raise InputError(f"{where} has {len(said)} values, and forward takes {len(names)}: {', '.join(names)}")
-    raise InputError(f"{where} is {_kind(said)}: it has to be texts such as 'idx: int B M', or example tensors")
-
-
-def give_room(module: Any) -> None:
-    """Parameters on the device meta become such as have room on the CPU that nobody writes to: it takes no memory."""
-    import torch
-    from torch import nn
-
-    swap: Callable[..., None] = torch.utils.swap_tensors
-    for parameter in module.parameters():
-        if type(parameter) is nn.Parameter and parameter.device.type == "meta":
-            there = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
-            swap(parameter, there)
-
-
-@contextmanager
-def without_memory() -> Iterator[None]:
-    """Parameters that are registered inside have a shape and no values; buffers keep theirs.
-
-    The place of each parameter is taken by one on the device meta, so that ties between parameters stay.
-    """
-    import torch
-    from torch import nn
-
-    before, swap = nn.Module.register_parameter, cast("Callable[..., None]", torch.utils.swap_tensors)
-
-    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if type(parameter) is nn.Parameter and parameter.device.type != "meta":
-            empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-            swap(parameter, empty)
-        before(module, name, parameter)
-
-    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = before  # type: ignore[method-assign]
+    with user_code(where):
+        return examples(said, module, {})

@@ -7,8 +7,6 @@ import importlib.util
 import os
 import re
 import sys
-import sysconfig
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.imported.refusals import is_local, told
 from learncost.models.wording import nearest, printable, shown
 
 _SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)", re.DOTALL)
@@ -115,33 +114,6 @@ def user_code(what: str) -> Iterator[None]:
         raise UserError(f"{printable(what)} ended Python (exit {error.code}): it must build and return") from None
     except BaseException as error:
         raise UserError(f"{printable(what)} failed: {told(error)}") from None
-
-
-def told(error: BaseException) -> str:
-    """An error of the user's code in one line: where in the user's code, what kind, what it says."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{printable(error.filename)}:{error.lineno}: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(Path(frame.filename))]
-    where = f"{printable(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{where}{type(error).__name__}{f': {said}' if said else ''}"
-
-
-_FOLDERS = sysconfig.get_paths()
-_OTHERS = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in (
-        *(_FOLDERS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(__file__).parents[2]),
-    )
-)
-
-
-def is_local(file: Path) -> bool:
-    """Whether a file is the user's: not Python's, not in site-packages, not this package's own."""
-    path = os.path.realpath(file)
-    inside = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
-    return not inside and not path.startswith((*_OTHERS, "/proc/", "/sys/", "/dev/")) and not str(file).startswith("<")
 
 
 _watching: list[set[Path]] = []

@@ -163,6 +163,37 @@ def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
         yield sizes
 
 
+def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input, ...] | Mapping[str, Any]:
+    """What a caller says of a module's inputs: texts by name, or tensors by name or in the order of forward.
+
+    Tensors on the device meta are as good as others. Raises `InputError`.
+    """
+    import torch
+
+    names = [*inspect.signature(module.forward).parameters]
+    if isinstance(said, Mapping) and said and all(isinstance(value, str) for value in said.values()):
+        if symbols:
+            raise InputError("texts say themselves which sizes stay open: leave `symbols` out")
+        return parse_inputs(said)
+    if isinstance(said, str):
+        return parse_inputs([said])
+    if not isinstance(said, Mapping):
+        several = tuple(said) if isinstance(said, tuple | list) else (said,)
+        if several and all(isinstance(value, str) for value in several):
+            return parse_inputs(several)
+        if len(several) > len(names):
+            raise InputError(f"there are {len(several)} inputs, and {type(module).__name__} takes {takes_text(module)}")
+        said = dict(zip(names, several, strict=False))
+    if wrong := next((name for name in symbols if name not in said), None):
+        raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, said)}; the inputs are {', '.join(said)}")
+    return {
+        name: torch.zeros_like(value, device="cpu").requires_grad_(value.requires_grad)
+        if isinstance(value, torch.Tensor) and value.device.type == "meta"
+        else value
+        for name, value in said.items()
+    }
+
+
 def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, ...]:
     """The inputs in the order of the module's forward. Raises `InputError` where it takes others."""
     parameters = inspect.signature(module.forward).parameters

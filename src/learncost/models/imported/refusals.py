@@ -1,0 +1,97 @@
+"""What a user's code, or an export of it, raises: told in one line with the user's own file and line."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from learncost.equation.errors import InputError
+from learncost.models.wording import printable
+
+
+def told(error: BaseException) -> str:
+    """An error of the user's code in one line: where in the user's code, what kind, what it says."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{printable(error.filename)}:{error.lineno}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(Path(frame.filename))]
+    where = f"{printable(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{where}{type(error).__name__}{f': {said}' if said else ''}"
+
+
+_FOLDERS = sysconfig.get_paths()
+_OTHERS = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (
+        *(_FOLDERS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).parents[2]),
+    )
+)
+
+
+def is_local(file: Path) -> bool:
+    """Whether a file is the user's: not Python's, not in site-packages, not this package's own."""
+    path = os.path.realpath(file)
+    inside = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+    return not inside and not path.startswith((*_OTHERS, "/proc/", "/sys/", "/dev/")) and not str(file).startswith("<")
+
+
+class NotExportedError(InputError):
+    """What PyTorch's export refuses, with the user's line."""
+
+
+class OnValuesError(InputError):
+    """What depends on values that no export has: no sizes help there."""
+
+
+_ON_VALUES = frozenset({"GuardOnDataDependentSymNode", "DynamicOutputShapeException", "DataDependentOutputException"})
+
+
+@contextmanager
+def exports(called: str) -> Iterator[None]:
+    """What an export raises, in one line with the user's own file and line, and what can be done.
+
+    What PyTorch prints and logs about it is not shown.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except InputError as error:
+        if error.__cause__ is None or not isinstance(error.__cause__, Exception):
+            raise
+        raise refusal(error.__cause__, called) from None
+    except Exception as error:
+        raise refusal(error, called) from None
+    finally:
+        logging.disable(before)
+
+
+def refusal(error: Exception, called: str) -> InputError:
+    """What an export refuses, in one line."""
+    if type(error).__name__ in _ON_VALUES:
+        place, code = _place_of(error)
+        return OnValuesError(
+            f"{place}: `{code}` depends on values, which {called} has only when it runs: write it with torch.cond or "
+            "torch.where, or take the branch of one run, --as-run (in Python as_run=True)"
+        )
+    return NotExportedError(f"{called} cannot be exported: {told(error)}")
+
+
+def _place_of(error: Exception) -> tuple[str, str]:
+    """The user's file and line that an error is from, and what stands there; else of the last that is no part of
+    PyTorch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [frame for frame in frames if is_local(Path(frame.filename))]
+    others = [frame for frame in frames if "/torch/" not in frame.filename and "learncost" not in frame.filename]
+    frame = (mine or others or frames)[-1]
+    return f"{printable(frame.filename)}:{frame.lineno}", (frame.line or "").strip()

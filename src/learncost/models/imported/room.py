@@ -1,0 +1,57 @@
+"""Modules whose parameters take no memory: an export reads their shapes, and no number."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+
+def with_room(module: Any) -> Any:
+    """The module, or where it has parameters on the device meta a copy of it for which there is room on the CPU."""
+    if all(parameter.device.type != "meta" for parameter in module.parameters()):
+        return module
+    there = copy.deepcopy(module)
+    give_room(there)
+    return there
+
+
+def give_room(module: Any) -> None:
+    """Parameters on the device meta get room on the CPU that nobody writes to, which takes no memory; buffers zeros."""
+    import torch
+    from torch import nn
+
+    swap: Callable[..., None] = torch.utils.swap_tensors
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.device.type == "meta":
+                setattr(part, name, torch.zeros_like(buffer, device="cpu"))
+    for parameter in module.parameters():
+        if type(parameter) is nn.Parameter and parameter.device.type == "meta":
+            there = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
+            swap(parameter, there)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Parameters that are registered inside have a shape and no values; buffers keep theirs.
+
+    The place of each parameter is taken by one on the device meta, so that ties between parameters stay.
+    """
+    import torch
+    from torch import nn
+
+    before, swap = nn.Module.register_parameter, cast("Callable[..., None]", torch.utils.swap_tensors)
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if type(parameter) is nn.Parameter and parameter.device.type != "meta":
+            empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+            swap(parameter, empty)
+        before(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = before  # type: ignore[method-assign]

@@ -60,7 +60,7 @@ def changed():
     ("make", "message"),
     [
         (lambda: 3, "a torch.nn.Module is needed, not 3"),
-        (lambda: torch.nn.Linear(2, 2), "Linear has no config of transformers, so its structure is not known: give .inputs., such as"),
+        (lambda: torch.nn.Linear(2, 2), "Linear has no config of transformers, so its structure is not known: give"),
         (Wrapped, "Wrapped has no config of transformers.*; inside it body is a LlamaModel: give that"),
         (
             lambda: transformers.RwkvModel(

@@ -90,11 +90,9 @@ class LayerText:
                 ):
                     start = Stored(made.name, before.axes)
                     aliases.append((start, before))
-                name = (
-                    names.get(last)
-                    or names.get(start)
-                    or self.writer.values.unique(identifier(tail(item.container) or made.name))
-                )
+                name = names.get(last) or names.get(start, ".")
+                if "." in name:  # what is carried is called X, as in papers
+                    name = self.writer.values.unique("X")
                 if last in names and start is before:
                     start = Stored(made.name, before.axes)
                     aliases.append((start, before))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Axis, Size, equal, product, simple
+from learncost.models.imported.constants import Constants, Mask
 from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
 from learncost.models.imported.opaque import opaque
 from learncost.models.imported.views import Stored, View
@@ -53,6 +54,21 @@ class Chosen:
 
     view: View
     node: Any
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Scores of which a causal mask hides those behind each place: a softmax reads them under a `where`.
+
+    value   the number in the place of what is hidden; None where the mask is added
+    hides   whether what is true in the mask is hidden
+    """
+
+    view: View
+    by: Outside
+    value: float | None
+    mask: Mask
+    hides: bool
 
 
 class UnreadError(InputError):
@@ -117,9 +133,22 @@ class Reader:
             return value.fresh()
         if isinstance(value, Chosen):
             value = Outside(value.node)
+        if isinstance(value, Masked):
+            return self.unmasked(value)
         if isinstance(value, Outside):
             return self.outside(value, "constant")
         raise self.refusal(f"{value!r} is no tensor")
+
+    def start(self, value: Any) -> int | None:
+        """The first of positions from outside that follow one another."""
+        return self.constants.start(value.node) if isinstance(value, Outside) else None
+
+    def unmasked(self, value: Masked) -> View:
+        """Masked scores as a line, for what is no softmax."""
+        if value.value is None:
+            return self.add(value.view, value.by)
+        kept, hidden = (value.value, value.view) if value.hides else (value.view, value.value)
+        return self.word("select", value.by, kept, hidden)
 
     def outside(self, value: Outside, kind: str) -> View:
         """A tensor from outside as an input: numbers, or an index."""
@@ -216,12 +245,12 @@ class Reader:
         ):
             inner = self.values.get(node.args[0])
             return self.constant(inner) if isinstance(inner, Outside) else None
-        known = self.known_tensors.get(node)
+        known = self.constants.tensors.get(node)
         if known is not None and known.numel() == 1 and known.device.type != "meta" and known.dtype.is_floating_point:
             return float(known)
         return None
 
-    known_tensors: dict[Any, Any] = field(default_factory=dict)  # of lifted constants and buffers
+    constants: Constants = field(default_factory=lambda: Constants({}))
 
     def refusal(self, what: str, more: str = "") -> UnreadError:
         """What is said of a node that cannot be read."""
@@ -255,9 +284,22 @@ class Reader:
         """What each answer counts in a loss: -1/count where there is one, 0 elsewhere."""
         return self.outside(value, f"share {reduction} {ignore}")
 
-    def is_causal(self, mask: Any) -> bool:
-        """Whether a mask from outside lets each place see those up to itself."""
-        return False
+    def mask(self, value: Any, hides: bool = False) -> Mask | None:
+        """Whether a mask from outside lets each place see those up to itself, or the last of them.
+
+        hides   whether what is true in it is hidden
+        """
+        return self.constants.mask(value.node, hides) if isinstance(value, Outside) else None
+
+    def hidden(self, scores: Any, mask: Any, value: float | None, hides: bool = False) -> Masked | None:
+        """Scores that a causal mask hides behind a very negative number; None where it is another mask."""
+        seen = self.mask(mask, hides)
+        view = self.view(scores)
+        if seen is None or len(view.dims) < 2 or any(len(row) != 1 for row in view.dims[-2:]):
+            return None
+        if any(slot in view.spread for row in view.dims[-2:] for slot in row):
+            return None
+        return Masked(view, mask, value, seen, hides)
 
     # Lines
 
@@ -335,6 +377,8 @@ class Reader:
                 return
             self.values[node] = opaque(self, node, [*arguments, *named.values()])
             return
+        if name not in TAKES_MASKED:
+            arguments = [self.view(each) if isinstance(each, Masked) else each for each in arguments]
         value = known(self, *arguments, **named)
         self.values[node] = value
         if isinstance(value, View) and isinstance(result, torch.Tensor):
@@ -343,6 +387,10 @@ class Reader:
                 raise self.refusal(
                     f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it"
                 )
+
+
+TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
+"""Operators that may read masked scores as they are."""
 
 
 def _same_many(value: Outside, source: Outside, kind: str) -> bool:
@@ -354,7 +402,7 @@ def _inside(value: Any) -> bool:
     """Whether anything of an argument is in the table."""
     if isinstance(value, list | tuple):
         return any(map(_inside, value))
-    return isinstance(value, View | Chosen)
+    return isinstance(value, View | Chosen | Masked)
 
 
 def module_of(node: Any) -> str:

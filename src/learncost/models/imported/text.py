@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from learncost.models.imported.axes import Axis, Size, leaves
-from learncost.models.imported.equations import Equation, Number, Operand, Read
+from learncost.models.imported.equations import Equation, Number, Operand, Read, Where
 from learncost.models.imported.views import At, Index, Place, Slot, Stored
 
 _NAME = re.compile(r"\W+")
@@ -132,10 +132,15 @@ class _Line:
             right = right.removeprefix("+ ")
         else:
             right = " ".join(operands)
-        where = "".join(f" where {self.side(w.lower)} {w.relation} {self.side(w.upper)}" for w in equation.where)
+        where = "".join(f" where {self.condition(each)}" for each in equation.where)
         tag = f" @ {equation.module or '.'} {equation.operator or '-'}"
         cost = "" if equation.cost is None else str(equation.cost.renamed(self.writer.symbols))
         return f"{left} = {right}{cost}{where}{tag}"
+
+    def condition(self, where: Where) -> str:
+        lower, upper = self.side(where.lower), self.side(where.upper)
+        window = f" < {lower} + {where.window}" if where.window else ""
+        return f"{lower} {where.relation} {upper}{window}"
 
     def side(self, letter: Hashable) -> str:
         (name,) = self.rows(letter)

@@ -9,6 +9,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.models.imported import rules  # noqa: F401 - the rules register themselves
 from learncost.models.imported.axes import Axis, equal
+from learncost.models.imported.constants import Constants
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
 from learncost.models.imported.fold import Item, folded
@@ -77,7 +78,8 @@ def read_module(
     """
     exported = export(module, inputs, symbols or {})
     SAME_SIZES.set(exported.same_sizes)
-    reader = Reader(exported.program.graph, allows_unknown=unknown == "zero")
+    constants = Constants(_tensors(exported, module))
+    reader = Reader(exported.program.graph, allows_unknown=unknown == "zero", constants=constants)
     weights: dict[Stored, str] = {}
     graph = exported.program.graph
     outputs: list[tuple[str, View, str]] = []
@@ -91,6 +93,20 @@ def read_module(
         elif node.op == "output":
             outputs = _outputs(reader, exported, node)
     return _written(reader, exported, weights, outputs, name or type(module).__name__, fold)
+
+
+def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
+    """Buffers and lifted constants by the graph's nodes."""
+    program = exported.program
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    tensors = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind.name in ("BUFFER", "CONSTANT_TENSOR") and spec.arg.name in nodes:
+            tensor = buffers.get(spec.target, program.constants.get(spec.target))
+            if tensor is not None:
+                tensors[nodes[spec.arg.name]] = tensor
+    return tensors
 
 
 def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, str]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from learncost.models.imported.constants import Mask
 from learncost.models.imported.equations import Number, Where
 from learncost.models.imported.reader import Outside, Reader, rule
 from learncost.models.imported.rules.products import called
@@ -43,9 +44,10 @@ def attention(
     def letters(view: View, *last: str) -> list[str]:
         return [*front[most - len(view.dims) :], *last]
 
-    if mask is not None and not is_causal and reader.is_causal(mask):
+    seen = Mask() if is_causal else None
+    if mask is not None and not is_causal and _single(q, k) and (seen := reader.mask(mask)) is not None:
         is_causal, mask = True, None
-    where = [Where("N", "<=", "M")] if is_causal and _single(q, k) else []
+    where = [Where("N", "<=", "M", seen.window)] if seen is not None and _single(q, k) else []
     if is_causal and not where:
         raise reader.refusal("a causal attention whose positions are parted")
     recorder = reader.recorder

@@ -10,7 +10,11 @@ from learncost.models.imported.views import View
 
 
 @rule("add.Tensor", "add.Scalar", "add_.Tensor", "add")
-def add(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> View:
+def add(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> Any:
+    for scores, mask in ((x, z), (z, x)):
+        added = isinstance(scores, View) and isinstance(mask, Outside) and alpha == 1 and reader.mask(mask) is not None
+        if added and (masked := reader.hidden(scores, mask, None)) is not None:
+            return masked
     return _sum(reader, x, z, alpha, 1)
 
 
@@ -396,10 +400,18 @@ def _truth(view: View) -> View:
 
 
 @rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-def where(reader: Reader, condition: Any, x: Any, z: Any) -> View:
+def where(reader: Reader, condition: Any, x: Any, z: Any) -> Any:
+    number = reader.number(z)
+    hides = number is not None and number.value < -1e4 and isinstance(condition, Outside) and isinstance(x, View)
+    if hides and number is not None and (masked := reader.hidden(x, condition, number.value)) is not None:
+        return masked
     return reader.word("select", condition, x, z)
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar")
-def masked_fill(reader: Reader, x: Any, mask: Any, value: Any) -> View:
+def masked_fill(reader: Reader, x: Any, mask: Any, value: Any) -> Any:
+    number = reader.number(value)
+    hides = number is not None and number.value < -1e4 and isinstance(mask, Outside)
+    if hides and number is not None and (masked := reader.hidden(x, mask, number.value, hides=True)) is not None:
+        return masked
     return reader.word("select", mask, value, x)

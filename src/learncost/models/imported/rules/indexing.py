@@ -71,6 +71,12 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
 def embedding(reader: Reader, weight: Any, tokens: Any, *_: Any) -> View:
     weight = reader.view(weight)
     called(weight, "v", "d")
+    if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
+        shape = [size_of(size) for size in reader.node.meta["val"].shape]
+        new = tuple(Slot(Axis(size)) for size in shape[:-1] if not equal(size, 1))
+        rows = [(new[0],) if not equal(size, 1) else () for size in shape[:-1]]
+        read = weight.at(weight.dims[0][0], tuple((1, slot) for slot in new), start)
+        return taken(reader, read.with_dims([*rows, weight.dims[1]]), "E")
     places = reader.index(tokens, weight.dims[0][0].axis)
     return taken(reader, at_index(reader, weight, 0, places, range(len(places.dims))), "E")
 

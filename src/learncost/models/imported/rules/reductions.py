@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from learncost.models.imported.axes import Axis
-from learncost.models.imported.equations import Number
-from learncost.models.imported.reader import Chosen, Reader, rule
+from learncost.models.imported.equations import Number, Where
+from learncost.models.imported.reader import Chosen, Masked, Reader, rule
 from learncost.models.imported.views import Stored, View
 
 
@@ -254,7 +254,16 @@ def cumsum(reader: Reader, x: View, dim: int, **_: Any) -> View:
 
 
 @rule("softmax.int", "_softmax", "softmax", "_safe_softmax")
-def softmax(reader: Reader, x: View, dim: int, *_: Any, **__: Any) -> View:
+def softmax(reader: Reader, x: Any, dim: int, *_: Any, **__: Any) -> View:
+    if isinstance(x, Masked):
+        count = len(x.view.dims)
+        if dim % count != count - 1:
+            return _normalized(reader, "softmax", reader.view(x), dim)
+        letters = range(count)
+        where = Where(count - 1, "<=", count - 2, x.mask.window)
+        return reader.recorder.line(
+            "word", [(x.view, letters)], letters, word="softmax", acts=[dim % count], where=[where]
+        )
     return _normalized(reader, "softmax", x, dim)
 
 

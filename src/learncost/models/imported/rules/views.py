@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from learncost.models.imported.axes import ApartError, Axis, Size, equal, product, quotient
-from learncost.models.imported.reader import Reader, rule, size_of
+from learncost.models.imported.reader import Masked, Reader, rule, size_of
 from learncost.models.imported.views import Place, Slot, View
 
 
@@ -98,6 +98,8 @@ def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
     "requires_grad_",
 )
 def _same(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
+    if isinstance(x, Masked):
+        return x
     val = reader.node.meta["val"]
     if not val.dtype.is_floating_point and not val.dtype.is_complex and x.stored.kind != "truth":
         from learncost.models.imported.reader import Outside

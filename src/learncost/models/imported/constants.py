@@ -1,0 +1,167 @@
+"""What stays outside of a table and follows from settings alone: its values, masks and positions among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST = 6_000
+"""Masks are looked at up to so many positions a side: as many as their settings name, and twice that."""
+
+
+class GivenError(Exception):
+    """A value that depends on what is given, or that is not known."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query sees: itself and what is before, of these the last `window` where there is one."""
+
+    window: int = 0
+
+
+@dataclass
+class Constants:
+    """Values of nodes that no input gives, at sizes of one's choice.
+
+    tensors   parameters, buffers and lifted constants by node
+    """
+
+    tensors: Mapping[Any, Any]
+    masks: dict[Any, Mask | None] = field(default_factory=dict)
+    starts: dict[Any, int | None] = field(default_factory=dict)
+
+    def at(self, node: Any, sizes: Mapping[Any, int]) -> Any:
+        """The value of a node where the graph's symbols are these. Raises `GivenError`."""
+        known: dict[Any, Any] = {}
+
+        def of(value: Any) -> Any:
+            import torch
+
+            if isinstance(value, list | tuple):
+                return type(value)(map(of, value))
+            if isinstance(value, slice):
+                return slice(of(value.start), of(value.stop), of(value.step))
+            if not isinstance(value, torch.fx.Node):
+                return value
+            if value not in known:
+                known[value] = self._value(value, sizes, of)
+            return known[value]
+
+        return of(node)
+
+    def _value(self, node: Any, sizes: Mapping[Any, int], of: Callable[[Any], Any]) -> Any:
+        import torch
+
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            expression = value.node.expr
+            missing = expression.free_symbols - sizes.keys()
+            if missing:
+                raise GivenError
+            return type_of(value)(expression.xreplace(dict(sizes)))
+        if node in self.tensors:
+            tensor = self.tensors[node]
+            if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+                raise GivenError
+            return tensor.detach()
+        if node.op != "call_function":
+            raise GivenError
+        named = {name: of(each) for name, each in node.kwargs.items() if name != "device"}
+        return node.target(*map(of, node.args), **named)
+
+    def sizes(self, node: Any) -> list[dict[Any, int]]:
+        """Sizes at which to look at a node: small ones, and ones beyond what its settings name."""
+        import torch
+
+        symbols: dict[Any, tuple[int, int]] = {}
+        numbers = [1]
+        seen = set()
+        rest = [node]
+        while rest:
+            here = rest.pop()
+            if here in seen:
+                continue
+            seen.add(here)
+            rest += here.all_input_nodes
+            numbers += [n for n in here.args if isinstance(n, int) and 1 < n <= LONGEST // 2]
+            for size in (*getattr(here.meta.get("val"), "shape", ()), here.meta.get("val")):
+                if isinstance(size, torch.SymInt):
+                    for symbol in size.node.expr.free_symbols:
+                        bounds = size.node.shape_env.var_to_range.get(symbol)
+                        upper = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else LONGEST
+                        symbols[symbol] = (0, min(upper, LONGEST))
+        if not symbols:
+            return [{}]
+        long = 2 * max(numbers) + 3
+        return [{symbol: min(upper, base) for symbol, (_, upper) in symbols.items()} for base in (5, long)]
+
+    def mask(self, node: Any, hides: bool = False) -> Mask | None:
+        """Whether a mask, true or added numbers, is causal: along its last two dimensions, for all before them."""
+        if (node, hides) not in self.masks:
+            self.masks[node, hides] = self._mask(node, hides)
+        return self.masks[node, hides]
+
+    def _mask(self, node: Any, hides: bool) -> Mask | None:
+        import torch
+
+        shape = node.meta["val"].shape
+        if len(shape) < 2:
+            return None
+        window = 0
+        try:
+            for sizes in self.sizes(node):
+                value = self.at(node, sizes)
+                if value.dtype != torch.bool:
+                    if not value.is_floating_point() or not bool(((value == 0) | (value < -1e4)).all()):
+                        return None
+                    value = value == 0
+                value = ~value if hides else value
+                flat = value.reshape(-1, *value.shape[-2:])
+                rows, columns = flat.shape[-2:]
+                if rows != columns or rows < 2 or not bool((flat == flat[:1]).all()):
+                    return None
+                kept = int(flat[0, -1].sum())
+                low = torch.ones(rows, rows, dtype=torch.bool).tril()
+                seen = low if kept == rows else low & ~torch.ones(rows, rows, dtype=torch.bool).tril(-kept)
+                if not bool((flat[0] == seen).all()):
+                    return None
+                window = kept if kept < rows else 0
+        except (GivenError, RuntimeError, TypeError, IndexError):
+            return None
+        return Mask(window)
+
+    def start(self, node: Any) -> int | None:
+        """The first of positions that follow one another; None where they are others, or given."""
+        if node not in self.starts:
+            self.starts[node] = self._start(node)
+        return self.starts[node]
+
+    def _start(self, node: Any) -> int | None:
+        import torch
+
+        first: int | None = None
+        try:
+            for sizes in self.sizes(node):
+                value = self.at(node, sizes)
+                if (
+                    value.is_floating_point()
+                    or value.dtype == torch.bool
+                    or value.numel() != max(value.shape, default=0)
+                ):
+                    return None
+                flat = value.reshape(-1)
+                first = int(flat[0]) if first is None else first
+                if not bool((flat == torch.arange(first, first + len(flat))).all()):
+                    return None
+        except (GivenError, RuntimeError, TypeError, IndexError):
+            return None
+        return first
+
+
+def type_of(value: Any) -> type:
+    """The Python type of a symbolic number."""
+    import torch
+
+    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]

@@ -195,7 +195,7 @@ class LayerText:
                 lines.append(f"{name}: share of {self.header_name(targets)}")
             elif (
                 stored.kind == "constant"
-                or stored.kind.startswith("share")
+                or stored.kind.startswith(("share", "unlike"))
                 or (stored.kind == "input" and not self.exported.wants_gradient.get(stored.target))
             ):
                 constants.append(name)

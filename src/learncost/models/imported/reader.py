@@ -163,7 +163,7 @@ class Reader:
             return self.filled(value.shape, number)
         if key not in self.given:
             axes = [Axis(size) for size in value.shape if not equal(size, 1)]
-            name = "share" if kind.startswith("share") else str(value.node.name)
+            name = {"share": "share", "unlike": "is_no_padding"}.get(kind.partition(" ")[0], str(value.node.name))
             self.given[key] = Stored(name, tuple(axes), kind, str(value.node.name))
         stored = self.given[key]
         return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])

@@ -68,7 +68,7 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
 
 
 @rule("embedding")
-def embedding(reader: Reader, weight: Any, tokens: Any, *_: Any) -> View:
+def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, *_: Any) -> View:
     weight = reader.view(weight)
     called(weight, "v", "d")
     if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
@@ -78,7 +78,12 @@ def embedding(reader: Reader, weight: Any, tokens: Any, *_: Any) -> View:
         read = weight.at(weight.dims[0][0], tuple((1, slot) for slot in new), start)
         return taken(reader, read.with_dims([*rows, weight.dims[1]]), "E")
     places = reader.index(tokens, weight.dims[0][0].axis)
-    return taken(reader, at_index(reader, weight, 0, places, range(len(places.dims))), "E")
+    rows = taken(reader, at_index(reader, weight, 0, places, range(len(places.dims))), "E")
+    if padding < 0 or not isinstance(tokens, Outside):
+        return rows
+    # The row of the padding is read, and has no gradient (torch.nn.Embedding's padding_idx).
+    kept = reader.outside(tokens, f"unlike {padding}")
+    return reader.word("select", kept.with_dims([*kept.dims, ()]), rows, reader.word("stop_gradient", rows))
 
 
 @rule("index_select")

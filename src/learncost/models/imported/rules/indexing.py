@@ -74,9 +74,9 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, *_: A
     if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
         shape = [size_of(size) for size in reader.node.meta["val"].shape]
         new = tuple(Slot(Axis(size)) for size in shape[:-1] if not equal(size, 1))
-        rows = [(new[0],) if not equal(size, 1) else () for size in shape[:-1]]
+        dims = [(new[0],) if not equal(size, 1) else () for size in shape[:-1]]
         read = weight.at(weight.dims[0][0], tuple((1, slot) for slot in new), start)
-        return taken(reader, read.with_dims([*rows, weight.dims[1]]), "E")
+        return taken(reader, read.with_dims([*dims, weight.dims[1]]), "E")
     places = reader.index(tokens, weight.dims[0][0].axis)
     rows = taken(reader, at_index(reader, weight, 0, places, range(len(places.dims))), "E")
     if padding < 0 or not isinstance(tokens, Outside):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import allocator
 import learncost as lc
 from learncost.equation.stated import size_names
 from learncost.models.configuration import configure
@@ -210,3 +211,64 @@ def test_every_example_of_the_notation_is_a_model_of_every_question(path):
     for procedure in ("prefill", "pepita"):
         with suppress(lc.InputError):
             lc.cost(path, procedure, **sizes)
+
+
+IMAGES = """images(x; 0.weight 0.bias 1.weight 1.bias 3.weight 5.weight) -> out
+  constants: x
+  sizes: c=3 g=4 k=2 o=2 y=16 x2=16 u=3 w=3 i=8 j=8 s=2 t=2 f=10
+  C[B g k y x2] = x[B c y=(y + u - 1) x2=(x2 + w - 1)] 0.weight[g k c u w] @ 0 conv2d
+  D[B g k y x2] = C[B g k y x2] + 0.bias[g k] @ 0 conv2d
+  N[B g k y x2] = normalize[B y x2](D[B g k y x2], 1e-05[]) @ 1 batch_norm
+  G[B g k y x2] = N[B g k y x2] 1.weight[g k] @ 1 batch_norm
+  H[B g k y x2] = G[B g k y x2] + 1.bias[g k] @ 1 batch_norm
+  R[B g k y x2] = relu(H[B g k y x2]) @ 2 relu
+  E[B g o y x2] = R[B g k y=(y + u - 1) x2=(x2 + w - 1)] 3.weight[g o k u w] @ 3 conv2d
+  P[B g o i j] = max[s t](E[B g o y=(2 i + s) x2=(2 j + t)]) @ 4 max_pool2d
+  out[B f] = P[B g o i j] 5.weight[f g o i j] @ 5 linear"""
+
+HEADS = """heads(x; c_attn.weight c_attn.bias c_proj.weight) -> out
+  constants: x
+  sizes: d=32 n=3 h=4 k=8
+  L[B M n h k] = x[B M d] c_attn.weight[n h k d] @ c_attn linear
+  Q[B M n h k] = L[B M n h k] + c_attn.bias[n h k] @ c_attn linear
+  R[B h M M'] = Q[B M n=0[] h k] Q[B M' n=1[] h k] where M' <= M @ . scaled_dot_product_attention
+  S[B h M M'] = R[B h M M'] #k^-0.5[] where M' <= M @ . scaled_dot_product_attention
+  P[B h M M'] = softmax[M'](S[B h M M']) where M' <= M @ . scaled_dot_product_attention
+  A[B h M k] = P[B h M M'] Q[B M' n=2[] h k] where M' <= M @ . scaled_dot_product_attention
+  out[B M d] = A[B h M k] c_proj.weight[d h k] @ c_proj linear"""
+
+
+def test_autograd_of_a_table_takes_what_the_allocator_says_of_its_modules():
+    """Convolutions in groups, pools and batch norms by their operators; one product for queries, keys and values."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c_attn, self.c_proj = nn.Linear(32, 96), nn.Linear(32, 32, bias=False)
+
+        def forward(self, x):
+            parts = [part.view(*x.shape[:2], 4, 8).transpose(1, 2) for part in self.c_attn(x).split(32, 2)]
+            mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+            return self.c_proj(mixed.transpose(1, 2).reshape(x.shape))
+
+    convolutions = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False)
+    last = nn.Flatten(), nn.Linear(512, 10, bias=False)
+    images = nn.Sequential(
+        convolutions[0], nn.BatchNorm2d(8), nn.ReLU(), convolutions[1], nn.MaxPool2d(2), nn.Sequential(*last)
+    )
+    for text, module, shape in ((IMAGES, images, (8, 3, 16, 16)), (HEADS, Heads(), (4, 64, 32))):
+        x, optimizer = torch.randn(*shape), torch.optim.AdamW(module.parameters(), fused=True)
+
+        def step(module=module, x=x, optimizer=optimizer):
+            optimizer.zero_grad(set_to_none=True)
+            module(x).sum().backward()
+            optimizer.step()
+
+        step()
+        optimizer.zero_grad(set_to_none=True)
+        there = 4 * (3 * sum(parameter.numel() for parameter in module.parameters()) + x.numel())
+        measured = allocator.apart(step)[1] + there
+        sizes = {"B": shape[0]} | ({"M": shape[1]} if len(shape) == 3 else {})
+        assert abs(lc.memory(lc.layer(text), **sizes).peak - measured) < 0.005 * measured

@@ -169,7 +169,7 @@ class Scope:
             if isinstance(line, Line)
             if (attention := self._attention(line))
         }
-        self.heads = {line.tag.layer for attention in self.attentions.values() for line in attention.lines[:1]}
+        self.heads = {_of(line) for attention in self.attentions.values() for line in attention.lines[:1]}
 
     def calls(self) -> Iterator[Call | Repeat]:
         """Call by call, in the order of the lines that they begin with."""
@@ -219,12 +219,13 @@ class Scope:
         if not self._weight_of(line):
             return None
         value = _other(line, self._weight_of(line))
-        heads = line.tag.layer in self.heads
+        heads = (line.tag.layer, line.tag.module.rpartition(".")[0]) in self.heads
         projections: list[Projection] = []
         lines_of: dict[str, tuple[Line, ...]] = {}
         local_names: set[str] = set()
         for reader in self.readers[value][self.readers[value].index(line) :]:
-            if isinstance(reader, Line) and reader.tag.layer == line.tag.layer and self._weight_of(reader):
+            of_one = isinstance(reader, Line) and _of(reader) == _of(line)
+            if isinstance(reader, Line) and of_one and self._weight_of(reader):
                 if reader.tag.local in local_names:  # another block's
                     break
                 local_names.add(reader.tag.local)
@@ -241,16 +242,21 @@ class Scope:
 
     def _convolution(self, line: Line) -> Linear | None:
         """A product of a weight with what windows of a value hold: it reads the value itself."""
-        weight = self._weight_of(line) if isinstance(line, Product) and len(line.right) == 2 else ""
-        source = next((term for term in line.right if weight and term.name != weight), None)
-        if source is None or not source.indexed or source.name not in self.values:
+        if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
             return None
-        projection, lines = self._projection(line, source.name)
+        weight = next((t.name for t in line.right if t.name in self.weights and not t.indexed), "")
+        source = next((term for term in line.right if weight and term.name != weight), None)
+        if not isinstance(source, Term) or not source.indexed or source.name not in self.values:
+            return None
+        if line.sides.batch and not source.beyond:  # groups are those of windows
+            return None
+        projection, lines = self._projection(line, source.name, weight)
         return Linear(lines, (projection.makes,), source.name, ((projection,),), False)
 
-    def _projection(self, line: Line, value: str) -> tuple[Projection, tuple[Line, ...]]:
+    def _projection(self, line: Line, value: str, weight: str = "") -> tuple[Projection, tuple[Line, ...]]:
         """A product with its path of low rank and its bias, and all lines of these."""
-        lines, weight, path, bias = [line], self._weight_of(line), ("", ""), ""
+        lines, path, bias = [line], ("", ""), ""
+        weight = weight or self._weight_of(line)
         added = self._only(line.name, Sum)
         if added and len(added.right) == 2 and (path_lines := self._path(_other(added, line.name), value)):
             lines += [*path_lines, added]
@@ -312,7 +318,8 @@ class Scope:
         return Loss(tuple(lines), lines[-1].left[:1], line.right[0].name, targets)
 
     def _attention(self, line: Line) -> Attention | None:
-        if not self._is_scores(line):
+        apart = line.tag.operator and "attention" not in line.tag.operator  # such as bmm: it is written out
+        if apart or not self._is_scores(line):
             return None
         lines: list[Line] = [line]
         following: Line | None
@@ -449,6 +456,11 @@ class Scope:
         """The only line that reads a name, if it is of a kind."""
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and isinstance(readers[0], kind) and name not in self.wanted else None
+
+
+def _of(line: Line) -> tuple[str, str]:
+    """The layer and the module whose line it is: a module's products run by themselves."""
+    return line.tag.layer, line.tag.module
 
 
 def _other(line: Line, name: str) -> str:

@@ -197,7 +197,11 @@ class Tensor:
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         parts = tape.run(
-            (x,), [(size, width) for size in sizes], lambda _: (tape.new(all_elements, width),), views=x.room
+            (x,),
+            [(size, width) for size in sizes],
+            lambda _: (tape.new(all_elements, width),),
+            views=x.room,
+            turned=x.turned,
         )
         return [Tensor(tape, part) for part in parts]
 
@@ -209,6 +213,14 @@ class Tensor:
             (x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), views=x.room, turned=x.turned
         )
         return Tensor(tape, part)
+
+    def pooled(self, elements: int, chooses: bool) -> Tensor:
+        """The largest of every window, whose place is kept, or the mean; both keep what they read."""
+        x, tape = self.value, self.tape
+        all_elements, width = x.elements, x.width
+        kept = (x, tape.new(elements, INTEGER)) if chooses else (x,)
+        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), kept)
+        return Tensor(tape, result)
 
     def gather(self, index: Tensor, elements: int, keeps: bool = False) -> Tensor:
         """What an index names of it; its gradient is as large as the whole."""

@@ -28,6 +28,7 @@ from learncost.schedule.autograd.calls import (
 )
 from learncost.schedule.autograd.module import Module, Scores
 from learncost.schedule.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
+from learncost.schedule.autograd.parts import Parts, after_makers, with_parts
 from learncost.schedule.autograd.tape import Node, Tape, Value
 from learncost.vocabulary import entry
 
@@ -174,7 +175,9 @@ class _Scope:
             outer = [self.weights[projection.weight][0] for projection in projections]
             return module.joins(projections, [values[name].group or name for name in outer])
 
+        lines, parted = with_parts(lines, outputs, self.axes)
         in_order = list(Scope(lines, self.weights, self.drawn, outputs, joins, module.gathers).calls())
+        in_order = after_makers(in_order, parted)
         place = next((at for at, call in enumerate(in_order) if _local(call) == module.after), 0)
         if place:
             early = [call for call in in_order[:place] if isinstance(call, Experts)]
@@ -301,6 +304,11 @@ class _Scope:
     def _call(self, call: Call, values: Values) -> None:
         if isinstance(call, Linear):
             self._linear(call, values)
+            return
+        if isinstance(call, Parts):
+            whole, parts = self._found(call.value, values), self.step.count((call.axis,))
+            views = whole.split([whole.elements // parts] * parts)
+            values |= {term.name: views[place] for term, place in zip(call.makes, call.places, strict=True)}
             return
         kinds: dict[type[Call], Callable[..., Tensor]] = {
             Attention: self._attention,
@@ -466,6 +474,8 @@ class _Scope:
         elements = self.step.count(line.left[0].loops)
         if isinstance(line, Word) and entry(line.word).kind == "choice":
             return Tensor(self.step.tape, self.step.tape.new(elements, INTEGER))  # places have no gradient
+        if (pooled := _pooled(line)) is not None:
+            return self._found(pooled.name, values).pooled(elements, isinstance(line, Word))
         operands = [self._operand(term, values) for term in line.right if isinstance(term, Term)]
         numbers = any(isinstance(term, Literal) for term in line.right)
         result = operands.pop(0) if operands else self._fresh(elements)
@@ -485,6 +495,13 @@ class _Scope:
         if numbers:
             result = result + 1.0 if isinstance(line, Sum) else result * 1.0
         return result.sum(elements) if result.elements > elements else result
+
+
+def _pooled(line: Line) -> Term | None:
+    """What a line takes the largest, or the mean, of in windows; None where it does not."""
+    terms = [term for term in line.right if isinstance(term, Term)]
+    reduces = entry(line.word).kind == "reduction" if isinstance(line, Word) else isinstance(line, Product)
+    return terms[0] if len(terms) == 1 and reduces and terms[0].beyond and len(line.left) == 1 else None
 
 
 def _local(call: Call | Repeat) -> str:

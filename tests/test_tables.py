@@ -1,6 +1,8 @@
 """A file in the notation, and a layer, are a model to every command, which costs what the same preset costs."""
 
+import json
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import learncost as lc
 from learncost.equation.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.pictures.serve.answers import answer
 from tables import text_of
 
 SIZES = {"n_layer": 3, "n_embd": 24, "n_head": 3, "vocab_size": 50}
@@ -272,3 +275,23 @@ def test_autograd_of_a_table_takes_what_the_allocator_says_of_its_modules():
         measured = allocator.apart(step)[1] + there
         sizes = {"B": shape[0]} | ({"M": shape[1]} if len(shape) == 3 else {})
         assert abs(lc.memory(lc.layer(text), **sizes).peak - measured) < 0.005 * measured
+
+
+def test_the_explorer_takes_a_table_that_comes_along():
+    """Its letters are those of the address; the run's lengths begin somewhere, what else is open is asked for."""
+    asked = partial(answer, "document", config=PATHS)
+    for pairs, batch in (
+        ([], 1),
+        ([("B", "4"), ("M", "8")], 4),
+        ([("batch_size", "4"), ("seq_len", "8"), ("n", "2")], 4),
+    ):
+        reply = asked(pairs)
+        assert reply.status == 200
+        document = json.loads(reply.content)
+        cost = lc.cost(lc.layer(PATHS), B=batch, M=8 if pairs else 128, **({"n": 2} if len(pairs) > 2 else {}))
+        assert document["totals"]["flops"] == cost.total.flops
+        assert document["asked"]["model"] == "net.table"
+    refused = answer("document", [], (EXAMPLES / "mixer.table").read_text())
+    assert refused.status == 400
+    assert "leaves s, c, f open" in json.loads(refused.content)["error"]
+    assert answer("document", [("on", "/etc/hostname")], PATHS).status == 400  # never a path

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer
 from learncost.ledger.compare import compare
 from learncost.ledger.conventions import YARDSTICK, Conventions, conventions
 from learncost.models.configuration import Configuration
@@ -25,7 +26,7 @@ def comparisons(arguments: Mapping[str, Any], sizes: Mapping[str, Any], dtype: s
     """All procedures side by side, their growth, and the conventions, for a document of the step that is asked for."""
     same = {name: value for name, value in arguments.items() if name not in ("procedure", "on", "context", "dtype")}
     same |= {"precision": dtype}
-    if isinstance(arguments["model"], Configuration):
+    if isinstance(arguments["model"], Configuration | Layer):
         return _compared(same, sizes)
     return _remembered(json.dumps(same), json.dumps(sizes))
 

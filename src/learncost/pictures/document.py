@@ -294,6 +294,8 @@ def _settings(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[st
     model = settings["model"]
     if isinstance(model, Mapping):
         model = "config.json"  # which came as data
+    if isinstance(model, Layer):
+        model = f"{model.name}.table"  # who has it knows where
     return {**settings, "model": model.name if isinstance(model, Configuration) else str(model), **sizes}
 
 

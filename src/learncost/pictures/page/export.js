@@ -1,5 +1,5 @@
 // What is shown as files: the numbers as JSON and CSV, the icicle as SVG and PNG; in the explorer what the server
-// writes too. And a config.json dropped on the window.
+// writes too. And a config.json, or a table, dropped on the window.
 "use strict";
 
 function drawExport() {
@@ -188,7 +188,7 @@ function takeDrops() {
 
 function takeConfig(text, name) {
   try {
-    JSON.parse(text);
+    if (!name.endsWith(".table")) JSON.parse(text);
   } catch (error) {
     return problem(`${name} is no JSON: ${error.message}`);
   }

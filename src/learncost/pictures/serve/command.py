@@ -22,7 +22,7 @@ PORT = 8642
 def serve(*, port: int | str = PORT, run: str | None = None) -> None:
     """The explorer: a page on which sizes are moved and numbers follow, on this machine alone.
 
-    It takes presets, the config.json that is dropped on it, and generic sizes. Ctrl-C ends it.
+    It takes presets, the config.json or the table that is dropped on it, and generic sizes. Ctrl-C ends it.
 
     Parameters
     ----------

@@ -8,6 +8,8 @@ from typing import Any
 from learncost.devices.device import devices, known_device
 from learncost.devices.rates import HERE
 from learncost.equation.errors import InputError
+from learncost.equation.stated import size_names
+from learncost.layers.layer import layer
 from learncost.models.argument import GENERIC
 from learncost.models.files import parse_json
 from learncost.models.presets import preset, preset_names
@@ -22,32 +24,42 @@ MOST = 100
 CONFIG = "config.json"
 """What a configuration is called that came with a request."""
 
+_RUN = {"batch_size": ("B", "1"), "seq_len": ("MN", "128")}
+"""What a table that comes along is looked at with first, where it leaves these open."""
+
 
 def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, Any]:
     """The arguments of `document`, and of other questions that take the same, of the pairs of an address.
 
     pairs   names as flags have them, with - or _ between words, and their values as texts
-    config  the text of a config.json, which stands in for the model
+    config  the text of a config.json, or of a table in the notation, which stands in for the model
     Raises `InputError` for a value that is given twice, and where a model or device is none that is known by name.
     """
     keywords: dict[str, Any] = {}
+    is_table = "->" in config and not config.lstrip().startswith("{")
     for number, (key, value) in enumerate(pairs):
-        name = key.replace("-", "_").lower()
+        name = key.replace("-", "_")
+        name = name if is_table and len(name) == 1 else name.lower()  # letters of a table are as they are
         if number >= MOST or len(key) > LONGEST or len(value) > LONGEST:
             raise InputError(f"at most {MOST} values of at most {LONGEST:,} characters are taken")
         if name in keywords:
             raise InputError(f"{name} is given twice")
         if value:
             keywords[name] = value
+    if "on" in keywords:
+        keywords["on"] = device_name(keywords["on"])
     if config:
         if keywords.get("model", CONFIG) != CONFIG:
             raise InputError(f"the model is the {CONFIG} that came along: leave model out")
+        if is_table:
+            table = layer(config)
+            names = size_names(table.table).keys() - table.sizes.keys() - keywords.keys()
+            first = {name: size for name, (axes, size) in _RUN.items() if names & {*axes}}
+            return {**first, **keywords, "model": table}
         return {**keywords, "model": parse_json(config, CONFIG)}
     if "model" not in keywords:
         raise InputError("model is missing: name a preset, or send a config.json")
     keywords["model"] = known_model(keywords["model"])
-    if "on" in keywords:
-        keywords["on"] = device_name(keywords["on"])
     return keywords
 
 

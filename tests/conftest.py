@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+from collections import Counter
 
 import pytest
+
+# Two workers share two cores: threads of theirs that wait for each other took a third of the processor's time. It must
+# stand before NumPy and PyTorch are loaded; what a test starts inherits it.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -12,3 +19,17 @@ def _looked_through_once() -> None:
     """What the files before have left (tables in caches, libraries) is not walked again by every collection."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `alike`, the first case and every so-many-th after it run by default; the others are slow."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        alike = item.get_closest_marker("alike")
+        if alike is None or item.get_closest_marker("slow"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if cases[test] % alike.kwargs["every"]:
+            item.add_marker(pytest.mark.slow)
+        cases[test] += 1

@@ -31,6 +31,7 @@ def expected(table, arrays, sizes):
     return values
 
 
+@pytest.mark.alike(every=5)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [

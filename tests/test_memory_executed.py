@@ -52,6 +52,7 @@ def seen(table, sizes, dtype):
             tracemalloc.stop()
 
 
+@pytest.mark.alike(every=3)
 @pytest.mark.parametrize(
     ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan"),
     [

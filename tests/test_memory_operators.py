@@ -45,6 +45,7 @@ def most_of_a_step(table, sizes, dtype):
     return most(run)
 
 
+@pytest.mark.alike(every=2)
 @pytest.mark.parametrize(
     ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan"),
     sampled(

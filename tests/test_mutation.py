@@ -112,6 +112,7 @@ EQUIVALENT_LINES = {
 MUTABLE = tuple(name for name in shipped() if name not in POSITIONS)
 
 
+@pytest.mark.alike(every=3)
 @pytest.mark.parametrize("name", sampled(MUTABLE, 8, start=3))
 def test_a_change_of_any_line_of_a_layer_is_seen(name):
     assert not fails(verify_table(shipped_layer(name).table, name, LAYERS[name]))
@@ -249,6 +250,7 @@ def word_survives(name, other, monkeypatch):
         return not fails(verify_word(other))
 
 
+@pytest.mark.alike(every=3)
 @pytest.mark.parametrize("name", sampled((entry.name for entry in entries() if entry.kind != "constant"), 6))
 def test_a_change_of_any_line_of_a_word_is_seen(name, monkeypatch):
     assert not fails(verify_word(entry(name)))

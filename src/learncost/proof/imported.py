@@ -149,6 +149,8 @@ def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: M
         return np.asarray(imported.reader.numbers[stored])
     value = of_node[stored.target]
     value = value.detach().numpy()
+    if stored.kind == "groups":  # the group of each row, where groups end at these
+        return np.searchsorted(value, np.arange(value[-1]), side="right")
     if stored.kind.startswith("unlike"):
         return (value != int(stored.kind.split()[1])).astype(float)
     if stored.kind.startswith("share"):

@@ -377,6 +377,15 @@ class Reader:
                 return
             self.values[node] = opaque(self, node, [*arguments, *named.values()])
             return
+        kind = known.__module__.rpartition(".")[2]
+        if any(isinstance(each, Chosen) for each in arguments) and kind not in TAKES_CHOSEN:
+            if kind == "views" and isinstance(arguments[0], Chosen):
+                self.values[node] = Chosen(known(self, arguments[0].view, *arguments[1:], **named), node)
+                return
+            arguments = [Outside(each.node) if isinstance(each, Chosen) else each for each in arguments]
+            if not any(map(_inside, [*arguments, *named.values()])):
+                self.values[node] = Outside(node)
+                return
         if name not in TAKES_MASKED:
             arguments = [self.view(each) if isinstance(each, Masked) else each for each in arguments]
         value = known(self, *arguments, **named)
@@ -388,6 +397,9 @@ class Reader:
                     f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it"
                 )
 
+
+TAKES_CHOSEN = ("indexing",)
+"""Kinds of rules that read at chosen places; for others the places are outside."""
 
 TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
 """Operators that may read masked scores as they are."""

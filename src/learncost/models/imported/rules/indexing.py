@@ -131,16 +131,20 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
             if row and not rows_of_index[letter]:  # type: ignore[call-overload]
                 rows_of_index[letter] = row  # type: ignore[call-overload]
     index = list(result.index)
+    real: set[Slot] = set()
     for (slot, _), read in zip(bound, reads, strict=True):
         swap = {
             old: new
             for letter, row in zip(read.letters, read.view.dims, strict=True)
             for old, new in zip(row, rows_of_index[letter], strict=bool(row))  # type: ignore[call-overload]
         }
-        index[next(place for place, each in enumerate(index) if each is slot)] = At(read.view.swapped(swap))
+        places = read.view.swapped(swap)
+        real.update(each for row in places.dims for each in row if each not in places.spread)
+        index[next(place for place, each in enumerate(index) if each is slot)] = At(places)
     rows = [row for dim, row in enumerate(result.dims) if dim not in dims]
     rows[first:first] = rows_of_index
-    return taken(reader, View(result.stored, tuple(index), tuple(rows), result.spread))
+    spread = result.spread | {slot for row in rows_of_index for slot in row if slot not in real}
+    return taken(reader, View(result.stored, tuple(index), tuple(rows), spread))
 
 
 def _dims(value: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.reader import Reader, rule
-from learncost.models.imported.views import View
+from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.views import At, Stored, View
 
 
 def called(view: View, *letters: str) -> View:
@@ -123,4 +123,17 @@ def bilinear(reader: Reader, x: Any, z: Any, weight: Any, bias: Any = None) -> V
 @rule("transformers.grouped_mm_fallback", "_grouped_mm")
 def grouped(reader: Reader, x: Any, weight: Any, offsets: Any = None, *_: Any, **__: Any) -> View:
     """Rows in groups, each with a matrix of its own: the matrix is read at the group of the row."""
-    raise reader.refusal("a product of groups of rows")
+    x, weight = reader.view(x), reader.view(weight)
+    if not isinstance(offsets, Outside) or len(x.dims) != 2 or len(weight.dims) != 3:
+        raise reader.refusal("a product of groups without ends that are given")
+    weight.dims[0][0].axis.keep_whole()
+    slots = x.dims[0]
+    group = Stored("group", tuple(slot.axis for slot in slots), "groups", str(offsets.node.name))
+    index = View.of(group, [len(slots)])
+    experts = View(
+        weight.stored,
+        tuple(At(index) if each is weight.dims[0][0] else each for each in weight.index),
+        (index.dims[0], *weight.dims[1:]),
+        weight.spread,
+    )
+    return reader.recorder.line("product", [(x, "sd"), (experts, "sdf")], "sf")

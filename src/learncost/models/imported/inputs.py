@@ -141,11 +141,12 @@ def examples_of(inputs: Iterable[Input]) -> dict[str, int]:
 
 
 _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
-_STEPS = (1, 8, 32, 224)
+_LENGTHS, _IMAGES = (1, 8, 32, 224), (32, 8, 224, 1)
+"""What the sizes tried are multiples of: lengths are short first, sides of images such as halve often."""
 
 
 def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
-    """Sizes to try for the letters: all different, odd ones first, then such as halve and divide often.
+    """Sizes to try for the letters: all different, and none that a number among the sizes has.
 
     The first dimension of a module is its batch: it needs no parts.
     """
@@ -153,11 +154,12 @@ def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
     letters = list(dict.fromkeys(letter for each in inputs for letter in each.letters))
     fixed = {int(size) for each in inputs for size in each.sizes if size.isdigit()} | {*given.values()}
     first = {each.sizes[0] for each in inputs if each.sizes}
-    for step in _STEPS if set(letters) - given.keys() - first else _STEPS[:1]:
+    sides = {size for each in inputs if len(each.sizes) > 3 for size in each.sizes[2:]}
+    for steps in list(zip(_LENGTHS, _IMAGES, strict=True))[: None if {*letters} - given.keys() - first else 1]:
         sizes, taken = dict(given), set(fixed)
         for letter in letters:
             if letter not in sizes:
-                times = 1 if letter in first else step
+                times = 1 if letter in first else steps[letter in sides]
                 sizes[letter] = next(prime * times for prime in _PRIMES if prime * times not in taken)
                 taken.add(sizes[letter])
         yield sizes

@@ -23,14 +23,22 @@ def give_room(module: Any) -> None:
     from torch import nn
 
     swap: Callable[..., None] = torch.utils.swap_tensors
+    instead: dict[int, nn.Parameter] = {}  # of one that others refer to weakly, as nn.LSTM does: another in its place
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.device.type == "meta":
                 setattr(part, name, torch.zeros_like(buffer, device="cpu"))
-    for parameter in module.parameters():
-        if type(parameter) is nn.Parameter and parameter.device.type == "meta":
-            there = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
-            swap(parameter, there)
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            if type(parameter) is not nn.Parameter or parameter.device.type != "meta":
+                continue
+            if (there := instead.get(id(parameter))) is None:
+                there = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
+                try:
+                    swap(parameter, there)
+                    continue
+                except RuntimeError:
+                    instead[id(parameter)] = there
+            setattr(part, name, there)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def table_of(
         with exports(called):
             whole = straight(module, values) if as_run else module
             taken = {key: value for key, value in values.items() if not as_run or hasattr(value, "shape")}
-            return read_module(whole, taken, letters, name=name, unknown=unknown).text
+            return read_module(whole, taken, letters, name=name, unknown=unknown, fold=fold).text
 
     stage(f"reading {name}")
     if isinstance(given, Mapping):

@@ -1,6 +1,8 @@
 """Files of the user's own that build a module: what is typed about them, what is run, what is remembered."""
 
+import json
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -381,3 +383,94 @@ def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
 
     with pytest.raises(lc.InputError, match=said):
         lc.from_module(Branches(), inputs, **more)
+
+
+def test_a_module_with_weak_references_to_its_parameters_is_built_without_memory(folder):
+    (folder / "two.py").write_text("from torch import nn\ndef build():\n    return nn.LSTM(4, 8)\n")
+    module = built(target(f"{folder}/two.py:build"), False, pytest.fail).module
+    assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
+    assert module._flat_weights[0] is module.weight_ih_l0
+
+
+BLOCKS = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.line(x)
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        x = self.start(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
+
+
+def test_equal_blocks_become_a_repeat_that_every_command_reads(folder, capsys):
+    from learncost.faces.command import main
+
+    (folder / "two.py").write_text(BLOCKS)
+    words = [f"{folder}/two.py:Blocks", "--input", "x: float B 4"]
+    assert main(["import", *words]) == 0
+    assert "repeat n_layer carry" in capsys.readouterr().out
+    assert main(["cost", *words, "--B", "2", "--price-book", "matmul", "--json"]) == 0
+    folded = json.loads(capsys.readouterr().out)["total"]
+    assert main(["cost", *words, "--B", "2", "--price-book", "matmul", "--json", "--no-fold"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"] == folded
+    assert folded["flops"] == 2 * 2 * 4 * 4 * (4 + 3 + 4)  # four forward, three to blocks' inputs, four of weights
+
+
+def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder):
+    (folder / "two.py").write_text(BLOCKS)
+    program = """
+import sys
+from learncost.faces.command import main
+assert main(["cost", sys.argv[1], "--input", "x: float B 4", "--B", "2"]) == 0
+print("torch" in sys.modules)
+"""
+    command = [sys.executable, "-c", program, f"{folder}/two.py:Blocks"]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2))
+    assert "runs" in first.stderr
+    assert not second.stderr
+    assert first.stdout.removesuffix("True\n") == second.stdout.removesuffix("False\n")
+    assert second.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cost", "gpt2", "--input", "x: int B"], "--input is about a module of a file of yours"),
+        (["import", "gpt2"], "'gpt2' is no module of a file of yours: write FILE.py:NAME"),
+        (["import", "none.py:build"], "no such file: none.py"),
+        (["cost", "none.py:build", "--unknown", "one"], "--unknown is refuse or zero, not 'one'"),
+        (["cost", "none.py"], "none.py needs the name of what builds the module"),
+    ],
+)
+def test_what_is_typed_wrong_is_one_line(words, said, capsys):
+    from learncost.faces.command import main
+
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+
+
+def test_a_file_runs_only_because_its_path_was_typed(folder):
+    """Neither Python's functions nor the server run one."""
+    import learncost as lc
+
+    with pytest.raises(lc.InputError):
+        lc.cost(f"{folder}/two.py:build")
+    assert "sizes_of_mine" not in sys.modules

@@ -33,7 +33,7 @@ _ORIGIN = re.compile(r"\s@\s+([^\s()\[\]{}=,;]+)(?:\s+([^\W\d][\w.:]*))?\s*$")
 _EQUATION = re.compile(r"\s\(([\d][\d, ()\-]*)\)\s*$")
 _HEADER = re.compile(r"^\s*([^\W\d]\w*)\s*\(([^;()]*)(?:;([^()]*))?\)\s*->\s*(.+?)\s*$")
 _REPEAT = re.compile(
-    r"^repeat\s+(\w+)(\s+backwards)?\s+carry\s+([\w\s,]+?)(?:\s+each\s+([\w\s,.=]+?))?(?:\s+keep\s+([\w\s,=]+?))?"
+    r"^repeat\s+(\w+)(\s+backwards)?\s+carry\s+([\w\s,.]+?)(?:\s+each\s+([\w\s,.=]+?))?(?:\s+keep\s+([\w\s,.=]+?))?"
     r"(?:\s+shared\s+([\w\s,.]+?))?\s*:$"
 )
 _WHERE = re.compile(r"\swhere\s")

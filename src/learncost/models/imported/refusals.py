@@ -84,7 +84,9 @@ def refusal(error: Exception, called: str) -> InputError:
             f"{place}: `{code}` depends on values, which {called} has only when it runs: write it with torch.cond or "
             "torch.where, or take the branch of one run, --as-run (in Python as_run=True)"
         )
-    return NotExportedError(f"{called} cannot be exported: {told(error)}")
+    frames = traceback.extract_tb(error.__traceback__)
+    what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
+    return NotExportedError(f"{called} cannot be {what}: {told(error)}")
 
 
 def _place_of(error: Exception) -> tuple[str, str]:

@@ -79,6 +79,7 @@ def printed(screen: Screen) -> tuple[int, str]:
     before, columns = Path.cwd(), os.environ.get("COLUMNS")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        Path("examples").symlink_to(ROOT / "examples")
         os.environ["COLUMNS"] = WIDTH
         try:
             with contextlib.redirect_stdout(out):

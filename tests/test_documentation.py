@@ -142,3 +142,10 @@ def test_the_gallery_has_every_kind_of_figure(folder: Path, pages: dict[str, str
         assert f"## {finding}\n" in gallery
         assert f"learncost figure {kind} " in (folder / path).read_text(encoding="utf-8")
     assert not (folder / "generated" / "figures" / "new.svg").exists()
+
+
+def test_the_programs_about_any_module_run():
+    pytest.importorskip("torch")
+    scope: dict[str, object] = {}
+    for program in blocks("any-module.md", "python"):
+        exec(compile(program, "any-module.md", "exec"), scope)

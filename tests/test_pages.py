@@ -79,6 +79,10 @@ def test_a_command(page, line, tmp_path, monkeypatch, capsys):
             example = next(iter(blocks(ROOT / "docs" / "add-a-layer.md", "text")))
             Path(word).parent.mkdir(parents=True, exist_ok=True)
             Path(word).write_text(shipped.read_text("utf-8") if shipped.exists() else example, encoding="utf-8")
+        if ".py:" in word:
+            shipped = ROOT / word.partition(":")[0]
+            Path(word).parent.mkdir(parents=True, exist_ok=True)
+            Path(word.partition(":")[0]).write_text(shipped.read_text("utf-8"), encoding="utf-8")
     assert main(words) == 0, capsys.readouterr().err
     written = [Path(words[place + 1]) for place, word in enumerate(words) if word in ("--output", "-o")]
     assert capsys.readouterr().out or all(path.stat().st_size for path in written)

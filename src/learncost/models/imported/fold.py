@@ -231,7 +231,9 @@ def _fold_at(
             break
         turns.append(block)
     while len(turns) > 1:
-        later = {stored for _, lines in every[start + len(turns) * period :] for item in lines for stored in item.reads}
+        own = range(start, start + len(turns) * period)
+        outside = (lines for place, (_, lines) in enumerate(every) if place not in own)
+        later = {stored for lines in outside for item in lines for stored in item.reads}
         fold = _repeat(turns, container, read_elsewhere | later)
         if fold is not None:
             return fold, len(turns) * period

@@ -120,7 +120,7 @@ def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, 
             path = exported.same[path]
         for stored, known in weights.items():
             if known == path:
-                return View.of(stored, [0 if equal(size_of(s), 1) else 1 for s in value.shape])
+                return _look(stored, value)
         view = _input(path, value, "weight")
         weights[view.stored] = path
         return view
@@ -135,8 +135,22 @@ def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, 
 
 
 def _input(name: str, value: Any, kind: str) -> View:
+    """A value that is given. Its axes of one place are left out, but that of a matrix with one row."""
     sizes = [size_of(size) for size in value.shape]
-    stored = Stored(name, tuple(Axis(size) for size in sizes if not equal(size, 1)), kind, name)
+    kept = [size for place, size in enumerate(sizes) if not equal(size, 1) or _is_row(sizes, kind, place)]
+    return _look(Stored(name, tuple(map(Axis, kept)), kind, name), value)
+
+
+def _is_row(sizes: Sequence[Any], kind: str, place: int) -> bool:
+    return kind == "weight" and place == 0 and len(sizes) == 2 and equal(sizes[0], 1) and not equal(sizes[1], 1)
+
+
+def _look(stored: Stored, value: Any) -> View:
+    """A view of a value that is given; the one row of a matrix is read at its place."""
+    sizes = [size_of(size) for size in value.shape]
+    if _is_row(sizes, stored.kind, 0):
+        view = View.of(stored)
+        return view.at(view.dims[0][0], ()).with_dims([(), view.dims[1]])
     return View.of(stored, [0 if equal(size, 1) else 1 for size in sizes])
 
 

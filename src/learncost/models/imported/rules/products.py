@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from learncost.models.imported.axes import equal
 from learncost.models.imported.reader import Outside, Reader, rule
-from learncost.models.imported.views import At, Stored, View
+from learncost.models.imported.views import At, Place, Slot, Stored, View
 
 
 def called(view: View, *letters: str) -> View:
@@ -30,7 +31,21 @@ def linear(reader: Reader, x: Any, weight: Any, bias: Any = None) -> View:
     front = [f"i{place}" for place in range(len(x.dims) - 1)]
     out = [*front, "f"] if len(weight.dims) == 2 else front
     letters = ["f", "d"] if len(weight.dims) == 2 else ["d"]
-    return shifted(reader, reader.recorder.line("product", [(x, [*front, "d"]), (weight, letters)], out), bias)
+    weight, has_one_row = with_row(weight)
+    result = reader.recorder.line("product", [(x, [*front, "d"]), (weight, letters)], out)
+    if has_one_row:  # what it makes is read at its only place
+        result = result.at(result.dims[-1][0], ()).with_dims([*result.dims[:-1], ()])
+    return shifted(reader, result, bias)
+
+
+def with_row(weight: View) -> tuple[View, bool]:
+    """A matrix with one row along that row, which is an axis of the product; and whether it is one."""
+    first = weight.index[0] if weight.index else None
+    is_row = weight.stored.kind == "weight" and len(weight.dims) == 2 and first == Place(()) and not weight.dims[0]
+    if not is_row or not equal(weight.stored.axes[0].root.size, 1):
+        return weight, False
+    slot = Slot(weight.stored.axes[0])
+    return View(weight.stored, (slot, *weight.index[1:]), ((slot,), weight.dims[1]), weight.spread), True
 
 
 def multiplied(reader: Reader, x: Any, z: Any) -> View:

@@ -474,3 +474,15 @@ def test_a_file_runs_only_because_its_path_was_typed(folder):
     with pytest.raises(lc.InputError):
         lc.cost(f"{folder}/two.py:build")
     assert "sizes_of_mine" not in sys.modules
+
+
+def test_pages_and_figures_quote_what_was_typed(folder, capsys, monkeypatch):
+    from learncost.faces.command import main
+
+    (folder / "two.py").write_text(BLOCKS)
+    monkeypatch.chdir(folder)
+    words = ["two.py:Blocks", "--input", "x: float B 4", "--B", "2"]
+    assert main(["report", *words, "-o", "page.html"]) == 0
+    assert main(["figure", "macro-operations", *words, "-o", "figure.svg"]) == 0
+    assert "two.py:Blocks" in capsys.readouterr().out
+    assert "two.py:Blocks" in (folder / "page.html").read_text()

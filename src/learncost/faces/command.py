@@ -223,7 +223,7 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         flags_of_modules = {
             flag.name: flags_given.pop(flag.name) for flag in command.importing if flag.name in flags_given
         }
-        arguments = _with_modules(arguments, flags_of_modules)
+        arguments = _with_modules(command, arguments, flags_of_modules)
     answer = command.question(*arguments, **flags_given)
     if chosen_format != "table" or path:
         answer = _Written(
@@ -235,7 +235,7 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     return _Plotted(answer, getattr(answer, "exit_code", GOOD)) if plots and chosen_format == "table" else answer
 
 
-def _with_modules(arguments: Sequence[str], flags_given: Mapping[str, Any]) -> list[Any]:
+def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mapping[str, Any]) -> list[Any]:
     """The arguments, and in the place of each `FILE.py:NAME` the table of the module that the file builds."""
     if not any(".py" in argument for argument in arguments):
         if flags_given:
@@ -244,9 +244,14 @@ def _with_modules(arguments: Sequence[str], flags_given: Mapping[str, Any]) -> l
         return [*arguments]
     from learncost.faces.importing.command import layer_of
     from learncost.faces.importing.flags import reading
+    from learncost.models.argument import NamedLayer
 
     how = reading(**flags_given)
-    return [layer_of(argument, how) or argument for argument in arguments]
+    layers = [(argument, layer_of(argument, how)) for argument in arguments]
+    named = any(flag.name == "models" for flag in flags_of(command.question))  # pages quote what models are called
+    return [
+        argument if layer is None else NamedLayer(argument, layer) if named else layer for argument, layer in layers
+    ]
 
 
 @dataclass(frozen=True)

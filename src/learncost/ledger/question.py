@@ -175,7 +175,7 @@ def _twice(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
 
 def _usual(name: str, value: Any) -> Any:
     """A name, or several with commas between, as its registry has it: AdamW is adamw."""
-    if not isinstance(value, str) or name not in FLAGS or value == value.lower():
+    if type(value) is not str or name not in FLAGS or value == value.lower():
         return value
     choices = {choice.lower(): choice for choice in FLAGS[name].choices}
     return _ITEM.sub(lambda part: choices.get(part[0].strip().lower(), part[0]), value)

@@ -34,8 +34,21 @@ class Argument:
     layer: Layer | None = None
 
 
+class NamedLayer(str):
+    """What was typed for a model that is a layer, with the layer: for what shows and quotes names of models."""
+
+    layer: Layer
+
+    def __new__(cls, name: str, layer: Layer) -> NamedLayer:
+        named = super().__new__(cls, name)
+        named.layer = layer
+        return named
+
+
 def layer_given(model: object) -> Layer | None:
     """The layer in the notation that a MODEL argument is, itself or by its path. Raises `InputError`."""
+    if isinstance(model, NamedLayer):
+        return model.layer
     if isinstance(model, Layer):
         return model
     path = model.__fspath__() if hasattr(model, "__fspath__") else model

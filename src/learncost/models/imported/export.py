@@ -172,6 +172,7 @@ MOST_ROUNDS = 6
 def _decompositions(program: Any) -> dict[Any, Any]:
     """PyTorch's own decompositions of the operators of a graph that no rule reads."""
     import torch
+    from torch._export.utils import _get_decomp_for_cia
 
     from learncost.models.imported.reader import RULES, operator_name
 
@@ -194,11 +195,16 @@ def _decompositions(program: Any) -> dict[Any, Any]:
         name = operator_name(node.target)
         if name in RULES or name.partition(".")[0] in RULES:
             continue
-        if node.target in table:
+        if node.target._can_decompose():
+            parts[node.target] = _get_decomp_for_cia(node.target)
+        elif node.target in table and (torch.Tag.core not in node.target.tags or not _is_reference(table[node.target])):
             parts[node.target] = table[node.target]
-        elif node.target._can_decompose():
-            parts[node.target] = node.target.decompose
     return parts
+
+
+def _is_reference(function: Any) -> bool:
+    """Whether a decomposition says with other primitives what an operator is, and is made of no smaller parts."""
+    return str(getattr(function, "__module__", "")).startswith("torch._refs")
 
 
 def _dynamic(name: str, value: Any, words: str) -> Any:

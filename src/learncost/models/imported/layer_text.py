@@ -194,7 +194,7 @@ class LayerText:
             if stored.kind.startswith("share mean") and targets is not None:
                 lines.append(f"{name}: share of {self.header_name(targets)}")
             elif (
-                stored.kind == "constant"
+                stored.kind in ("constant", "real part", "imaginary part")
                 or stored.kind.startswith(("share", "unlike"))
                 or (stored.kind == "input" and not self.exported.wants_gradient.get(stored.target))
             ):

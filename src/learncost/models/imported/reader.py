@@ -32,6 +32,21 @@ def rule(*names: str) -> Callable[[_Rule], _Rule]:
     return register
 
 
+COMPLEX_RULES: dict[str, Rule] = {}
+"""What an operator does where an operand is a pair of real numbers."""
+
+
+def complex_rule(*names: str) -> Callable[[_Rule], _Rule]:
+    """Registers what operators do with complex numbers."""
+
+    def register(function: _Rule) -> _Rule:
+        for name in names:
+            COMPLEX_RULES[name] = function
+        return function
+
+    return register
+
+
 @dataclass(frozen=True)
 class Outside:
     """A tensor that depends on no weight and no float input, or is of integers: it is given to the table.
@@ -54,6 +69,14 @@ class Chosen:
 
     view: View
     node: Any
+
+
+@dataclass(frozen=True)
+class Complex:
+    """A tensor of complex numbers: views of their real and their imaginary parts, or numbers."""
+
+    real: Any
+    imaginary: Any
 
 
 @dataclass(frozen=True)
@@ -371,6 +394,10 @@ class Reader:
         self.recorder.module, self.recorder.operator = module_of(node), name.partition(".")[0]
         self.recorder.name = name.partition(".")[0]
         known = RULES.get(name) or RULES.get(name.partition(".")[0])
+        if any(isinstance(each, Complex) for each in (*arguments, *named.values())):
+            known = COMPLEX_RULES.get(name) or COMPLEX_RULES.get(name.partition(".")[0])
+            if known is None:
+                raise self.refusal(f"{name} of complex numbers")
         if known is None:
             if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
                 self.values[node] = Outside(node)
@@ -414,7 +441,7 @@ def _inside(value: Any) -> bool:
     """Whether anything of an argument is in the table."""
     if isinstance(value, list | tuple):
         return any(map(_inside, value))
-    return isinstance(value, View | Chosen | Masked)
+    return isinstance(value, View | Chosen | Masked | Complex)
 
 
 def module_of(node: Any) -> str:

@@ -27,12 +27,15 @@ def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parame
 
     program = imported.exported.program
     floats = {torch.float32, torch.float16, torch.bfloat16}
+    pairs = {torch.complex32, torch.complex64}
     of_node: dict[str, Any] = {}
 
     def double(value: Any) -> Any:
         if isinstance(value, torch.dtype):
-            return torch.float64 if value in floats else value
+            return torch.float64 if value in floats else torch.complex128 if value in pairs else value
         if isinstance(value, torch.Tensor):
+            if value.dtype in pairs:
+                return value.to(torch.complex128)
             return value.double() if value.dtype in floats else value
         if isinstance(value, list | tuple):
             return type(value)(map(double, value))
@@ -47,6 +50,11 @@ def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parame
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
             if operator_name(target) == "_assert_tensor_metadata":
                 return None
+            if operator_name(target) == "copy":  # it has no gradient under autograd
+                base, source, *_ = args
+                return double(source).expand(base.shape).to(double(base).dtype)
+            if operator_name(target) == "hardsigmoid":  # PyTorch's gradient has 1/6 in single precision
+                return torch.nn.functional.relu6(double(args[0]) + 3) / 6
             named = {name: double(value) for name, value in kwargs.items()}
             return double(super().call_function(target, tuple(map(double, args)), named))
 

@@ -2,6 +2,8 @@
 
 from learncost.models.imported.rules import (  # noqa: F401 - they register themselves
     attention,
+    complex,
+    diagonals,
     elementwise,
     indexing,
     losses,
@@ -9,6 +11,7 @@ from learncost.models.imported.rules import (  # noqa: F401 - they register them
     normalization,
     products,
     reductions,
+    rounding,
     views,
     windows,
 )

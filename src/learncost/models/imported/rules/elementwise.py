@@ -70,7 +70,9 @@ def div_mode(reader: Reader, x: Any, z: Any, *, rounding_mode: str | None = None
         return reader.word("floor", quotient)
     if rounding_mode is None:
         return quotient
-    raise reader.refusal(f"a division that rounds by {rounding_mode}")
+    from learncost.models.imported.rules.rounding import trunc
+
+    return trunc(reader, quotient)
 
 
 @rule("reciprocal")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import Axis, equal
+from learncost.models.imported.axes import Axis, Size, equal
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.reader import Chosen, Outside, Reader, rule, size_of
 from learncost.models.imported.rules.products import called
@@ -207,35 +207,145 @@ def written(reader: Reader, base: Any, dim: int, places: Any, source: Any) -> Vi
     left = View(stored, tuple(write_index), source_read.view.dims)
     recorder.add(Equation("product", (Read(left, source_read.letters),), (source_read,)))
     result = View(stored, tuple(read_index), tuple(rows))
-    if isinstance(base, Outside) and reader.constant(base) == 0.0:
+    if base is None or (isinstance(base, Outside) and reader.constant(base) == 0.0):
         return result
     return reader.add(base, result)
 
 
-@rule("index_add", "scatter_add", "scatter.src", "scatter_reduce.two")
-def index_add(reader: Reader, base: Any, dim: int, places: Any, source: Any, *more: Any, **named: Any) -> View:
+def hits(reader: Reader, dim: int, places: Any, source: View) -> View:
+    """How often each place is written at."""
+    return written(reader, None, dim, places, reader.filled(source.shape, 1.0))
+
+
+def over(reader: Reader, base: Any, count: View, new: View) -> View:
+    """A base where nothing is written, and what is written beside it."""
+    kept = reader.add(1.0, reader.word("at_most", count, 1.0), signs=[1, -1])
+    return reader.add(reader.multiply(base, kept), new)
+
+
+def _fitting(reader: Reader, source: Any, places: Any) -> View:
+    """A source of which an index may take a part only; a number as often as the index has places."""
+    shape = places.view.shape if isinstance(places, Chosen) else places.shape
+    if isinstance(source, int | float):
+        return reader.multiply(reader.filled(shape, 1.0), float(source))
+    view = reader.view(source)
+    for dim, size in enumerate(shape):
+        if not equal(view.shape[dim], size):
+            view = narrowed(reader, view, dim, 0, size)
+    return reader.recorder.whole_spread(view, range(len(view.dims)))
+
+
+@rule("index_add")
+def index_add(reader: Reader, base: Any, dim: int, places: Any, source: Any, *, alpha: Any = 1) -> View:
+    if alpha != 1:
+        source = reader.multiply(source, alpha)
+    view = reader.view(source)
+    view = reader.recorder.whole_spread(view, range(len(view.dims)))
+    return written(reader, base, dim % len(reader.node.meta["val"].shape), places, view)
+
+
+@rule("scatter_add", "scatter.src", "scatter.value", "scatter_reduce.two", "scatter.reduce", "scatter.value_reduce")
+def scatter(
+    reader: Reader, base: Any, dim: int, places: Any, source: Any, how: str = "", *, include_self: bool = True, **_: Any
+) -> View:
+    """Values at places: added, averaged, or in the place of what is there. Of several at one place all are added."""
     name = reader.recorder.operator
-    if name == "scatter_reduce" and (more[:1] != ("sum",) or not named.get("include_self", True)):
-        raise reader.refusal(f"scatter_reduce by {more[0] if more else '?'}")
-    if name == "scatter" and not (isinstance(base, Outside) and reader.constant(base) == 0.0):
-        raise reader.refusal("a scatter over values")
-    if named.get("alpha", 1) != 1:
-        source = reader.multiply(source, named["alpha"])
-    return written(reader, base, dim % len(reader.node.meta["val"].shape), places, source)
+    how = _.get("reduce", how)
+    dim %= max(1, len(reader.node.meta["val"].shape))
+    source = _fitting(reader, source, places)
+    if name == "scatter_add" or (how in ("sum", "add") and include_self):
+        return written(reader, base, dim, places, source)
+    if how not in ("", "sum", "mean"):
+        raise reader.refusal(f"{name} by {how}")
+    new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
+    if how == "mean":
+        if include_self:
+            return reader.word("divide", reader.add(base, new), reader.add(count, 1.0))
+        new = reader.word("divide", new, reader.word("maximum", count, 1.0))
+    return over(reader, base, count, new)
 
 
 @rule("index_put", "_unsafe_index_put", "index_put_")
 def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> View:
     dims = [dim for dim, index in enumerate(indices) if index is not None]
-    zero = isinstance(base, Outside) and reader.constant(base) == 0.0
-    if len(dims) != 1 or not (accumulate or zero) or len(_dims(indices[dims[0]])) != 1:
-        raise reader.refusal("values that are written at indices of several dimensions")
-    source = reader.view(source)
+    masks = [indices[dim] for dim in dims if _is_truth(indices[dim])]
+    if masks:
+        (mask,) = masks if len(masks) == 1 else (None,)
+        values = reader.view(source)
+        if mask is None or len(dims) != 1 or dims[0] != 0 or any(row for row in values.dims) or accumulate:
+            raise reader.refusal("values that are written at a mask, whose number depends on it,")
+        rest = len(reader.node.meta["val"].shape) - len(_dims(mask))
+        held = reader.view(mask)
+        return reader.word("select", held.with_dims([*held.dims, *[()] * rest]), values.with_dims([]), base)
     shape = [size_of(size) for size in reader.node.meta["val"].shape]
-    count = size_of(indices[dims[0]].shape[0])
-    return written(
-        reader, base, dims[0], indices[dims[0]], source.expanded([*shape[: dims[0]], count, *shape[dims[0] + 1 :]])
+    places = [indices[dim] for dim in dims]
+    if accumulate:
+        return put(reader, base, shape, dims, places, source)
+    ones = reader.filled((), 1.0)
+    new = put(reader, None, shape, dims, places, source)
+    return over(reader, base, put(reader, None, shape, dims, places, ones), new)
+
+
+def _is_truth(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, View):
+        return value.stored.kind == "truth"
+    return isinstance(value, Outside) and value.node.meta["val"].dtype == torch.bool
+
+
+def put(
+    reader: Reader, base: Any, shape: Sequence[Size], dims: Sequence[int], places: Sequence[Any], source: Any
+) -> View:
+    """Adds a source at places of several dimensions, whose indices are spread over each other."""
+    recorder = reader.recorder
+    wholes = {dim: Axis(shape[dim], whole=True) for dim in dims}
+    found = [
+        each if isinstance(each, View) else reader.index(each, wholes[dim])
+        for dim, each in zip(dims, places, strict=True)
+    ]
+    most = max(len(view.dims) for view in found)
+    sizes: list[Size] = [1] * most
+    for view in found:
+        for place, size in enumerate(view.shape, most - len(view.dims)):
+            if not equal(size, 1):
+                sizes[place] = size
+    first = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
+    others = [dim for dim in range(len(shape)) if dim not in dims]
+    before = [dim for dim in others if dim < first] if first else []
+    after = [dim for dim in others if dim not in before]
+    letters: list[Any] = [*(("o", dim) for dim in before), *range(most), *(("o", dim) for dim in after)]
+    values = reader.view(source).expanded([*(shape[d] for d in before), *sizes, *(shape[d] for d in after)])
+    values = recorder.whole_spread(values, range(len(values.dims)))
+    reads = recorder.bound(
+        [Read(values, tuple(letters)), *(Read(view, tuple(range(most - len(view.dims), most))) for view in found)]
     )
+    source_read = reads[0]
+    assert isinstance(source_read, Read)
+    rows_of = dict(zip(letters, source_read.view.dims, strict=True))
+    write: dict[int, list[Index]] = {}
+    axes: dict[int, list[Axis]] = {}
+    rows: dict[int, tuple[Slot, ...]] = {}
+    for dim, read in zip(dims, reads[1:], strict=True):
+        assert isinstance(read, Read)
+        swap = {
+            old: new
+            for letter, row in zip(read.letters, read.view.dims, strict=True)
+            for old, new in zip(row, rows_of[letter], strict=bool(row))
+        }
+        write[dim], axes[dim], rows[dim] = [At(read.view.swapped(swap))], [wholes[dim]], (Slot(wholes[dim]),)
+    for dim in others:
+        row = rows_of["o", dim]
+        write[dim], axes[dim] = list(row), [slot.axis for slot in row]
+        rows[dim] = tuple(Slot(slot.axis) for slot in row)
+    order = range(len(shape))
+    stored = recorder.stored([axis for dim in order for axis in axes[dim]])
+    left = View(stored, tuple(index for dim in order for index in write[dim]), source_read.view.dims)
+    recorder.add(Equation("product", (Read(left, source_read.letters),), (source_read,)))
+    result = View(stored, tuple(slot for dim in order for slot in rows[dim]), tuple(rows[dim] for dim in order))
+    if base is None or (isinstance(base, Outside) and reader.constant(base) == 0.0):
+        return result
+    return reader.add(base, result)
 
 
 @rule("one_hot")

@@ -163,3 +163,13 @@ def kl_div(reader: Reader, x: Any, targets: Any, reduction: int = 1, *, log_targ
 @rule("soft_margin_loss")
 def soft_margin_loss(reader: Reader, x: View, targets: Any, reduction: int = 1) -> View:
     return reduced(reader, reader.multiply(-1.0, reader.word("log_sigmoid", reader.multiply(x, targets))), reduction)
+
+
+@rule("_cdist_forward", "cdist", "_euclidean_dist")
+def distances(reader: Reader, x: View, z: View, order: float = 2.0, *_: Any) -> View:
+    """The distances of rows of one from rows of the other, each the norm of their difference."""
+    from learncost.models.imported.rules.reductions import vector_norm
+
+    rows = x.with_dims([*x.dims[:-1], (), x.dims[-1]])
+    others = z.with_dims([*z.dims[:-2], (), *z.dims[-2:]])
+    return vector_norm(reader, reader.add(rows, others, signs=[1, -1]), order, [-1])

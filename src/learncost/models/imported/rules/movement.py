@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import Axis, Size, equal
+from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Equation, Read, Where
 from learncost.models.imported.reader import Outside, Reader, rule, size_of
-from learncost.models.imported.rules.views import merged, narrowed
+from learncost.models.imported.rules.views import merged, narrowed, reshaped
 from learncost.models.imported.views import Place, Slot, View
 
 
@@ -122,8 +122,8 @@ def pad(reader: Reader, x: View, pads: Sequence[int], mode: Any = 0, value: Any 
     fill = (value or 0.0) if isinstance(mode, str) else mode
     if fill in (0, None, False):
         return padded(reader, x, pads)
-    # v + pad(x - v): beyond the border x - v is nothing.
-    return reader.add(padded(reader, reader.add(x, -float(fill)), pads), float(fill))
+    inside = padded(reader, reader.filled(x.shape, 1.0), pads)
+    return reader.word("select", inside, padded(reader, x, pads), float(fill))
 
 
 @rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
@@ -165,7 +165,13 @@ def roll(reader: Reader, x: View, shifts: Any, dims: Any = ()) -> View:
     shifts = [size_of(s) for s in (shifts if isinstance(shifts, list) else [shifts])]
     dims = dims if isinstance(dims, list) else [dims] if dims != () else []
     if not dims:
-        raise reader.refusal("a roll of all dimensions as one")
+        shape = x.shape
+        flat = reshaped(reader, x, [product(shape)])
+        return reshaped(reader, _rolled(reader, flat, shifts, [0]), shape)
+    return _rolled(reader, x, shifts, dims)
+
+
+def _rolled(reader: Reader, x: View, shifts: Sequence[Size], dims: Sequence[int]) -> View:
     for shift, dim in zip(shifts, dims, strict=True):
         dim %= len(x.dims)
         size = x.shape[dim]
@@ -231,7 +237,13 @@ def slice_scatter(
         start = bound(start, size, 0)
         width = part.shape[dim]
     if step != 1:
-        raise reader.refusal("a part that is written at every second place")
+        from learncost.models.imported.rules.indexing import over, put
+
+        if not isinstance(start, int) or not isinstance(width, int):
+            raise reader.refusal("a part that is written at places apart along a side without a fixed size")
+        places = [reader.given_places([start + step * place for place in range(width)], Axis(width))]
+        new = put(reader, None, base.shape, [dim], places, part)
+        return over(reader, base, put(reader, None, base.shape, [dim], places, reader.filled((), 1.0)), new)
     pieces = []
     if not equal(start, 0):
         pieces.append(narrowed(reader, base, dim, 0, start))

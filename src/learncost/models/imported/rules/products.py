@@ -7,6 +7,7 @@ from typing import Any
 
 from learncost.models.imported.axes import equal
 from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.rules.reductions import summed
 from learncost.models.imported.views import At, Place, Slot, Stored, View
 
 
@@ -76,6 +77,14 @@ def addmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: A
     return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
 
 
+@rule("addbmm")
+def addbmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
+    result = summed(reader, multiplied(reader, x, z), [0])
+    if alpha != 1:
+        result = reader.multiply(result, alpha)
+    return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
+
+
 @rule("outer", "ger")
 def outer(reader: Reader, x: Any, z: Any) -> View:
     return reader.recorder.line("product", [(reader.view(x), "m"), (reader.view(z), "n")], "mn")
@@ -101,9 +110,22 @@ def einsum(reader: Reader, equation: str, operands: Sequence[Any], **__: Any) ->
         outs = [*before, *dots, *after] if "..." in out else list(out)
     else:
         outs = [*dots, *sorted(letter for letter in set(flat) if flat.count(letter) == 1 and letter not in dots)]
-    for row in letters:
-        if len(set(row)) < len(row):
-            raise reader.refusal(f"einsum {equation}, which reads a diagonal,")
+    from learncost.models.imported.rules.diagonals import diagonal_of
+
+    for place, row in enumerate(letters):
+        while len(set(row)) < len(row):
+            twice = next(letter for letter in row if row.count(letter) > 1)
+            first, second, *_ = (dim for dim, letter in enumerate(row) if letter == twice)
+            views[place] = diagonal_of(reader, views[place], first, second)
+            row = [*(letter for dim, letter in enumerate(row) if dim not in (first, second)), twice]
+            letters[place] = row
+    flat = [letter for row in letters for letter in row]
+    if len(views) > 1:  # what stands in one operand alone is summed there
+        for place, row in enumerate(letters):
+            alone = [dim for dim, letter in enumerate(row) if letter not in outs and flat.count(letter) == 1]
+            if alone:
+                views[place] = summed(reader, views[place], alone)
+                letters[place] = [letter for dim, letter in enumerate(row) if dim not in alone]
     for row, view in zip(letters, views, strict=True):
         for letter, dim in zip(row, view.dims, strict=True):
             if dim and letter.isalpha():

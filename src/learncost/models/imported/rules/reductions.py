@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import Axis
+from learncost.models.imported.axes import Axis, product
 from learncost.models.imported.equations import Number, Where
 from learncost.models.imported.reader import Chosen, Masked, Reader, rule
 from learncost.models.imported.views import Stored, View
@@ -184,9 +184,9 @@ def chosen(reader: Reader, word: str, x: View, dim: int, count: Any) -> View:
     x.dims[dim][0].axis.keep_whole()
     letters: list[Any] = list(range(len(x.dims)))
     recorder = reader.recorder
-    out = [letter for letter in letters if letter != dim]
+    out = letters if word == "argsort" else [letter for letter in letters if letter != dim]
     result = recorder.result([Read(x, tuple(letters))], out)
-    if count is not None:
+    if count is not None and word != "argsort":
         axis = Axis(count, "t")
         slot = Slot(axis)
         out.insert(dim, "chosen")
@@ -285,7 +285,14 @@ def prod(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False,
     from learncost.models.imported.rules.views import narrowed
 
     along = axes_along(x, dim)
-    if len(along) != 1 or not isinstance(x.shape[along[0]], int):
+    if len(along) > 1:
+        from learncost.models.imported.rules.views import reshaped
+
+        x = reshaped(reader, x, [product(x.shape)])
+        along, keepdim = [0], False
+    if not along:
+        return x
+    if not isinstance(x.shape[along[0]], int):
         raise reader.refusal("a product along axes without a fixed size")
     result: View | None = None
     for place in range(x.shape[along[0]]):
@@ -293,3 +300,70 @@ def prod(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False,
         result = part if result is None else reader.multiply(result, part)
     assert result is not None
     return result if keepdim else result.with_dims([row for d, row in enumerate(result.dims) if d not in along])
+
+
+@rule("cumprod")
+def cumprod(reader: Reader, x: View, dim: int, **_: Any) -> View:
+    """The products up to each place, one after the other."""
+    from learncost.models.imported.rules.movement import joined
+    from learncost.models.imported.rules.views import narrowed
+
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:
+        return x
+    if not isinstance(x.shape[dim], int):
+        raise reader.refusal("products along an axis without a fixed size")
+    products: list[View] = []
+    for place in range(x.shape[dim]):
+        part = narrowed(reader, x, dim, place, 1)
+        products.append(reader.multiply(products[-1], part) if products else part)
+    return joined(reader, products, dim, x.shape)
+
+
+@rule("logcumsumexp")
+def logcumsumexp(reader: Reader, x: View, dim: int) -> View:
+    if not x.dims or not x.dims[dim]:
+        return x
+    high = extreme(reader, "max", reader.word("stop_gradient", x), [dim % len(x.dims)], True)
+    raised = reader.word("exp", reader.add(x, high, signs=[1, -1]))
+    return reader.add(reader.word("log", cumsum(reader, raised, dim)), high)
+
+
+@rule("kthvalue", "median.dim", "nanmedian.dim")
+def kthvalue(reader: Reader, x: View, *more: Any, keepdim: bool = False) -> list[Any]:
+    """The value at a place of the sorted ones; of an even number of them the median is the lower."""
+    from learncost.models.imported.rules.indexing import read_at
+    from learncost.models.imported.rules.views import narrowed
+
+    if reader.recorder.operator == "kthvalue":
+        place, more = more[0] - 1, more[1:] or (-1,)
+    else:
+        place = None
+    dim = more[0] % len(x.dims)
+    keepdim = more[1] if len(more) > 1 else keepdim
+    if not x.dims[dim]:
+        return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
+    if not isinstance(x.shape[dim], int):
+        raise reader.refusal("a value at a place along an axis without a fixed size")
+    if place is None:
+        place = (x.shape[dim] - 1) // 2
+    ordered = read_at(reader, x, dim, chosen(reader, "argsort", x, dim, None))
+    only = narrowed(reader, ordered, dim, place, 1)
+    if not keepdim:
+        only = only.with_dims([row for number, row in enumerate(only.dims) if number != dim])
+    return [only, _outside_part(reader, 1)]
+
+
+@rule("median")
+def median(reader: Reader, x: View) -> View:
+    from learncost.models.imported.rules.indexing import read_at
+    from learncost.models.imported.rules.views import narrowed, reshaped
+
+    size = product(x.shape)
+    if not isinstance(size, int):
+        raise reader.refusal("a median of values without a fixed number")
+    flat = reshaped(reader, x, [size])
+    if not flat.dims[0]:
+        return flat.with_dims([])
+    ordered = read_at(reader, flat, 0, chosen(reader, "argsort", flat, 0, None))
+    return narrowed(reader, ordered, 0, (size - 1) // 2, 1).with_dims([])

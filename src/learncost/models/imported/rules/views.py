@@ -69,8 +69,6 @@ def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
     "unsqueeze",
     "ravel",
     "pixel_shuffle_view",
-    "atleast_1d",
-    "atleast_2d",
 )
 def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
     return reshaped(reader, x, sizes(reader.node.meta["val"].shape))
@@ -316,8 +314,3 @@ def _unfold(reader: Reader, x: View, dim: int, size: int, step: int) -> View:
     rows = [*x.dims, (window,) if size != 1 else ()]
     rows[dim] = (at,) if parts else ()
     return x.at(slot, (*parts, *([(1, window)] if size != 1 else [])), 0).with_dims(rows)
-
-
-@rule("diagonal")
-def _diagonal(reader: Reader, x: View, *_: Any) -> View:
-    raise reader.refusal("a diagonal of a value")

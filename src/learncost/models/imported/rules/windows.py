@@ -375,9 +375,9 @@ def _adaptive(reader: Reader, x: View, sizes: Any, how: str) -> View:
 
 def _adaptive_uneven(reader: Reader, x: View, outs: Sequence[int], how: str) -> View:
     """Windows of unequal sizes: a product with shares that are given, side by side."""
-    if how != "mean":
-        raise reader.refusal("an adaptive maximum over windows of unequal sizes")
     first = len(x.dims) - len(outs)
+    if how != "mean":
+        return _largest_uneven(reader, x, first, outs)
     for place, out in enumerate(outs):
         side = x.shape[first + place]
         if not isinstance(side, int):
@@ -394,6 +394,28 @@ def _adaptive_uneven(reader: Reader, x: View, outs: Sequence[int], how: str) -> 
     return x
 
 
+def _largest_uneven(reader: Reader, x: View, first: int, outs: Sequence[int]) -> View:
+    """The largest of each window, side by side, window by window."""
+    from learncost.models.imported.rules.movement import joined
+    from learncost.models.imported.rules.reductions import extreme
+    from learncost.models.imported.rules.views import narrowed
+
+    for place, out in enumerate(outs):
+        dim = first + place
+        side = x.shape[dim]
+        if not isinstance(side, int):
+            raise reader.refusal("an adaptive pool of a side without a fixed size")
+        parts = []
+        for i in range(out):
+            start, stop = i * side // out, -(-(i + 1) * side // out)
+            part = narrowed(reader, x, dim, start, stop - start, parts=False)
+            parts.append(extreme(reader, "max", part, [dim], True))
+        shape = [*x.shape]
+        shape[dim] = out
+        x = joined(reader, parts, dim, shape)
+    return x
+
+
 @rule(
     "upsample_nearest1d",
     "upsample_nearest2d",
@@ -401,8 +423,9 @@ def _adaptive_uneven(reader: Reader, x: View, outs: Sequence[int], how: str) -> 
     "upsample_nearest1d.vec",
     "upsample_nearest2d.vec",
     "upsample_nearest3d.vec",
+    "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact2d.vec",
+    "_upsample_nearest_exact3d",
 )
 def nearest(reader: Reader, x: View, *_: Any) -> View:
     shape = [size_of(size) for size in reader.node.meta["val"].shape]
@@ -414,6 +437,8 @@ def nearest(reader: Reader, x: View, *_: Any) -> View:
             continue
         if not isinstance(shape[dim], int) or not isinstance(old[dim], int) or shape[dim] % old[dim]:
             return _nearest_uneven(reader, x, shape)
+        if _side_matrix_places(reader, old, shape, dim) != [i * old[dim] // shape[dim] for i in range(shape[dim])]:
+            return _nearest_uneven(reader, x, shape)
         slot = Slot(Axis(shape[dim] // old[dim]))
         spread.add(slot)
         rows[dim] = (*rows[dim], slot)
@@ -423,13 +448,51 @@ def nearest(reader: Reader, x: View, *_: Any) -> View:
 def _nearest_uneven(reader: Reader, x: View, shape: Sequence[Size]) -> View:
     from learncost.models.imported.rules.indexing import read_at
 
+    before = x.shape
     for dim in range(2, len(shape)):
-        if not equal(shape[dim], x.shape[dim]):
-            if not isinstance(shape[dim], int) or not isinstance(x.shape[dim], int):
-                raise reader.refusal("an enlargement of a side without a fixed size")
-            places = [place * x.shape[dim] // shape[dim] for place in range(shape[dim])]
+        if not equal(shape[dim], before[dim]):
+            places = _side_matrix_places(reader, before, shape, dim)
             x = read_at(reader, x, dim, reader.given_places(places, Axis(shape[dim])))
     return x
+
+
+def _side_matrix_places(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int) -> list[int]:
+    """Which place each place of the enlarged side takes."""
+    mode = "nearest-exact" if "exact" in reader.recorder.operator else "nearest"
+    return [row.index(1.0) for row in _side_matrix(reader, mode, before, after, dim)]
+
+
+def _side_matrix(
+    reader: Reader, mode: str, before: Sequence[Size], after: Sequence[Size], dim: int
+) -> list[list[float]]:
+    """What PyTorch makes of a unit matrix along one side: out by in."""
+    import torch
+
+    side, out = before[dim], after[dim]
+    if not isinstance(side, int) or not isinstance(out, int):
+        raise reader.refusal("an enlargement of a side without a fixed size")
+    told = {
+        argument.name: value
+        for argument, value in zip(reader.node.target._schema.arguments, reader.node.args, strict=False)
+    } | dict(reader.node.kwargs)
+    count, place = len(before) - 2, dim - 2
+    factors = told.get("scale_factors") or [
+        told.get(name) for name in (["scales"] if count == 1 else ["scales_d", "scales_h", "scales_w"][3 - count :])
+    ]
+    factor = factors[place]
+    # Two columns: of one alone, smoothing takes another way through PyTorch, along the wrong side.
+    unit = torch.eye(side, dtype=torch.float64)[None, :, :, None].expand(1, side, side, 2).contiguous()
+    sizes: dict[str, Any] = {"size": (out, 2)} if factor is None else {"scale_factor": (float(factor), 1.0)}
+    if not mode.startswith("nearest"):
+        sizes["align_corners"] = bool(told.get("align_corners", False))
+    with torch.no_grad():
+        made = torch.nn.functional.interpolate(
+            unit, mode=mode, antialias=reader.recorder.operator.endswith("_aa"), **sizes
+        )
+    if made.shape[2] != out:
+        raise reader.refusal(f"an enlargement by {factor} of {side} places to {out}")
+    rows: list[list[float]] = made[0, :, :, 0].T.tolist()
+    return rows
 
 
 @rule(
@@ -446,24 +509,14 @@ def _nearest_uneven(reader: Reader, x: View, shape: Sequence[Size]) -> View:
 )
 def interpolated(reader: Reader, x: View, *_: Any) -> View:
     """Side by side a product with a matrix, which is what PyTorch makes of a unit matrix."""
-    import torch
-
-    name = reader.recorder.operator
     shape = [size_of(size) for size in reader.node.meta["val"].shape]
-    align = _aligned(reader)
+    mode = "bicubic" if "bicubic" in reader.recorder.operator else "bilinear"
+    before = x.shape
     for dim in range(2, len(shape)):
-        side, out = x.shape[dim], shape[dim]
-        if equal(side, out):
+        side, out = before[dim], shape[dim]
+        if equal(side, out) and not _scaled(reader):
             continue
-        if not isinstance(side, int) or not isinstance(out, int):
-            raise reader.refusal("an enlargement of a side without a fixed size")
-        mode = "bicubic" if "bicubic" in name else "bilinear"
-        unit = torch.eye(side, dtype=torch.float64)[None, :, :, None].expand(1, side, side, 1)
-        with torch.no_grad():
-            made = torch.nn.functional.interpolate(
-                unit, size=(out, 1), mode=mode, align_corners=align, antialias=name.endswith("_aa")
-            )
-        matrix = made[0, :, :, 0].T.tolist()  # (out, side)
+        matrix = _side_matrix(reader, mode, before, shape, dim)
         letters: list[Any] = list(range(len(x.dims)))
         shares = reader.given_numbers(matrix, Axis(out), Axis(side))
         new = [*letters]
@@ -472,11 +525,12 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
     return x
 
 
-def _aligned(reader: Reader) -> bool:
-    for value in reader.node.args:
-        if isinstance(value, bool):
-            return value
-    return bool(reader.node.kwargs.get("align_corners", False))
+def _scaled(reader: Reader) -> bool:
+    """Whether a factor is told, by which places are moved even where no size changes."""
+    values = [*reader.node.args[2:], *reader.node.kwargs.values()]
+    return any(
+        isinstance(v, float) or (isinstance(v, list | tuple) and any(isinstance(e, float) for e in v)) for v in values
+    )
 
 
 @rule("im2col")

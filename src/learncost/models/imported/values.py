@@ -73,6 +73,8 @@ def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parame
             given.append(double(buffers[spec.target] if spec.target in buffers else program.constants[spec.target]))
         elif kind == "CONSTANT_TENSOR":
             given.append(double(program.constants[spec.target]))
+        elif hasattr(spec.arg, "value"):  # no tensor
+            given.append(spec.arg.value)
         else:
             given.append(double(inputs[names[spec.arg.name]]) if hasattr(spec.arg, "name") else None)
     results = InDouble(program.graph_module).run(*given)

@@ -306,9 +306,11 @@ def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
 @rule("unfold")
 def _unfold(reader: Reader, x: View, dim: int, size: int, step: int) -> View:
     dim %= len(x.dims)
+    shape = sizes(reader.node.meta["val"].shape)
+    if not x.dims[dim]:  # a window of one place over one place
+        return x.with_dims([*x.dims, ()])
     x = merged(reader, x, dim)
     slot = x.dims[dim][0]
-    shape = sizes(reader.node.meta["val"].shape)
     window, at = Slot(Axis(size, "u")), Slot(Axis(shape[dim], slot.axis.root.letter))
     parts = [(step, at)] if not equal(shape[dim], 1) else []
     rows = [*x.dims, (window,) if size != 1 else ()]

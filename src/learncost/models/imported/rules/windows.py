@@ -42,13 +42,14 @@ def windowed(
     Its sides become the positions of the windows; the second result is the row of slots of each window's side.
     """
     rows_of_windows: list[tuple[Slot, ...]] = []
+    for dim in range(first, first + len(outs)):  # all sides first: what is written anew has no windows yet
+        x = merged(reader, x, dim)
+        if not x.dims[dim]:  # a side of one place, of which a window may take more
+            x, _ = _stored_side(reader, x, dim)
     for place, out in enumerate(outs):
         dim = first + place
-        x = merged(reader, x, dim)
         row = x.dims[dim]
         size, stride, padding, dilation = sizes[place], strides[place], paddings[place], dilations[place]
-        if not row:  # a side of one place, of which a window may take more
-            x, row = _stored_side(reader, x, dim)
         slot = row[0]
         letter = slot.axis.root.letter
         at = () if equal(out, 1) else (Slot(Axis(out, letter)),)

@@ -21,7 +21,7 @@ class FlopCounterMode(Counter):
     reading = (
         "FlopCounterMode has no formula for the CPU's kernel of scaled_dot_product_attention, forward or backward, nor "
         "for the fast path of nn.MultiheadAttention. Its backward pass is the one that autograd runs, so frozen "
-        "weights are right."
+        "weights are right. The gradient of a grouped convolution's weight is counted as if there were no groups."
     )
 
     def forward(self, case: Case) -> int:
@@ -49,7 +49,8 @@ class FlopCounterModeOnMeta(FlopCounterMode):
     name, device = "torch on meta", "meta"
     reading = (
         "On meta attention comes apart into its products, and all of them are counted. What depends on values, such as "
-        "the routing of a mixture of experts, cannot run there."
+        "the routing of a mixture of experts, cannot run there. The gradient of a grouped convolution's weight is "
+        "counted as if there were no groups."
     )
 
 

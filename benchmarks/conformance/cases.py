@@ -162,6 +162,10 @@ ROUTED_PARAMETERS = V * D + D * EXPERTS + EXPERTS * 3 * D * HIDDEN  # 915,456
 # Two layers 32 x 32 of 16 rows of plain numbers: the first layer's input has no gradient. Five products of 16,384.
 PLAIN = 16 * 32 * 32
 
+# Two convolutions of images of 16 x 16, windows of 3 x 3, each with 32 results of 8 channels: all there are, then those
+# of one group of four. The image has no gradient.
+WINDOWS = B * 16 * 16 * 32 * 8 * 9
+
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
@@ -198,6 +202,13 @@ CASES: dict[str, Case] = {
             Truth(2 * PLAIN, 5 * PLAIN, 2 * (32 * 32 + 32), 2 * (32 * 32 + 32)),
             {"biases": 2 * 16 * 32},
             lambda: {"input": torch.randn(16, 32)},
+        ),
+        Case(
+            "grouped convolution",
+            lambda: nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1, groups=4)),
+            Truth(2 * WINDOWS, 5 * WINDOWS, 2 * 32 * (8 * 9 + 1), 2 * 32 * (8 * 9 + 1)),
+            {"biases": 2 * B * 16 * 16 * 32, "products of other groups": WINDOWS},
+            lambda: {"input": torch.randn(B, 8, 16, 16)},
         ),
         Case(
             "frozen layers",

@@ -102,6 +102,14 @@ plain(X; W1 b1 W2 b2) -> Y
   Y[B d] = Y[B d] + b2[d]
 """
 
+GROUPED = """
+grouped(X; W b V a) -> Y
+  H[B g k y x] = X[B c y=(y + u - 1) x=(x + w - 1)] W[g k c u w]
+  H[B g k y x] = H[B g k y x] + b[g k]
+  Y[B g o y x] = H[B g k y=(y + u - 1) x=(x + w - 1)] V[g o k u w]
+  Y[B g o y x] = Y[B g o y x] + a[g o]
+"""
+
 # Every expert on the c tokens that chose it, as the module runs it. The notation has no groups of unequal size; the
 # counts are those of any, for they depend on the number of choices alone. (The layer `softmax_mixture_of_experts` reads
 # for each token the weights of its own experts; products of single rows are none to the book `matmul`.)
@@ -168,6 +176,7 @@ SAID: dict[str, Said] = {
     "grouped queries": Said(SELF, (ATTENTION,), {"h": cases.GROUPS, "g": cases.HEADS // cases.GROUPS}),
     "cross-attention": Said(CROSS, (ATTENTION,), {"M": cases.TARGETS}),
     "plain input": Said(PLAIN, sizes={"B": 16, "d": 32}),
+    "grouped convolution": Said(GROUPED, sizes={"g": 4, "c": 8, "k": 8, "o": 8, "y": 16, "x": 16, "u": 3, "w": 3}),
     "frozen layers": Said(_UNTIED, (ATTENTION, BLOCK), trained=("block_2.", "last.", "head")),
     "LoRA": Said(
         MODEL,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,15 @@ from learncost.layers.spelling import condition_names
 Array = Any
 
 
+FEW = 16
+"""Axes of a table that all have sizes of their own; of more, those that stand in no line together may share one."""
+
+
 def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
-    """A size for every axis and count, no two equal, so that one axis in another's place is seen."""
+    """A size for every axis and count, no two equal, so that one axis in another's place is seen.
+
+    Where there are more than `FEW`, no two in one line are.
+    """
     least = dict.fromkeys(_names(table), smallest)
     for line, _ in walk(table.lines):
         for read in _reads(line):
@@ -30,21 +37,42 @@ def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
             numbers = [int(side) for side in (condition.lower, condition.upper) if side.isdigit()]
             for axis in condition.axes if numbers else ():
                 least[base(axis)] = max(least[base(axis)], *(number + 2 for number in numbers))
+    others = _others(table, least)
     sizes: dict[str, int] = {}
+
+    def clashes(axis: str) -> bool:
+        return any(sizes.get(other) == sizes[axis] for other in others[axis])
+
     for axis, low in least.items():
-        size = low
-        while size in sizes.values():
-            size += 1
-        sizes[axis] = size
+        sizes[axis] = low
+        while clashes(axis):
+            sizes[axis] += 1
     for axis, least_size in _covered(table, sizes):
-        while sizes[axis] < least_size or [*sizes.values()].count(sizes[axis]) > 1:
+        while sizes[axis] < least_size or clashes(axis):
             sizes[axis] += 1
     for joined_axis, parts in joined(table):
         sizes[joined_axis] = sum(sizes[part] for part in parts)
-        if [*sizes.values()].count(sizes[joined_axis]) > 1:
+        if clashes(joined_axis):
             sizes[parts[-1]] = max(sizes.values()) + 1
             sizes[joined_axis] = sum(sizes[part] for part in parts)
     return sizes
+
+
+def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:
+    """Of every size those that it must not equal."""
+    names = tuple(names)
+    if len(names) <= FEW:
+        return {name: {*names} - {name} for name in names}
+    others: dict[str, set[str]] = {name: set() for name in names}
+    every = [(*line.loops, *(read.axis for read in _reads(line))) for line, _ in walk(table.lines)]
+    for together in (*every, *table.axes.values()):
+        bases = {base(axis) for axis in together} & others.keys()
+        for name in bases:
+            others[name] |= bases - {name}
+    counts = {count for _, turns in walk(table.lines) for count in turns} & others.keys()
+    for count in counts:
+        others[count] |= others.keys() - {count}
+    return others
 
 
 def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.ledger.memory import Memory, memory
-from learncost.models.argument import find
+from learncost.models.argument import find, layer_given
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
@@ -158,6 +158,8 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
             )
         return configuration, tokenizer
     model = presets()[options.model].config if options.model in presets() else options.model
+    if layer_given(model) is not None:
+        raise InputError(f"{model} is a table, which no checkpoint keeps: lc.Training and lc.LayerTraining train it")
     has_words = "vocab_size" in FAMILIES[_model_type(model)].sizes
 
     def configured(size: int, **more: int) -> Configuration:

@@ -1,0 +1,113 @@
+"""Models of transformers that are read from their exported graphs, against the tables that are typed for them."""
+
+import pytest
+import torch
+import transformers
+
+import learncost as lc
+from learncost.models.families import FAMILIES
+from learncost.models.imported.walk import read_module
+from learncost.models.sizes import CANONICAL
+from learncost.models.small import small
+from learncost.proof.imported import parity
+from learncost.training.hugging_face import config as hugging_face
+
+GENERIC = {"decoder", "encoder", "encoder-decoder", "gpt3-jiang"}
+"""Families that are no class of transformers."""
+
+REFUSED = {
+    "deepseek_v2": "copy_",  # PyTorch's export: its complex rotation writes into a part of a value
+}
+PADDED = {"bart", "mt5", "roberta", "t5", "whisper", "xlm-roberta"}
+BATCH, LENGTH = 2, 7
+
+
+def spelled(family, keys):
+    """The keys as the family's class of transformers spells them."""
+    base = transformers.AutoConfig.for_model(family)
+    spellings = {**CANONICAL, **FAMILIES[family].spellings}
+    names = base.to_dict()
+    result = {}
+    for key, value in keys.items():
+        others = [spelling for spelling, name in spellings.items() if name == key and spelling in names]
+        if not (hasattr(type(base), key) and isinstance(getattr(type(base), key), property)):
+            result[others[0] if others else key] = value
+    return result
+
+
+def module_of(family):
+    configuration = small(family)
+    keys = hugging_face(configuration, 0.0, None)
+    for key in ("model_type", "architectures", "torch_dtype"):
+        keys.pop(key, None)
+    keys = {key: value for key, value in spelled(family, keys).items() if value not in ([], (), None)}
+    for key, value in keys.items():
+        if "intermediate" in key or key == "query_pre_attn_scalar":  # PyTorch's products of groups want fours
+            keys[key] = -(-int(value) // 4) * 4
+        if key == "hidden_activation":
+            keys[key] = value.replace("gelu_new", "gelu_pytorch_tanh")
+    if family == "gpt_neo":
+        keys = {**keys, "attention_types": [[["global", "local"], keys["num_layers"] // 2]]}
+        keys.pop("attention_layers", None)
+    config = transformers.AutoConfig.for_model(family, **keys)
+    if family in PADDED:
+        config.pad_token_id = config.decoder_start_token_id = 0
+    else:
+        config.pad_token_id = config.bos_token_id = config.eos_token_id = None
+    config._attn_implementation, config.use_cache = "eager", False
+    for name, value in vars(config).items():
+        if isinstance(value, float) and ("drop" in name):
+            setattr(config, name, 0.0)
+    torch.manual_seed(0)
+    return getattr(transformers, configuration.architecture)(config).train(), configuration
+
+
+def inputs_of(module, configuration):
+    """Example inputs of a class, and the sizes of the typed model for them."""
+    config, kind = module.config, configuration.architecture
+
+    def tokens(*shape):
+        return torch.randint(1, config.vocab_size, shape)
+
+    if "pixel" in module.main_input_name:
+        side = config.image_size
+        return {"pixel_values": torch.randn(BATCH, 3, side, side), "labels": torch.randint(0, 3, (BATCH,))}, {}
+    if "features" in module.main_input_name:
+        frames = torch.randn(BATCH, config.num_mel_bins, 2 * config.max_source_positions)
+        return {"input_features": frames, "labels": tokens(BATCH, LENGTH)}, {"target_len": LENGTH}
+    sizes = {"seq_len": LENGTH, **({"target_len": LENGTH} if configuration.two_sided else {})}
+    labels = torch.randint(0, 3, (BATCH,)) if "Classif" in kind else tokens(BATCH, LENGTH)
+    return {"input_ids": tokens(BATCH, LENGTH), "labels": labels}, sizes
+
+
+QUICK = ("bert", "llama", "t5")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+        for family in sorted(FAMILIES.keys() - GENERIC - REFUSED.keys())
+    ],
+)
+def test_a_typed_family_is_its_import(family):
+    """Matrix products of forward, backward and update, parameters, values and gradients."""
+    module, configuration = module_of(family)
+    inputs, sizes = inputs_of(module, configuration)
+    imported = read_module(module, inputs)
+    found = parity(module, inputs, imported)
+    assert max(found.value, found.gradient) < 1e-10
+    typed = lc.cost(lc.from_module(module), batch_size=BATCH, price_book="matmul", **sizes)
+    read = lc.cost(lc.layer(imported.text), price_book="matmul")
+    assert read.parameters == typed.parameters
+    for macro, amounts in typed.macro_operations.items():
+        assert read.macro_operations[macro][1].flops == amounts[1].flops, macro
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_pytorch_does_not_export_is_one_line(family):
+    module, configuration = module_of(family)
+    inputs, _ = inputs_of(module, configuration)
+    with pytest.raises(lc.InputError) as refusal:
+        read_module(module, inputs)
+    assert "\n" not in str(refusal.value)

@@ -38,16 +38,18 @@ def spelled(family, keys):
 def module_of(family):
     configuration = small(family)
     keys = hugging_face(configuration, 0.0, None)
-    for key in ("model_type", "architectures", "torch_dtype"):
+    for key in ("model_type", "architectures", "torch_dtype", "activation"):
         keys.pop(key, None)
-    keys = {key: value for key, value in spelled(family, keys).items() if value not in ([], (), None)}
+    keys = {
+        key: value for key, value in spelled(family, keys).items() if value not in ([], (), None, 0.0) or value is False
+    }
     for key, value in keys.items():
         if "intermediate" in key or key == "query_pre_attn_scalar":  # PyTorch's products of groups want fours
             keys[key] = -(-int(value) // 4) * 4
-        if key == "hidden_activation":
-            keys[key] = value.replace("gelu_new", "gelu_pytorch_tanh")
+    if family == "deepseek_v3":
+        keys |= {"num_key_value_heads": keys["num_attention_heads"], "first_k_dense_replace": 1}
     if family == "gpt_neo":
-        keys = {**keys, "attention_types": [[["global", "local"], keys["num_layers"] // 2]]}
+        keys = {**keys, "attention_types": [[["global"], keys["num_layers"]]]}
         keys.pop("attention_layers", None)
     config = transformers.AutoConfig.for_model(family, **keys)
     if family in PADDED:
@@ -71,12 +73,15 @@ def inputs_of(module, configuration):
 
     if "pixel" in module.main_input_name:
         side = config.image_size
-        return {"pixel_values": torch.randn(BATCH, 3, side, side), "labels": torch.randint(0, 3, (BATCH,))}, {}
+        return {
+            "pixel_values": torch.randn(BATCH, 3, side, side),
+            "labels": torch.randint(0, config.num_labels, (BATCH,)),
+        }, {}
     if "features" in module.main_input_name:
         frames = torch.randn(BATCH, config.num_mel_bins, 2 * config.max_source_positions)
         return {"input_features": frames, "labels": tokens(BATCH, LENGTH)}, {"target_len": LENGTH}
     sizes = {"seq_len": LENGTH, **({"target_len": LENGTH} if configuration.two_sided else {})}
-    labels = torch.randint(0, 3, (BATCH,)) if "Classif" in kind else tokens(BATCH, LENGTH)
+    labels = torch.randint(0, config.num_labels, (BATCH,)) if "Classif" in kind else tokens(BATCH, LENGTH)
     return {"input_ids": tokens(BATCH, LENGTH), "labels": labels}, sizes
 
 

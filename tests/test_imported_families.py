@@ -15,9 +15,6 @@ from learncost.training.hugging_face import config as hugging_face
 GENERIC = {"decoder", "encoder", "encoder-decoder", "gpt3-jiang"}
 """Families that are no class of transformers."""
 
-REFUSED = {
-    "deepseek_v2": "copy_",  # PyTorch's export: its complex rotation writes into a part of a value
-}
 PADDED = {"bart", "mt5", "roberta", "t5", "whisper", "xlm-roberta"}
 BATCH, LENGTH = 2, 7
 
@@ -92,7 +89,7 @@ QUICK = ("bert", "llama", "t5")
     "family",
     [
         pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
-        for family in sorted(FAMILIES.keys() - GENERIC - REFUSED.keys())
+        for family in sorted(FAMILIES.keys() - GENERIC)
     ],
 )
 def test_a_typed_family_is_its_import(family):
@@ -107,12 +104,3 @@ def test_a_typed_family_is_its_import(family):
     assert read.parameters == typed.parameters
     for macro, amounts in typed.macro_operations.items():
         assert read.macro_operations[macro][1].flops == amounts[1].flops, macro
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_what_pytorch_does_not_export_is_one_line(family):
-    module, configuration = module_of(family)
-    inputs, _ = inputs_of(module, configuration)
-    with pytest.raises(lc.InputError) as refusal:
-        read_module(module, inputs)
-    assert "\n" not in str(refusal.value)

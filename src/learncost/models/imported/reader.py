@@ -413,6 +413,9 @@ class Reader:
             if not any(map(_inside, [*arguments, *named.values()])):
                 self.values[node] = Outside(node)
                 return
+        if not any(_learns(each) for each in (*arguments, *named.values())):
+            self.values[node] = Outside(node)  # of places that are chosen and what is outside: it has no gradient
+            return
         if name not in TAKES_MASKED:
             arguments = [self.view(each) if isinstance(each, Masked) else each for each in arguments]
         value = known(self, *arguments, **named)
@@ -442,6 +445,13 @@ def _inside(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_inside, value))
     return isinstance(value, View | Chosen | Masked | Complex)
+
+
+def _learns(value: Any) -> bool:
+    """Whether anything of an argument is a value of the table."""
+    if isinstance(value, list | tuple):
+        return any(map(_learns, value))
+    return isinstance(value, View | Masked)
 
 
 def module_of(node: Any) -> str:

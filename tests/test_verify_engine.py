@@ -62,6 +62,17 @@ def test_in_place_executes_what_is_priced(model: Any, plan: str, procedure: str)
     assert {check.compared.partition(" executed")[0] for check in report.checks} >= {"forward", "optimizer step"}
 
 
+@compiled
+def test_products_of_experts_are_said_to_be_taken_in_loops() -> None:
+    """Kernels read a token's experts at an index, in loops of their own: said, neither failed nor counted as seen."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes |= {"intermediate_size": 6, "vocab_size": 11, "num_local_experts": 3, "num_experts_per_tok": 2}
+    report = verify_engine("mixtral-8x7b", "torch", seq_len=4, sizes=sizes)
+    assert not _failures(report)
+    # Forward: 2 x 4 tokens, 2 experts each, 3 products of 8 x 6.
+    assert f"{2 * 4 * 2 * 3 * 8 * 6:,} more are priced in loops of kernels" in report.checks[0].found
+
+
 def _pairs(window: int | None = None) -> int:
     """Of 80 tokens: a block has the keys that any of its queries sees, those up to itself or the last `window`."""
     pairs = 0

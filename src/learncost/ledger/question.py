@@ -174,7 +174,11 @@ def _twice(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
 
 
 def _usual(name: str, value: Any) -> Any:
-    """A name, or several with commas between, as its registry has it: AdamW is adamw."""
+    """A name, or several with commas between, as its registry has it: AdamW is adamw; NumPy's numbers as Python's."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    elif isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(_usual(name, member) for member in value)
     if type(value) is not str or name not in FLAGS or value == value.lower():
         return value
     choices = {choice.lower(): choice for choice in FLAGS[name].choices}

@@ -17,6 +17,7 @@ from typing import Any
 from learncost.equation.count import base, shape_of
 from learncost.equation.table import Line, Product, Repeat, Statement, Table, Word
 from learncost.proof.engine import Lines, factors, places
+from learncost.readings.emit.c.sides import is_library
 from learncost.readings.emit.placed import Placed
 from learncost.schedule.calls import Call, Item, Loop
 
@@ -134,6 +135,13 @@ def note(lines: Lines, table: Table, program: Placed, sizes: Mapping[str, int], 
     expected = list(_expected(program.calls, lines, sizes, _numbers(table.lines, count())))
     lines.written = {
         (statement.numbers[name], name) for statement in expected if statement.call for name in statement.call.writes
+    }
+    lines.unseen = {
+        statement.numbers[line.name]
+        for statement in expected
+        if statement.call and statement.call.function
+        for line in statement.call.lines
+        if isinstance(line, Product) and not is_library(line, set(line.tag.kernel.axes if line.tag.kernel else ()))
     }
     marks = [statement.mark for statement in expected]
     for event, place in zip(events, places([event.mark for event in events], marks), strict=True):

@@ -92,6 +92,23 @@ def test_a_figure_is_a_file_that_says_what_it_rests_on(
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.json"])
+def test_numbers_beside_a_figure_are_not_written_over_what_is_there(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text('{"mine": 1}')
+    assert main(["figure", "procedures", "gpt2", "--seq-len", "32", "--data", "-o", str(tmp_path / "a.svg")]) == 2
+    assert f"{name} is there already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == '{"mine": 1}'
+
+
+def test_numbers_of_a_figure_are_written_again(tmp_path: Path) -> None:
+    words = ["figure", "procedures", "gpt2", "--data", "-o", str(tmp_path / "a.svg"), "--seq-len"]
+    assert [main([*words, length]) for length in ("32", "16")] == [0, 0]
+    assert "--seq-len 16" in json.loads((tmp_path / "a.json").read_text())["command"]
+
+
 def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> None:
     for answer, kinds in (
         (lc.compare("gpt2"), ("procedures", "crossover")),

@@ -108,6 +108,19 @@ def test_a_configuration_comes_as_data_and_sizes_of_the_address_go_before_its_ow
     assert int(response.json()["totals"]["flops"]) == ledger.total.flops
 
 
+def test_a_model_without_a_length_is_looked_at_with_a_short_one(client):
+    answer = client.get("/api/document", params={"model": "transformer-base"})
+    assert answer.status_code == 200
+    assert int(answer.json()["totals"]["flops"]) == lc.cost("transformer-base", seq_len=128).total.flops
+    assert answer.json()["asked"]["seq_len"] == "128"
+
+
+def test_an_unknown_model_is_said_in_words_for_a_person(client):
+    error = client.get("/api/document", params={"model": "zzz"}).json()["error"]
+    assert error.startswith("unknown model 'zzz'; learncost list models has all")
+    assert "/api/" not in error
+
+
 @pytest.mark.parametrize("ending", ["json", "csv", "md", "tex", "trace.json", "pftrace"])
 def test_exports_are_what_the_command_line_writes(client, ending, tmp_path):
     path = tmp_path / "own"

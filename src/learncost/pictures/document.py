@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 
 from learncost import __version__
 from learncost.books.book import book as find_book
@@ -88,8 +87,7 @@ def document(
     InputError
         As for `lc.cost`.
     """
-    arguments = _plain({name: value for name, value in locals().items() if name != "sizes"})
-    sizes = _plain(sizes)
+    arguments = {name: value for name, value in locals().items() if name != "sizes"}
     if procedure not in INFERENCE:
         arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
     step = cost(**arguments, **sizes, by="equation")
@@ -118,11 +116,6 @@ def document(
         "mathml": list(formulas),
         **_calls(arguments, sizes),
     }
-
-
-def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of NumPy as Python's, which JSON has."""
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in arguments.items()}
 
 
 def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from learncost.ledger.question import flags_typed, question
 from learncost.ledger.sheet import Sheet, Shown
 from learncost.models.wording import counted, shown
 from learncost.pictures.figures import FIGURES, module_of
-from learncost.pictures.figures.make import ENDINGS, needs_matplotlib, plotted, save, save_data, sentences
+from learncost.pictures.figures.make import ENDINGS, check_data, needs_matplotlib, plotted, save, save_data, sentences
 from learncost.training.files import path_of
 
 
@@ -101,6 +101,8 @@ def figure(
     path, wide = path_of("figure", ENDINGS, output), counted(columns)
     if wide not in (1, 2):
         raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
+    if data:
+        check_data(path)
     needs_matplotlib()
     drawing = {"procedures": procedures, "engine": engine, "along": along, "against": against}
     arguments = given | {name: value for name, value in drawing.items() if value is not None}

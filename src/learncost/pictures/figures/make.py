@@ -101,6 +101,24 @@ def save(figure: Any, path: Path, command: str) -> None:
         figure.savefig(temporary, format=path.suffix[1:], dpi=DPI, metadata=dict(facts[path.suffix]))
 
 
+def _data_paths(path: Path) -> tuple[Path, Path]:
+    return path.with_suffix(".csv"), path.with_suffix(".json")
+
+
+def check_data(path: Path) -> None:
+    """Refuse to write over files beside a figure that are not its own numbers. Raises `InputError`."""
+    table_path, data_path = _data_paths(path)
+    try:
+        content = json.loads(data_path.read_text(encoding="utf-8"))
+        is_own = isinstance(content, dict) and {"figure", "made_by", "panels"} <= content.keys()
+    except (OSError, ValueError):
+        is_own = False
+    others = [] if is_own else [other.name for other in (table_path, data_path) if other.exists()]
+    if others:
+        there = f"{' and '.join(others)} {'are' if len(others) > 1 else 'is'}"
+        raise InputError(f"{there} there already and no numbers of a figure: give -o another name, or leave --data out")
+
+
 def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple[Path, Path]:
     """Write the numbers of a figure beside it: a table as .csv, everything as .json. Raises `InputError`."""
     rows = [row for each in data for row in each.rows()]
@@ -117,7 +135,7 @@ def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple
         "conventions": sentences(kind, data),
         "panels": [each.to_dict() | {"finding": each.finding} for each in data],
     }
-    table_path, data_path = path.with_suffix(".csv"), path.with_suffix(".json")
+    table_path, data_path = _data_paths(path)
     for target, content in ((table_path, text.getvalue()), (data_path, json.dumps(everything, indent=2) + "\n")):
         with written(target) as temporary:
             temporary.write_text(content, encoding="utf-8")

@@ -11,9 +11,12 @@ from learncost.equation.errors import InputError
 from learncost.equation.stated import size_names
 from learncost.layers.layer import layer
 from learncost.models.argument import GENERIC
+from learncost.models.configuration import configure, family_of
+from learncost.models.expression import evaluate
 from learncost.models.files import parse_json
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import nearest, shown
+from learncost.procedures.procedure import INFERENCE
 
 LONGEST = 2_000
 """Characters that a value may have."""
@@ -25,7 +28,7 @@ CONFIG = "config.json"
 """What a configuration is called that came with a request."""
 
 _RUN = {"batch_size": ("B", "1"), "seq_len": ("MN", "128")}
-"""What a table that comes along is looked at with first, where it leaves these open."""
+"""What is looked at first where a table leaves these axes open, or a model has no length."""
 
 
 def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, Any]:
@@ -56,19 +59,33 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
             names = size_names(table.table).keys() - table.sizes.keys() - keywords.keys()
             first = {name: size for name, (axes, size) in _RUN.items() if names & {*axes}}
             return {**first, **keywords, "model": table}
-        return {**keywords, "model": parse_json(config, CONFIG)}
+        return _with_length({**keywords, "model": parse_json(config, CONFIG)})
     if "model" not in keywords:
         raise InputError("model is missing: name a preset, or send a config.json")
     keywords["model"] = known_model(keywords["model"])
-    return keywords
+    return _with_length(keywords)
+
+
+def _with_length(keywords: dict[str, Any]) -> dict[str, Any]:
+    """With the length that a model is looked at with first which has none of its own, such as transformer-base."""
+    model, procedure = keywords["model"], keywords.get("procedure", "").lower()
+    if isinstance(model, str) and model.lower() in GENERIC or procedure in INFERENCE or "seq_len" in keywords:
+        return keywords
+    try:
+        configuration = configure(model, {})
+        family = family_of(configuration)
+        has_length = family.fixed or evaluate(family.length, configuration.values)
+    except InputError:  # the sizes that come along may mend it; the question says what is wrong
+        return keywords
+    return keywords if has_length else {"seq_len": _RUN["seq_len"][1], **keywords}
 
 
 def known_model(name: str) -> str:
     """A preset's or a generic name. Raises `InputError`: whatever else it may be on a command line, here it is none."""
     if name.lower() in GENERIC or preset(name.lower()):
         return name
-    hint = nearest(name, (*preset_names(), *GENERIC)) or "; GET /api/fields has all"
-    raise InputError(f"unknown model {shown(name)}{hint}; a config.json is sent as the body of a POST, not by its path")
+    hint = nearest(name, (*preset_names(), *GENERIC)) or "; learncost list models has all"
+    raise InputError(f"unknown model {shown(name)}{hint}; a config.json comes as its text, not by its path")
 
 
 def device_name(name: str) -> str:
@@ -77,4 +94,6 @@ def device_name(name: str) -> str:
         return HERE
     if device := known_device(name):
         return device.name
-    raise InputError(f"no device is called {shown(name)}{nearest(name, devices()) or '; GET /api/fields has all'}")
+    raise InputError(
+        f"no device is called {shown(name)}{nearest(name, devices()) or '; learncost list devices has all'}"
+    )

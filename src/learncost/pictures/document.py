@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-
 from learncost import __version__
 from learncost.books.book import book as find_book
 from learncost.books.errata import errata

@@ -69,7 +69,7 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
 def _with_length(keywords: dict[str, Any]) -> dict[str, Any]:
     """With the length that a model is looked at with first which has none of its own, such as transformer-base."""
     model, procedure = keywords["model"], keywords.get("procedure", "").lower()
-    if isinstance(model, str) and model.lower() in GENERIC or procedure in INFERENCE or "seq_len" in keywords:
+    if (isinstance(model, str) and model.lower() in GENERIC) or procedure in INFERENCE or "seq_len" in keywords:
         return keywords
     try:
         configuration = configure(model, {})

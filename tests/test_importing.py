@@ -486,3 +486,14 @@ def test_pages_and_figures_quote_what_was_typed(folder, capsys, monkeypatch):
     assert main(["figure", "macro-operations", *words, "-o", "figure.svg"]) == 0
     assert "two.py:Blocks" in capsys.readouterr().out
     assert "two.py:Blocks" in (folder / "page.html").read_text()
+
+
+def test_sides_that_stay_open_give_what_fixed_ones_give():
+    import learncost as lc
+
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.nn.MaxPool2d(2))
+    open_sides = lc.from_module(module, {"input": "float B 3 H W"})
+    assert open_sides.follows
+    for height, width in ((32, 32), (64, 40)):
+        fixed = lc.from_module(module, {"input": f"float B 3 {height} {width}"})
+        assert lc.cost(open_sides, B=2, H=height, W=width).total == lc.cost(fixed, B=2).total

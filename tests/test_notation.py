@@ -386,3 +386,13 @@ def test_what_is_stated_of_a_layer_or_a_line_is_checked(line, message):
         lc.layer(f"t(X; g) -> Y\n  {line}\n  Y[B M d] = X[B M d] g[d]")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_size_may_follow_from_others():
+    layer = lc.layer("half(X) -> Y\n  follows: y=(H-1)//2+1\n  Y[B y] = X[B H=2 y]\n")
+    whole = lc.layer("half(X) -> Y\n  Y[B y] = X[B H=2 y]\n")
+    assert lc.cost(layer, B=3, H=9).rows == lc.cost(whole, B=3, H=9, y=5).rows
+    with pytest.raises(lc.NotationError, match="written once and without spaces, as in `follows: y=H//2"):
+        lc.layer("half(X) -> Y\n  follows: y=__import__('os')\n  Y[B y] = X[B H=2 y]\n")
+    with pytest.raises(lc.NotationError, match="names z, which is the size of no axis"):
+        lc.layer("half(X) -> Y\n  follows: z=H-1\n  Y[B y] = X[B H=2 y]\n")

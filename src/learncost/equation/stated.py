@@ -15,7 +15,8 @@ from learncost.equation.table import Literal, Operand, Read, Table, walk, window
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard
 
-_STATEMENT = re.compile(r"^\s*(sizes|frozen|unread)\s*:(.*)$")
+_STATEMENT = re.compile(r"^\s*(sizes|frozen|unread|follows)\s*:(.*)$")
+_FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")
 _SIZE = re.compile(r"([^\W\d]\w*)=(\d[\d_]*)")
 
 
@@ -25,18 +26,21 @@ class Stated:
 
     sizes   of its axes, counts and windows: those that it fixes
     frozen  weights that do not learn
+    follows  sizes that follow from others, with an expression each: `follows: y=(H-1)//2+1`
     unread  how many parameters are stored with it that no line reads; None: nothing is said
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
     unread: int | None = None
+    follows: dict[str, str] = field(default_factory=dict)
 
     def take(self, line: str) -> bool:
         """Whether the line states such a thing, which is kept. Raises `NotationError`."""
         match = _STATEMENT.match(line)
         if match:
-            {"sizes": self._sizes, "frozen": self._frozen, "unread": self._unread}[match[1]](match[2], line)
+            takes = {"sizes": self._sizes, "frozen": self._frozen, "unread": self._unread, "follows": self._follows}
+            takes[match[1]](match[2], line)
         return match is not None
 
     def _sizes(self, text: str, line: str) -> None:
@@ -51,6 +55,16 @@ class Stated:
     def _frozen(self, text: str, line: str) -> None:
         self.frozen += [name for name in split_names(text) if name not in self.frozen]
 
+    def _follows(self, text: str, line: str) -> None:
+        for item in text.split():
+            match = _FOLLOWS.fullmatch(item)
+            if match is None or match[1] in self.follows:
+                problem = (
+                    "a size that follows from others is written once and without spaces, as in `follows: y=H//2+1`"
+                )
+                raise NotationError(f"{problem}, not {item!r}", line)
+            self.follows[match[1]] = match[2]
+
     def _unread(self, text: str, line: str) -> None:
         if not text.strip().isdecimal():
             raise NotationError("how many parameters nothing reads is a whole number, as in `unread: 4096`", line)
@@ -62,7 +76,7 @@ class Stated:
         """Refuse what the table does not have: sizes of no axis, frozen names that are no weights."""
         known = {"sizes": tuple(size_names(table)), "frozen": table.weights}
         meant = {"sizes": "the size of no axis, count or window", "frozen": "no weight"}
-        for kind, given in {"sizes": [*self.sizes], "frozen": self.frozen}.items():
+        for kind, given in {"sizes": [*self.sizes, *self.follows], "frozen": self.frozen}.items():
             for name in given:
                 if name not in known[kind]:
                     near = difflib.get_close_matches(name, known[kind], n=1)

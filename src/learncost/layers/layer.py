@@ -83,6 +83,7 @@ class Layer(Displayed):
     source: str = ""
     cache: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    follows: Mapping[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     unread: int = 0
 
@@ -171,6 +172,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         source=" ".join(remarks),
         cache=(*parsed.cache, *cache),
         sizes=stated.sizes,
+        follows=stated.follows,
         frozen=tuple(stated.frozen),
         unread=stated.unread or 0,
     )

@@ -139,7 +139,7 @@ def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Mode
     fixed = table.indices | table.constants
     inputs = tuple(name for name in table.inputs if name not in fixed)
     trained = tuple(name for name in table.weights if name not in layer.frozen) if layer.frozen else None
-    rules = {size: size for size in sizes}
+    rules = {size: size for size in sizes} | dict(layer.follows)
     return Model(configuration, table, sizes, rules=rules, trained=trained, differentiated=inputs)
 
 

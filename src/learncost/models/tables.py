@@ -35,7 +35,8 @@ def check_open(layer: Layer, name: str, given: Container[str]) -> None:
     """Refuse a run of a layer that leaves sizes open; `given` are those that it says, by their names."""
     names = size_names(layer.table)
     said = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
-    left = [size for size in names if size not in layer.sizes and not any(s in given for s in said.get(size, (size,)))]
+    known = {*layer.sizes, *layer.follows}
+    left = [size for size in names if size not in known and not any(s in given for s in said.get(size, (size,)))]
     if left:
         raise InputError(f"{name} leaves {', '.join(left)} open: give {' '.join(f'--{size} N' for size in left)}")
 
@@ -65,11 +66,11 @@ def _family(same: Same[Layer]) -> Family:
         inputs=(),
         shared=(),
         architectures=(),
-        sizes={name: layer.sizes.get(name) for name in names if name not in ("B", *LENGTHS)},
+        sizes={name: layer.sizes.get(name) for name in names if name not in ("B", *LENGTHS, *layer.follows)},
         settings={},
         heads={},
         layers={},
-        axes={name: name for name in names if name not in ("B", *LENGTHS)},
+        axes={name: layer.follows.get(name, name) for name in names if name not in ("B", *LENGTHS)},
         positions="",
         batch=usual("B"),
         length=usual(lengths[0] if lengths else "M"),

@@ -175,6 +175,8 @@ class LayerText:
         lines = [*(f"% {remark}" for remark in remarks), head, *body, *self.roles()]
         if fixed := [f"{letter}={size}" for letter, size in writer.sizes.items() if isinstance(size, int)]:
             lines.append(f"sizes: {' '.join(fixed)}")
+        if follows := writer.follows():
+            lines.append(f"follows: {' '.join(follows)}")
         if frozen := [writer.name(s) for s in self.given if s in self.weights and not exported.learns[self.weights[s]]]:
             lines.append(f"frozen: {' '.join(frozen)}")
         read = {self.weights[each] for s in self.given if s in self.weights for each in self.stacks.get(s, [s])}

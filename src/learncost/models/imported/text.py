@@ -10,6 +10,7 @@ from learncost.models.imported.axes import Axis, Size, leaves
 from learncost.models.imported.equations import Equation, Number, Operand, Read, Where
 from learncost.models.imported.views import At, Index, Place, Slot, Stored
 
+_EXPRESSION = re.compile(r"[\w+*/()-]+")
 _NAME = re.compile(r"\W+")
 
 
@@ -84,10 +85,26 @@ class Writer:
     def line(self, equation: Equation) -> str:
         return _Line(self, equation).text()
 
+    def follows(self) -> list[str]:
+        """The sizes that follow from open ones, each with its expression, where the notation has one."""
+        known = {letter for root, letter in self.letters.items() if letter not in self.sizes}
+        texts = {
+            letter: self.size(size).replace(" ", "") for letter, size in self.sizes.items() if not _is_number(size)
+        }
+        return [
+            f"{letter}={text}"
+            for letter, text in texts.items()
+            if _EXPRESSION.fullmatch(text) and "**" not in text and known.issuperset(re.findall(r"[^\W\d]\w*", text))
+        ]
+
     def size(self, size: Size) -> str:
         """A size as an expression in letters."""
         text = str(size)
         return re.sub(r"[A-Za-z_]\w*", lambda match: self.symbols.get(match.group(), match.group()), text)
+
+
+def _is_number(size: Size) -> bool:
+    return isinstance(size, int)
 
 
 class _Line:

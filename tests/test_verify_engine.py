@@ -219,6 +219,7 @@ def test_what_differs_is_put_where_it_belongs() -> None:
     ("arguments", "says"),
     [
         (["verify", "gpt2", "--plan", "flash"], "--plan is for --engine"),
+        (["verify", "deepseek-v3", "--engine", "torch"], "more than this machine has: give it small sizes"),
         (["verify", "--engine", "torch", "--plan", "flash"], "--plan is for a model"),
         (["verify", "mha", "--engine", "torch", "--seq-len", "4"], "--seq-len is for a model"),
         (

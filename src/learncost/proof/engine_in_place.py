@@ -136,12 +136,17 @@ def note(lines: Lines, table: Table, program: Placed, sizes: Mapping[str, int], 
     lines.written = {
         (statement.numbers[name], name) for statement in expected if statement.call for name in statement.call.writes
     }
+    calling = {function.name for function in program.functions if "product_double(" in function.text}
     lines.unseen = {
         statement.numbers[line.name]
         for statement in expected
         if statement.call and statement.call.function
         for line in statement.call.lines
-        if isinstance(line, Product) and not is_library(line, set(line.tag.kernel.axes if line.tag.kernel else ()))
+        if isinstance(line, Product)
+        and not (
+            statement.call.function.name in calling
+            and is_library(line, set(line.tag.kernel.axes if line.tag.kernel else ()))
+        )
     }
     marks = [statement.mark for statement in expected]
     for event, place in zip(events, places([event.mark for event in events], marks), strict=True):

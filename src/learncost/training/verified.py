@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import configure
-from learncost.models.model import build
+from learncost.models.model import Model, build
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, without_gradients
@@ -76,6 +77,7 @@ def verify_engine(
     built = build(configuration)
     if not built.learns:
         raise InputError(f"{configuration.name} has no output to learn from: give it a head, as in its config.json")
+    _fits(built)
     training = Training(configuration, procedure, optimizer, dtype=np.float64)
     prepared = training.prepare(**random_data(training.model, batch_size, seq_len, seq_len))
     prepared = replace(prepared, table=without_gradients(prepared.table))  # as the engines have it
@@ -83,6 +85,16 @@ def verify_engine(
         plan = smallest(prepared.table, prepared.sizes, "fp64") if plan is None else plan
     subject = f"{configuration.name}, {procedure} with {optimizer} on {engine}"
     return Report(f"verification of {subject}", tuple(_step(prepared, engine, plan or "", subject)))
+
+
+def _fits(model: Model) -> None:
+    """Refuse a model whose weights and their gradients, in double, are more than this machine's memory."""
+    needed = 2 * 8 * int(model.parameters.at(model.sizes))
+    if hasattr(os, "sysconf") and needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise InputError(
+            f"the step runs, and {model.configuration.name} needs over {needed / 1e9:,.0f} GB, more than this machine "
+            "has: give it small sizes, such as --num-hidden-layers 2 --hidden-size 64"
+        )
 
 
 def _installed(engine: str) -> None:

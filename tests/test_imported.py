@@ -4,8 +4,9 @@ import pytest
 
 import learncost as lc
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity
+from learncost.proof.imported import parity, products
 from own_modules import CASES
+from own_operators import GROUPS
 
 REFUSED = {"transformer": "data-dependent"}
 
@@ -31,3 +32,18 @@ def test_equal_blocks_become_a_repeat_that_costs_the_same(name):
     assert costs[0].total.flops == costs[1].total.flops
     assert costs[0].total.maccs == costs[1].total.maccs
     assert costs[0].parameters == costs[1].parameters
+
+
+@pytest.mark.parametrize("name", sorted(GROUPS))
+def test_operators_have_the_values_and_gradients_of_pytorch(name):
+    module = GROUPS[name]()
+    found = parity(module, (), read_module(module, ()))
+    assert found.value < 1e-10
+    assert found.gradient < 1e-10
+    assert found.module < 1e-4
+
+
+@pytest.mark.parametrize("name", ["nanogpt_flash", "unet"])
+def test_products_are_those_that_pytorch_counts(name):
+    module, inputs, symbols = CASES[name]()
+    assert products(module, inputs, read_module(module, inputs, symbols)).equal

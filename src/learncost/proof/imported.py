@@ -203,3 +203,98 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
         scale = float(mine.detach().abs().max()) or 1.0
         worst = max(worst, min((float((t.double() - mine).abs().max()) / scale for t in near), default=float("inf")))
     return worst
+
+
+@dataclass(frozen=True)
+class Products:
+    """FLOPs of the matrix products of a step, forward and backward: of the table, and as PyTorch counts the module.
+
+    reason   why they differ, where a formula of PyTorch that is put right makes them the same; empty where equal
+    """
+
+    table: tuple[int, int]
+    torch: tuple[int, int]
+    reason: str = ""
+
+    @property
+    def equal(self) -> bool:
+        return self.table == self.torch
+
+
+def products(module: Any, inputs: Any, imported: Imported) -> Products:
+    """Count a step by the table, and by FlopCounterMode over the module itself with attention as plain products.
+
+    Raises InputError where an operation of the table has no count.
+    """
+    from learncost.ledger.cost import cost
+
+    # Attention as plain products: as one operator it would compute its scores once more backward.
+    read = layer(imported.text.replace(" scaled_dot_product_attention", " bmm"))
+    sizes = _sizes(read, imported, _flat(arguments(module, inputs)))
+    ledger = cost(read, price_book="torch-flop-counter", **{k: v for k, v in sizes.items() if k not in read.sizes})
+    forward = sum(row.flops for row in ledger.rows if row.macro_operation == "forward")
+    ours = (int(forward), int(ledger.total.flops - forward))
+    theirs = _counted(module, inputs, {})
+    if ours == theirs:
+        return Products(ours, theirs)
+    put_right = _counted(module, inputs, _formulas())
+    reason = "PyTorch's formulas of grouped convolutions backward, and of mv and dot, put right: equal"
+    return Products(ours, theirs, reason if put_right == ours else "")
+
+
+def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int, int]:
+    """What FlopCounterMode counts of a module's forward and backward pass."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module.zero_grad(set_to_none=True)
+    given = {
+        name: v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+        for name, v in arguments(module, inputs).items()
+    }
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False, custom_mapping=dict(formulas)) as counter,  # type: ignore[no-untyped-call]
+    ):
+        result = module(**given)
+        forward = int(counter.get_total_flops())
+        tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        floats = [t for t in tensors if t.is_floating_point() and t.requires_grad]
+        losses = [t for t in floats if not t.dim()]
+        floats = losses if len(losses) == 1 else floats
+        if floats:
+            torch.autograd.backward(floats, [torch.ones_like(t) for t in floats])
+        return forward, int(counter.get_total_flops()) - forward
+
+
+def _formulas() -> dict[Any, Any]:
+    """Formulas of PyTorch put right: both products of a convolution's backward pass have the forward one's FLOPs."""
+    import torch
+    from torch.utils.flop_counter import conv_flop_count
+
+    def convolution_backward(
+        gradient: Any,
+        x: Any,
+        weight: Any,
+        _bias: Any,
+        _stride: Any,
+        _padding: Any,
+        _dilation: Any,
+        transposed: bool,
+        _output_padding: Any,
+        _groups: int,
+        mask: Sequence[bool],
+        out_shape: Any,
+    ) -> int:
+        count = conv_flop_count(list(x), list(weight), list(gradient), transposed=transposed)
+        return int(count) * (bool(mask[0]) + bool(mask[1]))
+
+    def mv(matrix: Any, vector: Any, *_: Any, **__: Any) -> int:
+        return 2 * int(matrix[0]) * int(matrix[1])
+
+    def dot(one: Any, other: Any, *_: Any, **__: Any) -> int:
+        return 2 * int(one[0])
+
+    aten = torch.ops.aten
+    return {aten.convolution_backward: convolution_backward, aten.mv: mv, aten.dot: dot}

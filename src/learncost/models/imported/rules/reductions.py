@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import Axis, product
+from learncost.models.imported.axes import Axis, equal, product
 from learncost.models.imported.equations import Number, Where
 from learncost.models.imported.reader import Chosen, Masked, Reader, rule
 from learncost.models.imported.views import Stored, View
@@ -197,6 +197,9 @@ def chosen(reader: Reader, word: str, x: View, dim: int, count: Any) -> View:
     result.stored.kind = "chosen"
     result.stored.reads = x.dims[dim][0].axis
     recorder.add(Equation("word", (Read(result, tuple(out)),), (Read(x, tuple(letters)),), word=word, acts=(dim,)))
+    if count is not None and word != "argsort" and equal(count, 1):  # for those who read it, of one place
+        rows = [row if number != dim else () for number, row in enumerate(result.dims)]
+        return result.at(result.dims[dim][0], ()).with_dims(rows)
     return result
 
 
@@ -207,8 +210,8 @@ def topk(
     from learncost.models.imported.rules.indexing import read_at
 
     if reader.recorder.operator == "sort":
+        descending = named.get("descending", dim is True)  # sort(x, dim, descending)
         dim = named.get("dim", count if isinstance(count, int) and not isinstance(count, bool) else -1)
-        descending = named.get("descending", False)
         word, count = "argsort", None
         count = x.shape[dim]
         if descending:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from learncost.models.imported.axes import ApartError, Axis, Size, equal, product, quotient
-from learncost.models.imported.reader import Masked, Reader, rule, size_of
+from learncost.models.imported.reader import Masked, Outside, Reader, rule, size_of
 from learncost.models.imported.views import Place, Slot, View
 
 
@@ -175,6 +175,8 @@ def narrowed(reader: Reader, view: View, dim: int, start: Size, size: Size, step
     if equal(total, size) and step == 1:
         return view
     row = view.dims[dim]
+    if equal(size, 0) or not row:
+        raise reader.refusal("a slice of no places")
     if step == 1 and parts and (short := _of_parts(view, dim, start, size)) is not None:
         return short
     if row and all(slot in view.spread for slot in row):
@@ -249,10 +251,12 @@ def bound(value: Any, total: Size, default: Size) -> Size:
 
 
 @rule("slice", "slice.Tensor", "slice_copy.Tensor", "narrow")
-def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> View:
+def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
     dim %= len(x.dims)
     total = x.shape[dim]
     shape = sizes(reader.node.meta["val"].shape)
+    if equal(shape[dim], 0):  # there is nothing of it to read
+        return Outside(reader.node)
     return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
 
 

@@ -1,0 +1,234 @@
+"""Public modules as tables: how each is read, and how far its table is from it.
+
+    pip install 'learncost[test,zoo]'
+    python benchmarks/zoo.py docs/zoo.md          # the table; without a file it is printed
+    python benchmarks/zoo.py --only resnet,llama  # some of them
+
+Every module is built small and without trained weights, exported, read, and held to itself in float64 under autograd.
+Its products are counted beside PyTorch's FlopCounterMode. A module that cannot be read stays in the table, with what
+is said of it. Rows that a file has already are kept, so that a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+
+HEAD = """# A zoo of modules
+
+Public modules of several packages, small and without trained weights, each read as a table by `lc.from_module` and held
+to itself: values and gradients in float64 under autograd, relative to the largest value and the largest gradient, and
+the FLOPs of its matrix products, forward and backward, beside PyTorch's `FlopCounterMode` with attention as plain
+products. `python benchmarks/zoo.py docs/zoo.md` makes this page (extra `zoo`).
+
+| module | lines | parameters | value | gradient | FLOPs forward / backward | PyTorch counts |
+| --- | ---: | ---: | ---: | ---: | ---: | --- |
+"""
+
+LANGUAGE = {
+    "vocab_size": 30,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+}
+GROUPED = {**LANGUAGE, "num_key_value_heads": 2, "head_dim": 4, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {**GROUPED, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+IMAGES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+DECODERS = (
+    "Llama Mistral Qwen2 Qwen3 Gemma Phi3 Olmo Olmo2 Cohere Cohere2 Glm Granite Starcoder2 Nemotron Helium SmolLM3 "
+    "Ernie4_5 Arcee HunYuanDenseV1 Exaone4 SeedOss"
+)
+MIXTURES = "Mixtral Olmoe Qwen3Moe Phimoe"
+ENCODERS = "Bert Roberta Electra MPNet Camembert Ernie RoFormer ModernBert Esm"
+VISION = "ViT DeiT Dinov2 ViTMSN SiglipVision CLIPVision IJepa"
+TORCHVISION = {
+    "resnet18": 32,
+    "mobilenet_v3_small": 32,
+    "shufflenet_v2_x0_5": 32,
+    "squeezenet1_1": 32,
+    "efficientnet_b0": 32,
+    "regnet_y_400mf": 32,
+    "mnasnet0_5": 32,
+    "alexnet": 64,
+    "vgg11": 32,
+    "densenet121": 32,
+    "swin_t": 32,
+    "convnext_tiny": 32,
+}
+TIMM = {
+    "eva02_tiny_patch14_224": 28,
+    "poolformer_s12": 32,
+    "mobilevit_xxs": 64,
+    "resmlp_12_224": 32,
+    "gmlp_ti16_224": 32,
+    "mixer_s32_224": 64,
+    "deit_tiny_distilled_patch16_224": 32,
+    "convnextv2_atto": 32,
+    "edgenext_xx_small": 64,
+    "efficientvit_b0": 64,
+    "repvit_m0_9": 32,
+    "ghostnet_100": 32,
+    "lcnet_050": 32,
+    "mobilenetv4_conv_small": 32,
+    "pvt_v2_b0": 32,
+    "starnet_s1": 32,
+    "inception_next_atto": 32,
+    "seresnet18": 32,
+    "mambaout_femto": 32,
+    "twins_svt_small": 32,
+}
+
+
+def cases() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
+    """The modules by name, each with what builds it and its inputs."""
+    for name in DECODERS.split():
+        yield f"transformers {name}ForCausalLM", lambda name=name: _transformers(f"{name}ForCausalLM", name, GROUPED)
+    for name in MIXTURES.split():
+        yield f"transformers {name}ForCausalLM", lambda name=name: _transformers(f"{name}ForCausalLM", name, EXPERTS)
+    for name in ENCODERS.split():
+        yield f"transformers {name}Model", lambda name=name: _transformers(f"{name}Model", name, LANGUAGE)
+    for name in VISION.split():
+        yield f"transformers {name}Model", lambda name=name: _transformers(f"{name}Model", name, IMAGES)
+    for name, side in TIMM.items():
+        yield f"timm {name}", lambda name=name, side=side: _timm(name, side)
+    for name, side in TORCHVISION.items():
+        yield f"torchvision {name}", lambda name=name, side=side: _torchvision(name, side)
+    yield "diffusers UNet2DModel", _unet
+    yield "diffusers AutoencoderKL", _autoencoder
+    yield "diffusers DiTTransformer2DModel", _dit
+    yield "peft LoRA on LlamaForCausalLM", _lora
+
+
+def _transformers(kind: str, name: str, settings: dict[str, Any]) -> tuple[Any, Any]:
+    import torch
+    import transformers
+
+    configuration = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, kind)(configuration).eval()
+    if "image_size" in settings:
+        return model, {"pixel_values": torch.randn(2, 3, 16, 16)}
+    tokens = {"input_ids": torch.randint(5, 30, (2, 5))}
+    return model, {**tokens, "use_cache": False} if kind.endswith("CausalLM") else tokens
+
+
+def _timm(name: str, side: int) -> tuple[Any, Any]:
+    import timm
+    import torch
+
+    try:
+        model = timm.create_model(name, num_classes=10, img_size=side)
+    except TypeError:  # a network that takes any size is not told one
+        model = timm.create_model(name, num_classes=10)
+    return model.eval(), (torch.randn(1, 3, side, side),)
+
+
+def _torchvision(name: str, side: int) -> tuple[Any, Any]:
+    import torch
+    import torchvision
+
+    return getattr(torchvision.models, name)(weights=None).eval(), (torch.randn(1, 3, side, side),)
+
+
+def _unet() -> tuple[Any, Any]:
+    import torch
+    from diffusers import UNet2DModel
+
+    model = UNet2DModel(8, 3, 3, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4,
+                        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+                        up_block_types=("AttnUpBlock2D", "UpBlock2D"), attention_head_dim=4)  # fmt: skip
+    return model.eval(), {"sample": torch.randn(1, 3, 8, 8), "timestep": torch.tensor([3]), "return_dict": False}
+
+
+def _autoencoder() -> tuple[Any, Any]:
+    import torch
+    from diffusers import AutoencoderKL
+
+    model = AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=2)
+    return model.eval(), {"sample": torch.randn(1, 3, 8, 8), "return_dict": False}
+
+
+def _dit() -> tuple[Any, Any]:
+    import torch
+    from diffusers import DiTTransformer2DModel
+
+    model = DiTTransformer2DModel(2, 4, in_channels=3, num_layers=1, norm_num_groups=4, sample_size=8, patch_size=2)
+    inputs = {
+        "hidden_states": torch.randn(1, 3, 8, 8),
+        "timestep": torch.tensor([3]),
+        "class_labels": torch.tensor([1]),
+    }
+    return model.eval(), {**inputs, "return_dict": False}
+
+
+def _lora() -> tuple[Any, Any]:
+    from peft import LoraConfig, get_peft_model
+
+    model, inputs = _transformers("LlamaForCausalLM", "Llama", GROUPED)
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"])).eval(), inputs
+
+
+def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:
+    """A line of the table."""
+    import torch
+
+    from learncost.equation.errors import InputError
+    from learncost.models.imported.walk import read_module
+    from learncost.proof.imported import parity, products
+
+    torch.manual_seed(0)
+    try:
+        module, inputs = make()
+        imported = read_module(module, inputs)
+        apart = parity(module, inputs, imported)
+        counts = products(module, inputs, imported)
+    except InputError as error:
+        return f"| {name} | refused | | | | | {str(error).replace('|', '/')} |"
+    except Exception as error:  # whatever a package or PyTorch raises is told, not hidden
+        return f"| {name} | failed | | | | | {type(error).__name__}: {str(error).splitlines()[:1]} |".replace("|:", ":")
+    ours, theirs = (f"{a:,} / {b:,}" for a, b in (counts.table, counts.torch))
+    said = "equal" if counts.equal else f"{theirs}; {counts.reason or 'not explained'}"
+    told = [apart.lines, f"{apart.parameters:,}", f"{apart.value:.0e}", f"{apart.gradient:.0e}", ours, said]
+    return f"| {name} | {' | '.join(map(str, told))} |"
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--only", default="", help="parts of names, with commas between them")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    known = {}
+    if arguments.file and arguments.file.exists():
+        lines = [line for line in arguments.file.read_text().splitlines() if line.startswith("| ")]
+        known = {line.split(" | ")[0].removeprefix("| "): line for line in lines[2:]}
+    for name, make in cases():
+        if not any(part in name for part in arguments.only.split(",")) or name in known:
+            continue
+        known[name] = row(name, make)
+        print(known[name], flush=True)
+        if arguments.file:
+            order = [known[each] for each, _ in cases() if each in known]
+            arguments.file.write_text(HEAD + "\n".join(order) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -231,7 +231,8 @@ def products(module: Any, inputs: Any, imported: Imported) -> Products:
     # Attention as plain products: as one operator it would compute its scores once more backward.
     read = layer(imported.text.replace(" scaled_dot_product_attention", " bmm"))
     sizes = _sizes(read, imported, _flat(arguments(module, inputs)))
-    ledger = cost(read, price_book="torch-flop-counter", **{k: v for k, v in sizes.items() if k not in read.sizes})
+    open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter not in read.sizes}
+    ledger = cost(read, price_book="torch-flop-counter", **open_sizes)
     forward = sum(row.flops for row in ledger.rows if row.macro_operation == "forward")
     ours = (int(forward), int(ledger.total.flops - forward))
     theirs = _counted(module, inputs, {})
@@ -255,7 +256,7 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
     }
     with (
         sdpa_kernel(SDPBackend.MATH),
-        FlopCounterMode(display=False, custom_mapping=dict(formulas)) as counter,  # type: ignore[no-untyped-call]
+        FlopCounterMode(display=False, custom_mapping=dict(formulas)) as counter,
     ):
         result = module(**given)
         forward = int(counter.get_total_flops())

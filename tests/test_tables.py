@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import allocator
 import learncost as lc
@@ -109,7 +110,6 @@ CONVOLUTION = """net(X; conv.weight up.weight fc.weight a) -> Y
 
 
 def test_the_book_of_the_flop_counter_goes_by_the_operators_of_lines():
-    torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
@@ -241,40 +241,46 @@ HEADS = """heads(x; c_attn.weight c_attn.bias c_proj.weight) -> out
   out[B M d] = A[B h M k] c_proj.weight[d h k] @ c_proj linear"""
 
 
-def test_autograd_of_a_table_takes_what_the_allocator_says_of_its_modules():
-    """Convolutions in groups, pools and batch norms by their operators; one product for queries, keys and values."""
-    torch = pytest.importorskip("torch")
+class Heads(torch.nn.Module):
+    """One product for queries, keys and values, which are views of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.c_attn, self.c_proj = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32, bias=False)
+
+    def forward(self, x):
+        parts = [part.view(*x.shape[:2], 4, 8).transpose(1, 2) for part in self.c_attn(x).split(32, 2)]
+        mixed = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.c_proj(mixed.transpose(1, 2).reshape(x.shape))
+
+
+def images():
+    """Convolutions, one of them in groups, a norm of the batch, a pool."""
     nn = torch.nn
+    first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False)
+    last = nn.Sequential(nn.Flatten(), nn.Linear(512, 10, bias=False))
+    return nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.MaxPool2d(2), last)
 
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.c_attn, self.c_proj = nn.Linear(32, 96), nn.Linear(32, 32, bias=False)
 
-        def forward(self, x):
-            parts = [part.view(*x.shape[:2], 4, 8).transpose(1, 2) for part in self.c_attn(x).split(32, 2)]
-            mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
-            return self.c_proj(mixed.transpose(1, 2).reshape(x.shape))
+@pytest.mark.parametrize(
+    ("text", "made", "shape"), [(IMAGES, images, (8, 3, 16, 16)), (HEADS, Heads, (4, 64, 32))], ids=["images", "heads"]
+)
+def test_autograd_of_a_table_takes_what_the_allocator_says_of_its_module(text, made, shape):
+    module, x = made(), torch.randn(*shape)
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
 
-    convolutions = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False)
-    last = nn.Flatten(), nn.Linear(512, 10, bias=False)
-    images = nn.Sequential(
-        convolutions[0], nn.BatchNorm2d(8), nn.ReLU(), convolutions[1], nn.MaxPool2d(2), nn.Sequential(*last)
-    )
-    for text, module, shape in ((IMAGES, images, (8, 3, 16, 16)), (HEADS, Heads(), (4, 64, 32))):
-        x, optimizer = torch.randn(*shape), torch.optim.AdamW(module.parameters(), fused=True)
-
-        def step(module=module, x=x, optimizer=optimizer):
-            optimizer.zero_grad(set_to_none=True)
-            module(x).sum().backward()
-            optimizer.step()
-
-        step()
+    def step():
         optimizer.zero_grad(set_to_none=True)
-        there = 4 * (3 * sum(parameter.numel() for parameter in module.parameters()) + x.numel())
-        measured = allocator.apart(step)[1] + there
-        sizes = {"B": shape[0]} | ({"M": shape[1]} if len(shape) == 3 else {})
-        assert abs(lc.memory(lc.layer(text), **sizes).peak - measured) < 0.005 * measured
+        module(x).sum().backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad(set_to_none=True)
+    there = 4 * (3 * sum(parameter.numel() for parameter in module.parameters()) + x.numel())
+    sizes = dict(zip("BM", shape[:1] if len(shape) == 4 else shape, strict=False))
+    measured = allocator.apart(step)[1] + there
+    # Attention's own kernel takes and gives back otherwise with one thread than with two.
+    assert abs(lc.memory(lc.layer(text), **sizes).peak - measured) < (0.005 if text is IMAGES else 0.05) * measured
 
 
 def test_the_explorer_takes_a_table_that_comes_along():

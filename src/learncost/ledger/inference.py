@@ -86,6 +86,8 @@ def served(
         configuration, left = configure(model, model_sizes), {}
     built = build(configuration)
     tokens = "target_len" if built.two_sided else "seq_len"
+    if built.configuration.layer and not built.two_sided and "target_len" in run_lengths:  # the letter M of a table
+        run_lengths = {"seq_len": run_lengths.pop("target_len")} | run_lengths
     if decodes:
         inference(built.table, configuration.name)  # what cannot decode says so before its lengths are asked about
         run_lengths = {tokens: 1} | run_lengths

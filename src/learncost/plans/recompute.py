@@ -22,7 +22,8 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
            other parts then run once more in each block's own turn;
            all: those that the backward pass needs, each before its first reader there;
            a word, as softmax, or what words begin with, as gelu: its lines, and the products with masks and gates that
-           read them; a layer or a part of its name, as attention or norm: its lines; a value, as mlp.G: its line
+           read them; a layer or a part of its name, as attention or norm: its lines; a module or an operator of a
+           table's lines, as mlp or layer_norm: those; a value, as mlp.G: its line
     Raises `InputError` where a part is none of these.
     """
     lines = [line for line, turns in walk(table.lines) if turns]
@@ -36,7 +37,8 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
     values = {part for part in layers if any(term.name == part for line in lines for term in line.left)}
     layers -= values
     every = (*shipped(), *dict.fromkeys(line.tag.layer for line in lines))
-    for part in layers:
+    modules = {name for line in lines for name in (*line.tag.module.split("."), line.tag.operator)}
+    for part in layers - modules:
         if not any(_within(layer, part) for layer in every):
             used = dict.fromkeys(line.word for line in lines if isinstance(line, Word) and line.part == "body")
             named_one("part of a block", part, dict.fromkeys((*ALL, *filter(None, every[len(shipped()) :]), *used)))
@@ -49,7 +51,8 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
 
     def chosen(line: Line) -> bool:
         makes = {term.name for term in line.left}
-        return bool(makes & (acted | values)) or any(_within(line.tag.layer, part) for part in layers)
+        of_modules = {*line.tag.module.split("."), line.tag.operator}
+        return bool(makes & (acted | values)) or any(_within(line.tag.layer, p) or p in of_modules for p in layers)
 
     return recomputed(table, chosen)
 

@@ -35,7 +35,8 @@ def in_operators(group: Sequence[Line], line: Line) -> bool:
     first, last = group[0], group[-1]
     if line.tag.kernel or first.tag.kernel:
         return in_kernels(group, line)
-    return is_bias(line, last) or (of_norm(line) and of_norm(first) and line.tag.layer == first.tag.layer)
+    same = (line.tag.layer, line.tag.module) == (first.tag.layer, first.tag.module)
+    return is_bias(line, last) or (of_norm(line) and of_norm(first) and same)
 
 
 def is_matrix(line: Line) -> bool:
@@ -53,7 +54,7 @@ def is_bias(line: Line, product: Line) -> bool:
 
 def of_norm(line: Line) -> bool:
     """Whether it is a line of a norm; sums of the parts of a gradient are not."""
-    return "norm" in line.tag.layer.split("_") and line.tag.local != "merge"
+    return "norm" in (*line.tag.layer.split("_"), *line.tag.operator.split("_")) and line.tag.local != "merge"
 
 
 def leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:

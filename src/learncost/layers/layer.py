@@ -61,6 +61,8 @@ class Layer(Displayed):
         Values that decoding keeps for every position of a key.
     sizes
         The sizes that it fixes, of axes, counts and windows; the others are given where it is priced or run.
+    follows
+        Sizes that follow from others, by their names, each as an expression such as `(H-1)//2+1`.
     frozen
         Weights that do not learn.
     unread

@@ -11,7 +11,7 @@ import numpy as np
 from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
-from learncost.models.imported.export import arguments
+from learncost.models.imported.export import arguments, flattened
 from learncost.models.imported.values import run_graph
 from learncost.models.imported.walk import Imported
 from learncost.readings.run import run
@@ -51,7 +51,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
         else v
         for name, v in given.items()
     }
-    flat = _flat(doubles)
+    flat = flattened(doubles)
     graph = run_graph(imported, module, flat, weights)
     sizes = _sizes(read, imported, flat)
     arrays = arrays_of(read, imported, graph.of_node, weights, flat, sizes)
@@ -99,18 +99,6 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
 def read_output(read: Layer, name: str) -> str:
     """What an output of the header is called in the table."""
     return next((each for each in read.table.outputs if read.table.header(each) == name), name)
-
-
-def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in given.items():
-        if isinstance(value, list | tuple):
-            flat |= {f"{name}_{place}": each for place, each in enumerate(value)}
-        elif isinstance(value, Mapping):
-            flat |= {f"{name}_{key}": each for key, each in value.items()}
-        else:
-            flat[name] = value
-    return flat
 
 
 def _sizes(read: Layer, imported: Imported, given: Mapping[str, Any]) -> dict[str, int]:

@@ -81,7 +81,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     inputs_by_place = {node: node for node in signature.user_inputs if isinstance(node, str)}
     letters: dict[str, str] = {}
     where_open: dict[str, tuple[str, int]] = {}
-    inputs_by_place |= dict(zip(signature.user_inputs, _flat_names(given), strict=False))
+    inputs_by_place |= dict(zip(signature.user_inputs, flattened(given), strict=False))
     same_sizes: dict[Any, Any] = {}
     first_of: dict[str, Any] = {}
     fixed: dict[str, int] = {}
@@ -116,7 +116,8 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
             same[path] = first[id(parameter)]
         first.setdefault(id(parameter), path)
         learns[path], counts[path] = bool(parameter.requires_grad), int(parameter.numel())
-    wants = {place: bool(getattr(given.get(name), "requires_grad", False)) for place, name in inputs_by_place.items()}
+    flat = flattened(given)
+    wants = {place: bool(getattr(flat.get(name), "requires_grad", False)) for place, name in inputs_by_place.items()}
     return Exported(
         program,
         parameters,
@@ -133,17 +134,17 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     )
 
 
-def _flat_names(given: Mapping[str, Any]) -> list[str]:
-    """The names of inputs, of rows of tensors one each."""
-    names = []
+def flattened(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs by name, those of rows and mappings each by a name of its own."""
+    flat: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, list | tuple):
-            names += [f"{name}_{place}" for place in range(len(value))]
+            flat |= {f"{name}_{place}": each for place, each in enumerate(value)}
         elif isinstance(value, Mapping):
-            names += [f"{name}_{key}" for key in value]
+            flat |= {f"{name}_{key}": each for key, each in value.items()}
         else:
-            names.append(name)
-    return names
+            flat[name] = value
+    return flat
 
 
 def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from learncost.models.imported.axes import Axis, Size, leaves
-from learncost.models.imported.equations import Equation, Number, Operand, Read, Where
-from learncost.models.imported.views import At, Index, Place, Slot, Stored
+from learncost.models.imported.equations import Equation, Number, Operand, Read, Where, indices_of
+from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
 
 _EXPRESSION = re.compile(r"[\w+*/()-]+")
 _NAME = re.compile(r"\W+")
@@ -23,6 +23,62 @@ def needed(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equ
             wanted.update(equation.reads)
             kept.append(equation)
     return kept[::-1]
+
+
+def read_in_products(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equation]:
+    """What is read at an index and then summed over by one product alone is read there, `W[e=T[B M t] d f]`.
+
+    So a book sees the matrix, and the rows that are chosen never lie in memory beside it.
+    """
+    readers: dict[Stored, list[Equation]] = {}
+    for equation in equations:
+        for stored in equation.reads:
+            readers.setdefault(stored, []).append(equation)
+    outputs = set(outputs)
+    gathers = {equation.stored: equation for equation in equations if _is_gather(equation)}
+    result = []
+    for equation in equations:
+        operands = list(equation.operands)
+        for place, operand in enumerate(operands):
+            gather = gathers.get(operand.view.stored) if isinstance(operand, Read) else None
+            if gather is None or equation.kind != "product" or gather.stored in outputs:
+                continue
+            assert isinstance(operand, Read)
+            view = operand.view.fresh()
+            is_summed = any(letter not in equation.left[0].letters for letter in operand.letters)
+            if readers[gather.stored] == [equation] and view.is_plain and is_summed and len(operands) > 1:
+                operands[place] = Read(_through(view, gather), operand.letters)
+        result.append(replace(equation, operands=tuple(operands)))
+    return result
+
+
+def _is_gather(equation: Equation) -> bool:
+    """Whether a line does nothing but read a weight at an index."""
+    if equation.kind != "product" or len(equation.operands) != 1 or len(equation.left) != 1 or equation.where:
+        return False
+    (operand,) = equation.operands
+    return isinstance(operand, Read) and operand.view.stored.kind == "weight" and bool(indices_of(operand.view))
+
+
+def _through(view: View, gather: Equation) -> View:
+    """A view of what was gathered as a view of what it was gathered from."""
+    (source,) = gather.operands
+    assert isinstance(source, Read)
+    made, read = gather.left[0].view.fresh(), source.view.fresh()
+    rows = dict(zip(source.letters, read.dims, strict=True))
+    slots: dict[Slot, Slot] = {}
+    for letter, row in zip(gather.left[0].letters, made.dims, strict=True):
+        for mine, theirs in zip(row, rows[letter], strict=True):
+            here = [place for place, each in enumerate(made.index) if each is mine]
+            if here:
+                slots[theirs] = _slot(view.index[here[0]])
+    moved = read.swapped(slots)
+    return View(moved.stored, moved.index, view.dims, moved.spread)
+
+
+def _slot(index: Index) -> Slot:
+    assert isinstance(index, Slot)
+    return index
 
 
 def identifier(text: str) -> str:

@@ -15,7 +15,7 @@ from learncost.models.imported.export import Exported, export
 from learncost.models.imported.fold import Item, folded
 from learncost.models.imported.layer_text import LayerText
 from learncost.models.imported.reader import SAME_SIZES, Outside, Reader, size_of
-from learncost.models.imported.text import Writer, needed
+from learncost.models.imported.text import Writer, needed, read_in_products
 from learncost.models.imported.views import Stored, View
 
 
@@ -184,6 +184,7 @@ def _written(
     for label, value, _ in outputs:
         results.append(_as_output(reader, label, value, results))
     equations = needed(recorder.equations, results)
+    equations = needed(read_in_products(equations, results), results)
     items: list[Item] = list(equations)
     if fold:
         learned = _learned(equations, exported, weights)

@@ -218,7 +218,7 @@ def products(module: Any, inputs: Any, imported: Imported) -> Products:
 
     # Attention as plain products: as one operator it would compute its scores once more backward.
     read = layer(imported.text.replace(" scaled_dot_product_attention", " bmm"))
-    sizes = _sizes(read, imported, _flat(arguments(module, inputs)))
+    sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
     open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter not in read.sizes}
     ledger = cost(read, price_book="torch-flop-counter", **open_sizes)
     forward = sum(row.flops for row in ledger.rows if row.macro_operation == "forward")

@@ -11,7 +11,7 @@ from typing import Any
 
 from learncost.books.book import book
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.equation.table import Table, check_known
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
 from learncost.ledger.run import Run, prepare
@@ -61,6 +61,7 @@ def subject(
         return Subject(step, chosen, through, {"optimizer_step": step.table}, None)
     layer = read_layer(name)
     table = layer.table
+    check_known(table.lines, "a formula")
     if layer.name == "error_projection":
         # Nothing learns through the projection: it has one pass and no gradient.
         return Subject(layer, chosen, through, {"error_projection": table}, None)
@@ -175,4 +176,6 @@ def prepared(
 ) -> Run:
     """The model that is asked for, ready to be priced. Raises `InputError`."""
     lengths_given = (lengths.get("batch_size"), lengths.get("seq_len"), lengths.get("target_len"))
-    return prepare(model, price_book, *lengths_given, None, optimizer, 0.0, "fp32", sizes, (procedure,))
+    run = prepare(model, price_book, *lengths_given, None, optimizer, 0.0, "fp32", sizes, (procedure,))
+    check_known(run.model.table.lines, "a formula")
+    return run

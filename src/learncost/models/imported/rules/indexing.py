@@ -248,11 +248,14 @@ def index_add(reader: Reader, base: Any, dim: int, places: Any, source: Any, *, 
 def scatter(
     reader: Reader, base: Any, dim: int, places: Any, source: Any, how: str = "", *, include_self: bool = True, **_: Any
 ) -> View:
-    """Values at places: added, averaged, or in the place of what is there. Of several at one place all are added."""
+    """Values at places: added, averaged, or in the place of what is there.
+
+    Of several values in the place of one PyTorch leaves open which stays; here they are added.
+    """
     name = reader.recorder.operator
     how = _.get("reduce", how)
     dim %= max(1, len(reader.node.meta["val"].shape))
-    source = _fitting(reader, source, places)
+    number, source = source, _fitting(reader, source, places)
     if name == "scatter_add" or (how in ("sum", "add") and include_self):
         return written(reader, base, dim, places, source)
     if how not in ("", "sum", "mean"):
@@ -262,6 +265,8 @@ def scatter(
         if include_self:
             return reader.word("divide", reader.add(base, new), reader.add(count, 1.0))
         new = reader.word("divide", new, reader.word("maximum", count, 1.0))
+    elif isinstance(number, int | float):  # the same number, however often it is written at a place
+        new = reader.multiply(reader.word("at_most", count, 1.0), float(number))
     return over(reader, base, count, new)
 
 
@@ -281,9 +286,13 @@ def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, ac
     places = [indices[dim] for dim in dims]
     if accumulate:
         return put(reader, base, shape, dims, places, source)
-    ones = reader.filled((), 1.0)
-    new = put(reader, None, shape, dims, places, source)
-    return over(reader, base, put(reader, None, shape, dims, places, ones), new)
+    count = put(reader, None, shape, dims, places, reader.filled((), 1.0))
+    values = reader.view(source)
+    if not any(values.dims):  # the same number, however often it is written at a place
+        new = reader.multiply(reader.word("at_most", count, 1.0), values.with_dims([]))
+    else:
+        new = put(reader, None, shape, dims, places, source)
+    return over(reader, base, count, new)
 
 
 def _is_truth(value: Any) -> bool:

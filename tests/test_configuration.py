@@ -283,6 +283,7 @@ def test_reading_needs_only_the_standard_library() -> None:
         "json",
         "math",
         "operator",
+        "os",
         "pathlib",
     }
     allowed |= {"re", "sys", "textwrap", "tomllib", "typing", "learncost"}

@@ -333,7 +333,11 @@ class Changed(ast.NodeTransformer):
 
 RULES = ("executed", "matrix_maccs", "elements", "_touched")
 EQUIVALENT_RULES = {
-    "executed, line 11: any": "in the normal form a product with a number has two factors and sums nothing"
+    "executed, line 11: any": "in the normal form a product with a number has two factors and sums nothing",
+    **dict.fromkeys(
+        ("executed, line 18: ZERO", "executed, line 18: line.opaque.flops(line.part) or ZERO"),
+        "what is not derived runs nowhere: tests/test_not_derived.py holds its price to the product written out",
+    ),
 }
 TABLES = ("norm", "embedding", "head", "loss", "error_projection", "restricted_attention", "jiang_packed_attention")
 PAIRS = """pairs(X Z W F G) -> Y T
@@ -374,4 +378,4 @@ def test_a_change_of_any_price_rule_is_seen(rule, monkeypatch):
     changes = list(changed_rules(rule))
     assert changes
     survivors = [change for change, function in changes if rule_survives(rule, function, monkeypatch)]
-    assert sorted(survivors) == sorted(change for change in EQUIVALENT_RULES if change.startswith(f"{rule}, "))
+    assert sorted({*survivors}) == sorted(change for change in EQUIVALENT_RULES if change.startswith(f"{rule}, "))

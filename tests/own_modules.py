@@ -272,3 +272,22 @@ def gcn():
             return torch.zeros(x.shape[0], 4).index_add(0, dst, m)
 
     return G(), (torch.randn(6, 5), torch.randint(0, 6, (9,)), torch.randint(0, 6, (9,))), None
+
+
+@case
+def any_sides():
+    """A U-Net whose sides stay open: what comes back from half of a side is as long as the side."""
+
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(3, 4, 3, padding=1)
+            self.down = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+            self.up = nn.ConvTranspose2d(4, 4, 4, 2, 1)
+            self.last = nn.Conv2d(8, 3, 1)
+
+        def forward(self, x):
+            wide = functional.silu(self.first(x))
+            return self.last(torch.cat([self.up(self.down(wide)), wide], 1))
+
+    return Halves(), (torch.randn(2, 3, 8, 6),), {"x": "B 3 H W"}

@@ -77,6 +77,8 @@ class Axis:
         if ours is theirs:
             return
         theirs.same = ours
+        if len(str(theirs.size)) < len(str(ours.size)):
+            ours.size = theirs.size  # the same number in fewer words
         ours.whole |= theirs.whole
         ours.letter = ours.letter or theirs.letter
 
@@ -124,8 +126,11 @@ def leaves(axes: Sequence[Axis]) -> Iterator[Axis]:
 
 def make_same(one: Sequence[Axis], other: Sequence[Axis]) -> None:
     """Make the same of two sequences of classes, splitting the coarser where the finer ends. Raises `ApartError`."""
-    while True:
+    for _ in range(MOST_PARTS):
         ours, theirs = list(leaves(one)), list(leaves(other))
+        if len(ours) == len(theirs) == 1:  # one letter calls both: of one size, in whatever words the graph says it
+            ours[0].join(theirs[0])
+            return
         for mine, yours in zip(ours, theirs, strict=False):
             if mine is yours:
                 continue
@@ -142,6 +147,11 @@ def make_same(one: Sequence[Axis], other: Sequence[Axis]) -> None:
             if len(ours) != len(theirs):
                 raise ApartError
             return
+    raise ApartError
+
+
+MOST_PARTS = 64
+"""In so many steps two sequences have met, or symbols divide each other without an end."""
 
 
 def _split(axis: Axis, outer: Size, side: int) -> None:

@@ -422,7 +422,7 @@ class Reader:
         self.values[node] = value
         if isinstance(value, View) and isinstance(result, torch.Tensor):
             shape = tuple(map(size_of, result.shape))
-            if len(shape) != len(value.dims) or not all(map(equal, shape, value.shape)):
+            if len(shape) != len(value.dims) or not all(map(_as_long, shape, value.shape, result.shape)):
                 raise self.refusal(
                     f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it"
                 )
@@ -452,6 +452,14 @@ def _learns(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_learns, value))
     return isinstance(value, View | Masked)
+
+
+def _as_long(size: Size, read: Size, of_graph: Any) -> bool:
+    """Whether a size is what was read; where symbols cannot tell, at the sizes of the example."""
+    if equal(size, read) or not hasattr(of_graph, "node"):
+        return equal(size, read)
+    hint = of_graph.node.shape_env.size_hint
+    return bool(hint(size) == hint(read))
 
 
 def module_of(node: Any) -> str:

@@ -274,10 +274,11 @@ def _repeat(turns: Sequence[_Block], container: str, read_later: set[Stored]) ->
     for turn in turns[1:]:
         for mine, theirs in zip(first.axes, turn.axes, strict=True):
             mine.join(theirs)
-    for before_, made_, _ in carry:
-        for mine, theirs in zip(before_.axes, made_.axes, strict=True):
-            for one, other in zip(mine.leaves, theirs.leaves, strict=True):
-                one.join(other)
+    for before, made_anew, _ in carry:
+        leaves_before = [leaf for axis in before.axes for leaf in axis.leaves]
+        leaves_after = [leaf for axis in made_anew.axes for leaf in axis.leaves]
+        for one, other in zip(leaves_before, leaves_after, strict=True):
+            one.join(other)
     numbers = [_number(item, container) or 0 for item in first.items]
     for item, number in zip(first.items, numbers, strict=True):
         item.module = _starred(item.module, container, number - numbers[0], max(numbers) > min(numbers))

@@ -1,11 +1,12 @@
 """Modules that are read from PyTorch's exported graphs, against the modules themselves under autograd."""
 
 import pytest
+import torch
 
 import learncost as lc
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
-from own_modules import CASES
+from own_modules import CASES, Block
 from own_operators import GROUPS
 
 REFUSED = {"transformer": "data-dependent"}
@@ -47,3 +48,23 @@ def test_operators_have_the_values_and_gradients_of_pytorch(name):
 def test_products_are_those_that_pytorch_counts(name):
     module, inputs, symbols = CASES[name]()
     assert products(module, inputs, read_module(module, inputs, symbols)).equal
+
+
+@pytest.mark.parametrize("size", [(3, 3), (2, 9), (5, 4)])
+def test_one_polynomial_is_right_at_other_sizes(size, open_block):
+    """A table with open letters costs what the module costs at fixed sizes, a batch and length of its heads too."""
+    module, table = open_block
+    batch, length = size
+    fixed = read_module(module, (torch.randn(batch, length, 12),))
+    for book in ("run", "matmul"):
+        open_cost = lc.cost(table, B=batch, M=length, price_book=book)
+        fixed_cost = lc.cost(lc.layer(fixed.text), price_book=book)
+        assert open_cost.total.flops == fixed_cost.total.flops
+        assert open_cost.total.maccs == fixed_cost.total.maccs
+
+
+@pytest.fixture(scope="module")
+def open_block():
+    """A block of attention whose example has a batch, a length and heads of one size."""
+    module = Block(12, 3, True)
+    return module, lc.layer(read_module(module, (torch.randn(3, 3, 12),), {"x": "B M 12"}).text)

@@ -82,7 +82,7 @@ def inputs_of(module, configuration):
     return {"input_ids": tokens(BATCH, LENGTH), "labels": labels}, sizes
 
 
-QUICK = ("bert", "llama", "t5")
+QUICK = ("bert", "deepseek_v2", "llama", "t5")
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,10 @@ def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: M
     if stored in imported.reader.numbers:
         return np.asarray(imported.reader.numbers[stored])
     value = of_node[stored.target]
+    if stored.kind == "constant" and value.requires_grad:
+        raise InputError(
+            f"{stored.name} follows from what learns and stands outside of the table: a fault of the reader"
+        )
     value = value.detach().numpy()
     if stored.kind == "groups":  # the group of each row, where groups end at these
         return np.searchsorted(value, np.arange(value[-1]), side="right")

@@ -451,7 +451,7 @@ def _learns(value: Any) -> bool:
     """Whether anything of an argument is a value of the table."""
     if isinstance(value, list | tuple):
         return any(map(_learns, value))
-    return isinstance(value, View | Masked)
+    return isinstance(value, View | Masked | Complex)
 
 
 def _as_long(size: Size, read: Size, of_graph: Any) -> bool:

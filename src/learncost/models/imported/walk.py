@@ -14,7 +14,7 @@ from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
 from learncost.models.imported.fold import Item, folded
 from learncost.models.imported.layer_text import LayerText
-from learncost.models.imported.reader import SAME_SIZES, Outside, Reader, size_of
+from learncost.models.imported.reader import SAME_SIZES, Outside, Reader, operator_name, size_of
 from learncost.models.imported.text import Writer, needed, read_in_products
 from learncost.models.imported.views import Stored, View
 
@@ -93,6 +93,39 @@ def read_module(
         elif node.op == "output":
             outputs = _outputs(reader, exported, node)
     return _written(reader, exported, weights, outputs, name or type(module).__name__, fold)
+
+
+WITHOUT_GRADIENT = (
+    *("detach", "detach_", "sign", "sgn", "floor", "ceil", "round", "trunc", "fix", "heaviside", "floor_divide"),
+    *("bernoulli", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty"),
+)
+"""Operators through which no gradient passes, although they are given values that learn."""
+
+
+def _check_given(exported: Exported, reader: Reader, given: Mapping[str, Sequence[Stored]]) -> None:
+    """Refuse an input of the table that follows from what learns: its gradient would be missing without a word."""
+    learned = set()
+    nodes = {}
+    for node in exported.program.graph.nodes:
+        nodes[node.name] = node
+        path = exported.parameters.get(node.name)
+        if node.op == "placeholder":
+            if (path is not None and exported.learns[path]) or exported.wants_gradient.get(node.name):
+                learned.add(node)
+            continue
+        values = node.meta.get("val")
+        several = values if isinstance(values, tuple | list) else (values,)
+        has_gradient = any(getattr(getattr(each, "dtype", None), "is_floating_point", False) for each in several)
+        has_gradient |= any(getattr(getattr(each, "dtype", None), "is_complex", False) for each in several)
+        name = operator_name(node.target).partition(".")[0]
+        if has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(node.all_input_nodes):
+            learned.add(node)
+    for stored in (each for several in given.values() for each in several):
+        node = nodes.get(stored.target)
+        if stored.kind in ("constant", "real part", "imaginary part") and node in learned:
+            reader.node = node
+            raise reader.refusal(f"{stored.name}, which follows from what learns and would stand outside of the table,")
 
 
 def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
@@ -195,6 +228,7 @@ def _written(
     layer_text.prepare([label for label, *_ in outputs])
     text = layer_text.text(name, [f"{name}, read from PyTorch."])
     given = {layer_text.header_name(s): tuple(layer_text.stacks.get(s, [s])) for s in layer_text.given}
+    _check_given(exported, reader, {name: several for name, several in given.items() if several[0] not in weights})
     return Imported(
         text,
         exported,

@@ -141,9 +141,6 @@ class Recorder:
         letters = tuple(range(len(right.dims)))
         self.add(Equation("product", (Read(left, letters),), (Read(right, letters),)))
 
-    def product(self, operands: Sequence[tuple[View, Letters] | Number], out: Letters, **more: object) -> View:
-        return self.line("product", operands, out, **more)  # type: ignore[arg-type]
-
     def result(self, reads: Sequence[Operand], out: Letters, hint: str = "") -> View:
         """The value that a line makes, along what any operand really has; a dimension that all only spread stays so."""
         axes: list[Axis] = []
@@ -215,7 +212,7 @@ class Recorder:
             return True
         return False
 
-    def regrouped(self, view: View, rows: Sequence[Sequence[Axis]] = ()) -> View:
+    def regrouped(self, view: View) -> View:
         """The same values in an array of their own, with new axes that may be split; each is at a place of the old."""
         view = view.fresh()
         taken: dict[Slot, Slot] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, equal
 from learncost.models.imported.equations import Equation, Read
-from learncost.models.imported.reader import Reader, rule, size_of
+from learncost.models.imported.reader import Reader, rule, shape_of, size_of
 from learncost.models.imported.rules.movement import with_side
 from learncost.models.imported.views import Place, Slot, View
 
@@ -41,7 +41,7 @@ def diagonal(reader: Reader, x: View, offset: int = 0, first: int = 0, second: i
 @rule("diag_embed")
 def diag_embed(reader: Reader, x: View, offset: int = 0, first: int = -2, second: int = -1) -> View:
     """A matrix that has values at (i, i + offset), written there."""
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     count = len(shape)
     x = with_side(reader, x, -1 % len(x.dims))
     x = reader.recorder.whole_spread(x, range(len(x.dims))).fresh()

@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal
 from learncost.models.imported.equations import Equation, Read
-from learncost.models.imported.reader import Chosen, Outside, Reader, rule, size_of
+from learncost.models.imported.reader import Chosen, Outside, Reader, rule, shape_of
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.views import merged, narrowed
 from learncost.models.imported.views import At, Index, Slot, View
@@ -72,7 +72,7 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, *_: A
     weight = reader.view(weight)
     called(weight, "v", "d")
     if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
-        shape = [size_of(size) for size in reader.node.meta["val"].shape]
+        shape = list(shape_of(reader.node))
         new = tuple(Slot(Axis(size)) for size in shape[:-1] if not equal(size, 1))
         dims = [(new[0],) if not equal(size, 1) else () for size in shape[:-1]]
         read = weight.at(weight.dims[0][0], tuple((1, slot) for slot in new), start)
@@ -156,7 +156,7 @@ def gather(reader: Reader, x: Any, dim: int, places: Any, **_: Any) -> View:
     x = reader.view(x)
     dim %= max(1, len(x.dims))
     if not x.dims[dim]:  # all places are the only one
-        return reader.view(x).expanded([size_of(size) for size in reader.node.meta["val"].shape])
+        return reader.view(x).expanded(list(shape_of(reader.node)))
     x = merged(reader, x, dim)
     index = reader.index(places, x.dims[dim][0].axis)
     for other in range(len(x.dims)):  # a gather may read a part of the other dimensions
@@ -168,7 +168,7 @@ def gather(reader: Reader, x: Any, dim: int, places: Any, **_: Any) -> View:
 def written(reader: Reader, base: Any, dim: int, places: Any, source: Any) -> View:
     """Adds a source at places of a dimension of a base."""
     source = reader.view(source)
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     recorder = reader.recorder
     whole = Axis(shape[dim], whole=True)
     index = reader.index(places, whole)
@@ -282,7 +282,7 @@ def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, ac
         rest = len(reader.node.meta["val"].shape) - len(_dims(mask))
         held = reader.view(mask)
         return reader.word("select", held.with_dims([*held.dims, *[()] * rest]), values.with_dims([]), base)
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     places = [indices[dim] for dim in dims]
     if accumulate:
         return put(reader, base, shape, dims, places, source)

@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Equation, Read, Where
-from learncost.models.imported.reader import Outside, Reader, rule, size_of
+from learncost.models.imported.reader import Outside, Reader, rule, shape_of, size_of
 from learncost.models.imported.rules.views import merged, narrowed, reshaped
 from learncost.models.imported.views import Place, Slot, View
 
@@ -15,7 +15,7 @@ from learncost.models.imported.views import Place, Slot, View
 @rule("cat", "concat", "concatenate")
 def cat(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
     """Arrays one behind another: each is read at places of its own, beyond which there is nothing."""
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     dim %= len(shape)
     views = [
         reader.view(each)
@@ -77,7 +77,7 @@ def with_side(reader: Reader, view: View, dim: int) -> View:
 
 @rule("stack")
 def stack(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     dim %= len(shape)
     views = []
     for each in several:
@@ -257,4 +257,4 @@ def slice_scatter(
 @rule("copy", "copy_")
 def copy(reader: Reader, base: Any, source: Any, *_: Any) -> View:
     view = reader.view(source)
-    return view.expanded([size_of(size) for size in reader.node.meta["val"].shape])
+    return view.expanded(list(shape_of(reader.node)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from learncost.models.imported.axes import ApartError, Axis, Size, equal, product, quotient
-from learncost.models.imported.reader import Masked, Outside, Reader, rule, size_of
+from learncost.models.imported.reader import Masked, Outside, Reader, rule, shape_of, size_of
 from learncost.models.imported.views import Place, Slot, View
 
 
@@ -58,7 +58,7 @@ def regrouped_to(reader: Reader, view: View, shape: Sequence[Size]) -> View:
 
 @rule("view", "reshape", "_unsafe_view", "_reshape_alias", "view_as")
 def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
-    return reshaped(reader, x, sizes(reader.node.meta["val"].shape))
+    return reshaped(reader, x, list(shape_of(reader.node)))
 
 
 @rule(
@@ -71,7 +71,7 @@ def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
     "pixel_shuffle_view",
 )
 def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
-    return reshaped(reader, x, sizes(reader.node.meta["val"].shape))
+    return reshaped(reader, x, list(shape_of(reader.node)))
 
 
 @rule(
@@ -140,7 +140,7 @@ def _movedim(reader: Reader, x: View, source: Any, target: Any) -> View:
 
 @rule("expand", "broadcast_to", "expand_as", "expand_copy")
 def _expand(reader: Reader, x: View, *_: Any, **__: Any) -> View:
-    return x.expanded(sizes(reader.node.meta["val"].shape))
+    return x.expanded(list(shape_of(reader.node)))
 
 
 @rule("repeat", "tile")
@@ -254,7 +254,7 @@ def bound(value: Any, total: Size, default: Size) -> Size:
 def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
     dim %= len(x.dims)
     total = x.shape[dim]
-    shape = sizes(reader.node.meta["val"].shape)
+    shape = list(shape_of(reader.node))
     if equal(shape[dim], 0):  # there is nothing of it to read
         return Outside(reader.node)
     return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
@@ -310,7 +310,7 @@ def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
 @rule("unfold")
 def _unfold(reader: Reader, x: View, dim: int, size: int, step: int) -> View:
     dim %= len(x.dims)
-    shape = sizes(reader.node.meta["val"].shape)
+    shape = list(shape_of(reader.node))
     if not x.dims[dim]:  # a window of one place over one place
         return x.with_dims([*x.dims, ()])
     x = merged(reader, x, dim)

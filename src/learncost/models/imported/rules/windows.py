@@ -8,7 +8,8 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Number
-from learncost.models.imported.reader import Reader, rule, size_of
+from learncost.models.imported.reader import Reader, rule, shape_of, size_of
+from learncost.models.imported.rules.normalization import channels, scaled
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.reductions import summed
 from learncost.models.imported.rules.views import merged, reshaped
@@ -97,6 +98,22 @@ def _stored_side(reader: Reader, x: View, dim: int) -> tuple[View, tuple[Slot, .
     return View(stored, tuple(read), tuple(rows), frozenset(spread)), rows[dim]
 
 
+def _in_groups(reader: Reader, x: View, weight: View, groups: int) -> tuple[View, View]:
+    """The channels of a convolution's operands in groups."""
+    if groups == 1:
+        return x, weight
+    x = reshaped(reader, x, [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
+    return x, reshaped(reader, weight, [groups, weight.shape[0] // groups, *weight.shape[1:]])
+
+
+def _joined_groups(reader: Reader, result: View, bias: Any, groups: int, unbatched: bool) -> View:
+    """What a convolution gives: groups as channels again, the bias added, without the batch that was not there."""
+    if groups > 1:
+        result = reshaped(reader, result, [result.shape[0], result.shape[1] * result.shape[2], *result.shape[3:]])
+    result = scaled(reader, result, None, channels(bias, reader, len(result.dims)))
+    return result.with_dims(result.dims[1:]) if unbatched else result
+
+
 @rule("convolution", "conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "_convolution")
 def convolution(
     reader: Reader,
@@ -128,13 +145,11 @@ def convolution(
         paddings = [d * (s - 1) // 2 for s, d in zip(sizes, dilations, strict=True)]
     else:
         paddings = several(padding, count)
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     outs = shape[-count:]
     called(x, "c", *SIDES[count])
     called(weight, "e", "c", *WINDOWS[count])
-    if groups > 1:
-        x = reshaped(reader, x, [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
-        weight = reshaped(reader, weight, [groups, weight.shape[0] // groups, *weight.shape[1:]])
+    x, weight = _in_groups(reader, x, weight, groups)
     first = 3 if groups > 1 else 2
     x, rows = windowed(reader, x, first, outs, sizes, several(stride, count), paddings, dilations)
     sides = [f"o{place}" for place in range(count)]
@@ -145,12 +160,7 @@ def convolution(
     result = reader.recorder.line(
         "product", [(x, letters), (weight, [*group, "e", "c", *windows])], ["B", *group, "e", *sides]
     )
-    if groups > 1:
-        result = reshaped(reader, result, [result.shape[0], result.shape[1] * result.shape[2], *result.shape[3:]])
-    if bias is not None:
-        shift = reader.view(bias)
-        result = reader.add(result, shift.with_dims([(), *shift.dims, *[()] * count]))
-    return result.with_dims(result.dims[1:]) if unbatched else result
+    return _joined_groups(reader, result, bias, groups, unbatched)
 
 
 @rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
@@ -182,11 +192,9 @@ def transposed_convolution(
         x = x.with_dims([(), *x.dims])
     called(x, "c", *SIDES[count])
     called(weight, "c", "e", *WINDOWS[count])
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     outs = shape[-count:]
-    if groups > 1:
-        x = reshaped(reader, x, [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
-        weight = reshaped(reader, weight, [groups, weight.shape[0] // groups, *weight.shape[1:]])
+    x, weight = _in_groups(reader, x, weight, groups)
     sides, windows = [f"o{place}" for place in range(count)], [f"u{place}" for place in range(count)]
     group = ["g"] if groups > 1 else []
     recorder = reader.recorder
@@ -221,12 +229,7 @@ def transposed_convolution(
         for place, out in enumerate(outs):
             if equal(out, 1):
                 result = narrowed_to_one(result, kept + place)
-    if groups > 1:
-        result = reshaped(reader, result, [result.shape[0], result.shape[1] * result.shape[2], *result.shape[3:]])
-    if bias is not None:
-        shift = reader.view(bias)
-        result = reader.add(result, shift.with_dims([(), *shift.dims, *[()] * count]))
-    return result.with_dims(result.dims[1:]) if unbatched else result
+    return _joined_groups(reader, result, bias, groups, unbatched)
 
 
 def narrowed_to_one(view: View, dim: int) -> View:
@@ -288,7 +291,7 @@ def avg_pool(
 ) -> View:
     count = int(reader.recorder.operator[8])
     sizes, strides, paddings, dilations = _pool_sizes(reader, count, kernel, stride, padding)
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     first = len(x.dims) - count
     called(x, "c", *SIDES[count])
     outs = shape[-count:]
@@ -429,7 +432,7 @@ def _largest_uneven(reader: Reader, x: View, first: int, outs: Sequence[int]) ->
     "_upsample_nearest_exact3d",
 )
 def nearest(reader: Reader, x: View, *_: Any) -> View:
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     rows = list(x.fresh().dims)
     spread = set(x.spread)
     old = x.shape
@@ -510,7 +513,7 @@ def _side_matrix(
 )
 def interpolated(reader: Reader, x: View, *_: Any) -> View:
     """Side by side a product with a matrix, which is what PyTorch makes of a unit matrix."""
-    shape = [size_of(size) for size in reader.node.meta["val"].shape]
+    shape = list(shape_of(reader.node))
     mode = "bicubic" if "bicubic" in reader.recorder.operator else "bilinear"
     before = x.shape
     for dim in range(2, len(shape)):

@@ -47,7 +47,7 @@ def losses(name, count=30, **more):
     "more",
     [
         {"procedure": "bp", "optimizer": "adamw", "dropout": 0.1},
-        {"procedure": "recompute", "optimizer": "momentum", "accumulate": 2},
+        pytest.param({"procedure": "recompute", "optimizer": "momentum", "accumulate": 2}, marks=pytest.mark.slow),
         {"procedure": "pepita", "optimizer": "sgd"},
     ],
 )

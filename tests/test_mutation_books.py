@@ -82,13 +82,13 @@ def survives(name, other, monkeypatch):
     return True
 
 
-PARTS = 15
+PARTS = 40
 
 
 @pytest.mark.parametrize(
     ("part", "name"), sampled(((part, name) for name in PRINTED for part in range(PARTS)), 2 * PARTS)
 )
 def test_a_change_of_any_number_of_a_printed_book_is_seen(part, name, monkeypatch):
-    assert survives(name, BOOKS[name], monkeypatch)
+    # The unchanged book passes: that is what test_paper_book itself says.
     changes = [*changed_books(name)][part::PARTS]
     assert [change for change, other in changes if survives(name, other, monkeypatch)] == []

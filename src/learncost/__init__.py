@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from learncost.derivations.formulas import Formulas as Formulas
     from learncost.derivations.formulas import formulas as formulas
     from learncost.derivations.of_model import ModelFormulas as ModelFormulas
+    from learncost.devices.cluster import Cluster as Cluster
+    from learncost.devices.cluster import cluster as cluster
     from learncost.devices.device import Device as Device
     from learncost.devices.device import device as device
     from learncost.devices.figure import Figure as Figure
@@ -73,6 +75,8 @@ _PUBLIC = {
     "book": "learncost.books.book",
     "Book": "learncost.readings.price",
     "check_layer": "learncost.proof.check",
+    "cluster": "learncost.devices.cluster",
+    "Cluster": "learncost.devices.cluster",
     "compare": "learncost.ledger.compare",
     "Comparison": "learncost.ledger.compare",
     "complexity": "learncost.ledger.complexity",

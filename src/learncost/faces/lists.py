@@ -23,7 +23,7 @@ def listing(
     support: bool = False,
 ) -> Listed:
     """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, layers, words,
-    devices, countries, runs, peaks, commands, flags.
+    devices, clusters, countries, runs, peaks, commands, flags.
 
     Parameters
     ----------
@@ -341,6 +341,28 @@ def _devices() -> Listed:
     return Listed(entries, columns)
 
 
+def _clusters() -> Listed:
+    from learncost.devices.cluster import clusters
+
+    entries: list[Known] = [cluster.to_dict() for cluster in clusters().values()]
+    columns: dict[str, Cell] = {
+        "cluster": _field("name"),
+        "a node": lambda entry: f"{entry['devices']:,} x {entry['device']}",
+        "links of a device in the node, one way": lambda entry: _linked(entry["inside"]),
+        "between nodes": lambda entry: _linked(entry["between"]),
+    }
+    return Listed(entries, columns)
+
+
+def _linked(link: Known | None) -> str:
+    """A link in words: InfiniBand NDR, 50 GB/s."""
+    if link is None:
+        return "none"
+    several = f"{link['links']} x " if link["links"] > 1 else ""
+    kind = "" if link["topology"] in ("network", "switch") else f", {link['topology']}"
+    return f"{link['name']}, {several}{link['gbs']:g} GB/s{kind}"
+
+
 def _countries() -> Listed:
     from learncost.hardware.grid import countries
 
@@ -435,6 +457,7 @@ _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "layers": _layers,
     "words": _words,
     "devices": _devices,
+    "clusters": _clusters,
     "countries": _countries,
     "runs": _runs,
     "peaks": _peaks,

@@ -1,0 +1,294 @@
+"""Clusters: devices in nodes, the links inside of a node and the network between them, from clusters.toml or a file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from learncost.devices.device import Device, device
+from learncost.equation.displayed import Displayed
+from learncost.equation.errors import InputError
+from learncost.models.files import looks_like_path, read_path
+from learncost.models.wording import nearest, shown
+
+FILE = Path(__file__).with_name("clusters.toml")
+
+TOPOLOGIES = ("switch", "full", "torus", "network")
+
+LARGEST = 1e9  # of any number of a link or a cluster, in its unit
+
+
+@dataclass(frozen=True)
+class Reduces(Displayed):
+    """A switch that reduces: the busbw of an all_reduce as a share of the speed of the link, from so many devices."""
+
+    share: float
+    devices: int
+
+
+@dataclass(frozen=True)
+class Link(Displayed):
+    """What joins devices.
+
+    Attributes
+    ----------
+    name
+        What it is called.
+    gbs
+        10^9 bytes a second of one link, one way.
+    links
+        How many a device has.
+    latency_us
+        Microseconds of one step of a collective.
+    topology
+        switch, full, torus or network.
+    dimensions
+        Of a torus.
+    attained
+        The share of its speed that large collectives attain.
+    reduces
+        Where the switch itself reduces: what that attains.
+    sources
+        Who says so, by the number.
+    """
+
+    name: str
+    gbs: float
+    links: int = 1
+    latency_us: float = 0.0
+    topology: str = "switch"
+    dimensions: int = 1
+    attained: float = 1.0
+    reduces: Reduces | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second out of a device, all its links together, as data sheets have it."""
+        return self.gbs * 1e9 * self.links
+
+    def speed(self, devices: int) -> float:
+        """Bytes a second that a device sends to its neighbours in a ring of so many devices, as attained.
+
+        Two of a full mesh have one link, eight have seven; a mesh axis lies along one dimension of a torus, where it
+        has a link each way.
+        """
+        peak = self.bandwidth
+        if self.topology == "full":
+            peak = self.gbs * 1e9 * min(self.links, max(1, devices - 1))
+        elif self.topology == "torus":
+            peak = self.bandwidth / self.dimensions
+        return self.attained * peak
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        names = ("name", "gbs", "links", "latency_us", "topology", "dimensions", "attained", "sources")
+        told = {name: getattr(self, name) for name in names} | {"sources": dict(self.sources)}
+        if self.reduces is not None:
+            told["reduces"] = {"share": self.reduces.share, "devices": self.reduces.devices}
+        return told
+
+
+@dataclass(frozen=True)
+class Cluster(Displayed):
+    """Devices in nodes with the links between them.
+
+    Attributes
+    ----------
+    name
+        What it is called.
+    device
+        The device, of which all are.
+    devices
+        How many are in a node.
+    inside
+        The link within a node.
+    between
+        The link between nodes; None where there is one node only.
+    source
+        Who says so.
+    names
+        What else it is called.
+    note
+        What else is to be known.
+
+    Examples
+    --------
+    >>> found = lc.cluster("DGX H100")
+    >>> found.devices, found.inside.bandwidth, found.between.bandwidth
+    (8, 450000000000.0, 50000000000.0)
+    """
+
+    name: str
+    device: Device
+    devices: int
+    inside: Link
+    between: Link | None = None
+    source: str = ""
+    names: tuple[str, ...] = ()
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "name": self.name,
+            "names": list(self.names),
+            "device": self.device.name,
+            "devices": self.devices,
+            "inside": self.inside.to_dict(),
+            "between": None if self.between is None else self.between.to_dict(),
+            "source": self.source,
+        }
+
+
+@cache
+def links() -> Mapping[str, Link]:
+    """The published links by name."""
+    rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["link"]
+    return {row["name"]: _link(row, "clusters.toml") for row in rows}
+
+
+@cache
+def clusters() -> Mapping[str, Cluster]:
+    """The published clusters by name, in the order of the file."""
+    rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["cluster"]
+    return {row["name"]: _cluster(row, "clusters.toml") for row in rows}
+
+
+def cluster(name: object) -> Cluster:
+    """A published cluster by its name, or one that a file describes.
+
+    Parameters
+    ----------
+    name
+        A name (`learncost list clusters`), or the path of a TOML or JSON file.
+
+    Returns
+    -------
+    Cluster
+        Its devices and links.
+
+    Raises
+    ------
+    InputError
+        For an unknown name, with the nearest; for a file, with the key that is wrong.
+
+    Examples
+    --------
+    >>> lc.cluster("GB200 NVL72").devices
+    72
+    """
+    if isinstance(name, Cluster):
+        return name
+    if isinstance(name, str) and name.strip():
+        if known := known_cluster(name):
+            return known
+        if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
+            if Path(name).is_dir():
+                raise InputError(f"{shown(name)} is a folder; a cluster is described by a file in TOML or JSON")
+            row = {"name": Path(name).stem, "source": f"the file {Path(name).name}", **read_path(name)}
+            return _cluster(row, shown(name))
+    spellings = [spelling for each in clusters().values() for spelling in (each.name, *each.names)]
+    hint = nearest(name, spellings) if isinstance(name, str) else ""
+    more = "; `learncost list clusters` shows those that are known, and a file in TOML or JSON may describe another"
+    raise InputError(f"no cluster is called {shown(name)}{hint or more}")
+
+
+def known_cluster(name: str) -> Cluster | None:
+    """The published cluster of that name, whatever its case and whatever joins its words; None where there is none."""
+    squeezed = {_squeeze(spelling): each for each in clusters().values() for spelling in (*each.names[::-1], each.name)}
+    return squeezed.get(_squeeze(name))
+
+
+def _squeeze(name: str) -> str:
+    return "".join(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def _link(row: object, where: str) -> Link:
+    """A link as a file has it: the name of a published one, or a table of its own; every key is checked."""
+    if isinstance(row, str):
+        if row in links():
+            return links()[row]
+        raise InputError(
+            f"{where}: no link is called {shown(row)}{nearest(row, links())} (there are {_names(links())})"
+        )
+    checked = _checked(row, Link, where, "link")
+    for key in ("gbs", "latency_us", "attained"):
+        if key in checked:
+            checked[key] = _number(key, checked[key], where)
+    for key in ("links", "dimensions"):
+        if key in checked:
+            checked[key] = _whole(key, checked[key], where)
+    if checked.get("attained", 1) > 1:
+        raise InputError(f"{where}: attained is a share, above 0 and at most 1, not {shown(checked['attained'])}")
+    if checked.get("topology", "switch") not in TOPOLOGIES:
+        kinds = ", ".join(TOPOLOGIES)
+        raise InputError(f"{where}: topology must be one of {kinds}, not {shown(checked['topology'])}")
+    if "reduces" in checked:
+        pair = _checked(checked["reduces"], Reduces, where, "reduces")
+        share, devices = _number("share", pair["share"], where), _whole("devices", pair["devices"], where)
+        checked["reduces"] = Reduces(share, devices)
+    said = checked.get("sources", {})
+    if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
+        raise InputError(f"{where}: sources must be a table of lines of text, by the number that they are of")
+    _checked({"name": "", "gbs": 1, **said}, Link, where, "link")
+    return Link(**checked)
+
+
+def _cluster(row: Mapping[str, Any], where: str) -> Cluster:
+    """A cluster of what a file says; every key is checked."""
+    checked = _checked(row, Cluster, where, "cluster")
+    for key in ("source", "note"):
+        if key in checked and (not isinstance(checked[key], str) or not checked[key].isprintable()):
+            raise InputError(f"{where}: {key} must be one line of text, not {shown(checked[key])}")
+    names = checked.get("names", [])
+    if not isinstance(names, list) or not all(isinstance(text, str) and text.isprintable() for text in names):
+        raise InputError(f"{where}: names must be a list of lines of text, not {shown(names)}")
+    checked["names"] = tuple(names)
+    checked["device"] = device(checked["device"])
+    checked["devices"] = _whole("devices", checked["devices"], where)
+    checked["inside"] = _link(checked["inside"], where)
+    if checked.get("between") is not None:
+        checked["between"] = _link(checked["between"], where)
+    return Cluster(**checked)
+
+
+def _checked(row: object, kind: type, where: str, called: str) -> dict[str, Any]:
+    """The keys of a table, none of them unknown and none that is needed absent."""
+    if not isinstance(row, Mapping):
+        raise InputError(f"{where}: a {called} must be a name or a table, not {shown(row)}")
+    options = {option.name: option for option in fields(kind)}
+    for key in row:
+        if key not in options:
+            raise InputError(
+                f"{where}: a {called} has no {shown(key)}{nearest(str(key), options)} (it has {_names(options)})"
+            )
+    needed = ("name", "device", "devices", "inside") if kind is Cluster else ("share", "devices")
+    for key in ("name", "gbs") if kind is Link else needed:
+        if key not in row:
+            raise InputError(f"{where}: a {called} needs {key}")
+    name = row.get("name", "")
+    if not isinstance(name, str) or not name.isprintable():
+        raise InputError(f"{where}: name must be one line of text, not {shown(name)}")
+    return dict(row)
+
+
+def _names(known: Mapping[str, Any]) -> str:
+    return ", ".join(known)
+
+
+def _number(key: str, value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
+        raise InputError(f"{where}: {key} must be a number above 0 and at most 10^9, not {shown(value)}")
+    return float(value)
+
+
+def _whole(key: str, value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
+        raise InputError(f"{where}: {key} must be a whole number above 0 and at most 10^9, not {shown(value)}")
+    return value

@@ -1,0 +1,181 @@
+"""What a collective sends and how long it takes, as a named algorithm has it: latency terms and bytes over a link."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import ceil, log2
+from pathlib import Path
+
+from learncost.devices.cluster import Cluster, Link
+from learncost.equation.count import Count
+from learncost.equation.displayed import Displayed
+from learncost.equation.errors import InputError, named_one
+
+WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+"""The kinds of communication; other words of tables are one of these."""
+
+KINDS = {
+    "all_reduce_max": "all_reduce",
+    "all_max": "all_reduce",
+    "dispatch": "all_to_all",
+    "combine": "all_to_all",
+    "shard": "",
+}
+"""Words of placed tables by the kind that moves as much; a shard is a free slice."""
+
+CALL = 5e-6
+"""Seconds to begin a collective, assumed: the launch of its kernel, as of any other (devices/rates.py)."""
+
+USUAL = "ring"
+
+
+@dataclass(frozen=True)
+class Algorithm(Displayed):
+    """Who sends how much: by the word, the share of the payload a device sends (times p), and the steps."""
+
+    name: str
+    title: str
+    source: str
+    sent_by_word: Mapping[str, Count]
+    steps_by_word: Mapping[str, Count]
+
+    def sent(self, word: str, devices: int) -> Fraction:
+        """The share of the payload that one device sends."""
+        kind = kind_of(word)
+        if devices == 1 or not kind:
+            return Fraction(0)
+        return Fraction(self.sent_by_word[kind].at(_sizes(devices)), devices)
+
+    def steps(self, word: str, devices: int) -> int:
+        """How often a device waits for another."""
+        kind = kind_of(word)
+        return 0 if devices == 1 or not kind else int(self.steps_by_word[kind].at(_sizes(devices)))
+
+
+def _sizes(devices: int) -> dict[str, int]:
+    return {"p": devices, "log2p": ceil(log2(devices))}
+
+
+def kind_of(word: str) -> str:
+    """Which of the five kinds of communication a word is; nothing where it moves nothing."""
+    kind = KINDS.get(word, word)
+    if kind and kind not in WORDS:
+        raise InputError(f"no word of communication is called {word!r} (there are {', '.join((*WORDS, *KINDS))})")
+    return kind
+
+
+@cache
+def algorithms() -> Mapping[str, Algorithm]:
+    """The algorithms by name."""
+    rows = tomllib.loads(Path(__file__).with_name("collectives.toml").read_text(encoding="utf-8"))
+    return {
+        name: Algorithm(
+            name,
+            row["title"],
+            row["source"],
+            {word: Count.parse(row[word]["sent"]) for word in WORDS},
+            {word: Count.parse(row[word]["steps"]) for word in WORDS},
+        )
+        for name, row in rows.items()
+    }
+
+
+def algorithm(name: str) -> Algorithm:
+    """An algorithm by its name. Raises `InputError`."""
+    return named_one("algorithm", name, algorithms())
+
+
+@dataclass(frozen=True)
+class Group(Displayed):
+    """The devices of one mesh axis that talk to each other: how many, and how many of them are in the same node."""
+
+    devices: int
+    inside: int
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.devices // self.inside)
+
+
+def groups(mesh: Mapping[str, int], node: int) -> dict[str, Group]:
+    """The group of every mesh axis, the last axis of the mesh on neighbouring devices.
+
+    node  devices of a node
+    """
+    result, stride = {}, 1
+    for axis, size in reversed(list(mesh.items())):
+        result[axis] = Group(size, max(1, min(size, node // stride)))
+        stride *= size
+    return {axis: result[axis] for axis in mesh}
+
+
+@dataclass(frozen=True)
+class Transfer(Displayed):
+    """One collective on a cluster: bytes that a device sends, the link that bounds it, the algorithm, its seconds."""
+
+    word: str
+    group: Group
+    payload: float
+    sent: float
+    link: str
+    algorithm: str
+    latency: float
+    moving: float
+
+    @property
+    def seconds(self) -> float:
+        return self.latency + self.moving
+
+    @property
+    def busbw(self) -> float:
+        """10^9 bytes a second, as nccl-tests prints it."""
+        ring = algorithm("ring").sent(self.word, self.group.devices)
+        return float(ring) * self.payload / self.seconds / 1e9 if self.seconds else 0.0
+
+
+def transfer(word: str, payload: float, group: Group, cluster: Cluster, name: str = "") -> Transfer:
+    """How long one collective takes on a mesh axis of a cluster.
+
+    payload  bytes of the whole array, as `collectives.toml` counts them
+    group    the devices of the axis
+    name     the algorithm; by default the switch where it reduces and attains more, else a ring. Between nodes a ring
+             enters and leaves a node over the adapters of all its devices in the group.
+
+    Raises `InputError` for an axis that leaves the node of a cluster without a network.
+    """
+    kind = kind_of(word)
+    if group.devices == 1 or not kind:
+        return Transfer(word, group, payload, 0.0, "", "", 0.0, 0.0)
+    link, speed = _bounding(kind, group, cluster)
+    reduces = link.reduces
+    by_switch = kind == "all_reduce" and group.nodes == 1 and reduces is not None and group.devices >= reduces.devices
+    chosen = algorithm(name or ("switch" if by_switch else USUAL))
+    sent = float(chosen.sent(word, group.devices)) * payload
+    latency = CALL + chosen.steps(word, group.devices) * link.latency_us * 1e-6
+    moving = sent / speed
+    if by_switch and not name and reduces is not None:  # what was measured is busbw: the ring's bytes a second
+        moving = float(algorithm("ring").sent(word, group.devices)) * payload / (reduces.share * link.bandwidth)
+    return Transfer(word, group, payload, sent, link.name, chosen.name, latency, moving)
+
+
+def _bounding(kind: str, group: Group, cluster: Cluster) -> tuple[Link, float]:
+    """The link that bounds a collective, and the bytes a second at which a device sends there."""
+    inside = cluster.inside.speed(group.inside)
+    if group.nodes == 1:
+        return cluster.inside, inside
+    if cluster.between is None:
+        raise InputError(
+            f"{cluster.name} has {cluster.devices} devices and no network between nodes, so a mesh axis of "
+            f"{group.devices} devices does not fit"
+        )
+    one = cluster.between.speed(group.nodes)
+    if kind == "send":
+        return cluster.between, one
+    if kind == "all_to_all":  # what leaves the node goes out over a device's own adapter
+        leaving = (group.devices - group.inside) / (group.devices - 1)
+        return cluster.between, min(inside, one / leaving)
+    return (cluster.between, group.inside * one) if group.inside * one < inside else (cluster.inside, inside)

@@ -1,0 +1,149 @@
+"""Links, clusters and collectives: what the files say is what is read; algorithms against what was measured of them."""
+
+import json
+from fractions import Fraction
+
+import pytest
+
+import learncost as lc
+from learncost.devices.cluster import clusters, links
+from learncost.devices.collective import KINDS, WORDS, Group, algorithms, groups, transfer
+from learncost.faces.command import main
+
+
+def test_every_number_of_a_link_says_who_says_so():
+    for link in links().values():
+        given = {"gbs", "links", "latency_us", "topology"}
+        given |= {"attained"} if link.attained != 1 else set()
+        given |= {"reduces"} if link.reduces else set()
+        given |= {"dimensions"} if link.dimensions > 1 else set()
+        assert given == set(link.sources), link.name
+    assert all(cluster.source for cluster in clusters().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "inside", "between"),
+    [
+        # One way, in GB/s: half of what the data sheets print both ways together.
+        ("DGX A100", 8, 600 / 2, 25),
+        ("DGX H100", 8, 900 / 2, 50),
+        ("DGX H200", 8, 900 / 2, 50),
+        ("DGX B200", 8, 1800 / 2, 50),
+        ("GB200 NVL72", 72, 1800 / 2, 50),
+        ("MI300X", 8, 896 / 2, 50),
+    ],
+)
+def test_the_links_of_published_systems(name, devices, inside, between):
+    found = lc.cluster(name)
+    assert (found.devices, found.inside.bandwidth / 1e9, found.between.bandwidth / 1e9) == (devices, inside, between)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "busbw"),
+    [
+        # stas00/ml-engineering, network: all_reduce of 4 GiB or more; MI300X: 8 and 2 devices.
+        ("DGX A100", {"dp": 8}, 235),
+        ("DGX H200", {"dp": 8}, 473.1),
+        ("DGX H200", {"dp": 4}, 363.3),
+        ("DGX B200", {"dp": 32}, 377.34),
+        ("MI300X", {"dp": 8}, 312.9),
+        ("MI300X", {"dp": 2}, 47.67),
+    ],
+)
+def test_an_all_reduce_is_as_fast_as_was_measured(name, mesh, busbw):
+    cluster = lc.cluster(name)
+    group = groups(mesh, cluster.devices)["dp"]
+    assert transfer("all_reduce", 2**32, group, cluster).busbw == pytest.approx(busbw, rel=0.07)
+
+
+@pytest.mark.parametrize("name", algorithms())
+@pytest.mark.parametrize("devices", [2, 4, 8, 96])
+def test_no_algorithm_sends_less_than_what_the_others_lack(name, devices):
+    """Each of p devices starts with a part of the result, or with the whole of the sum: what it must send is known."""
+    found = algorithms()[name]
+    assert found.sent("send", devices) == 1
+    assert found.sent("all_to_all", devices) == Fraction(devices - 1, devices)
+    for word in WORDS:
+        assert 0 < found.sent(word, devices) <= 2
+        assert found.steps(word, devices) > 0
+    assert found.sent("shard", devices) == 0
+    # A ring moves no more than any algorithm without a switch that computes.
+    if name != "switch":
+        ring = algorithms()["ring"]
+        assert all(found.sent(word, devices) >= ring.sent(word, devices) for word in WORDS)
+
+
+def test_gloo_moves_a_reduce_scatter_as_an_all_reduce():
+    gloo = algorithms()["gloo"]
+    assert gloo.sent("reduce_scatter", 4) == gloo.sent("all_reduce", 4) == 3 / 2
+    assert gloo.sent("all_gather", 4) == 3 / 4
+
+
+def test_the_last_axis_of_a_mesh_lies_in_the_node():
+    found = groups({"pp": 2, "dp": 8, "tp": 4}, 8)
+    assert found == {"pp": Group(2, 1), "dp": Group(8, 2), "tp": Group(4, 4)}
+    assert found["dp"].nodes == 4
+
+
+def test_latency_is_what_small_payloads_take():
+    cluster, group = lc.cluster("DGX H100"), Group(4, 4)
+    small, large = (transfer("all_reduce", size, group, cluster) for size in (8, 2**30))
+    assert small.latency == large.latency == pytest.approx(5e-6 + 6 * 1.9e-6)
+    assert small.moving < 1e-9 < 1e-3 < large.moving
+
+
+def test_words_of_placed_tables_have_a_kind():
+    for word in KINDS:
+        assert transfer(word, 1e9, Group(4, 4), lc.cluster("DGX H100")).seconds > 0 or word == "shard"
+    with pytest.raises(lc.InputError, match="no word of communication is called 'softmax'"):
+        transfer("softmax", 1, Group(4, 4), lc.cluster("DGX H100"))
+
+
+def test_an_axis_that_leaves_the_only_node_is_refused(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('device = "RTX 4090"\ndevices = 2\ninside = "PCIe 4 x16"\n', encoding="utf-8")
+    mine = lc.cluster(str(path))
+    assert (mine.name, mine.between) == ("mine", None)
+    with pytest.raises(lc.InputError, match="no network between nodes, so a mesh axis of 4 devices does not fit"):
+        transfer("all_reduce", 8, Group(4, 2), mine)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('device = "H100 SXM"\ndevices = 8\ninside = "NVLink 4"\nspeed = 3\n', "a cluster has no 'speed'"),
+        ('device = "H100 SXM"\ndevices = 0\ninside = "NVLink 4"\n', "devices must be a whole number above 0"),
+        ('device = "H100 SXM"\ndevices = 8\ninside = "NVLink 9"\n', "no link is called 'NVLink 9'; did you mean"),
+        ('device = "H100 SXM"\ninside = "NVLink 4"\n', "a cluster needs devices"),
+        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = -1 }\n', "gbs must be a number above 0"),
+        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = nan }\n', "gbs must be a number above 0"),
+        (
+            'device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gb = 1 }\n',
+            "a link has no 'gb'; did you mean 'gbs'",
+        ),
+        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = 1, topology = "star" }\n', "must be one of"),
+        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = 1, attained = 2 }\n', "attained is a share"),
+        ('device = "no such"\ndevices = 8\ninside = "NVLink 4"\n', "no device is called 'no such'"),
+        ('device = "H100 SXM"\ndevices = 8\ninside = 7\n', "a link must be a name or a table, not 7"),
+    ],
+)
+def test_a_cluster_of_ones_own_is_checked_key_by_key(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(lc.InputError, match=message):
+        lc.cluster(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("DGX H10", "did you mean 'DGX H100'"), ("", "no cluster"), (7, "called 7")]
+)
+def test_unknown_clusters(name, message):
+    with pytest.raises(lc.InputError, match=message):
+        lc.cluster(name)
+
+
+def test_clusters_are_listed(capsys):
+    assert main(["list", "clusters", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in entries] == list(clusters())
+    assert entries[0]["inside"]["sources"]["gbs"]

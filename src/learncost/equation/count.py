@@ -34,20 +34,57 @@ def summands(size: str) -> tuple[tuple[int, str], ...]:
 
 
 def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
-    """The size of an axis: a number as digits, a size by name, a part of one, `n_layer/3`, or a sum, `M+N`.
+    """The size of an axis: a number as digits, a size by name, a part of one, or a sum, `M+N`.
 
-    Raises `InputError` where the parts are not whole, KeyError where the size is not known.
+    Parts are so many, `n_layer/3`, or one for each device on axes of a mesh, `f/tp/dp`. Raises `InputError` where the
+    parts are not whole, KeyError where the size is not known.
     """
     if len(several := summands(axis)) > 1:
         return sum(sign * size_of(summand, sizes) for sign, summand in several)
-    name, _, parts = base(axis).partition("/")
+    name, *parts = base(axis).split("/")
     size = int(name) if name.isdigit() else sizes[name]
-    if not parts:
-        return size
-    rest = size % int(parts)
+    for part in parts:
+        size = _part(size, part, name, sizes)
+    return size
+
+
+def _part(size: Any, part: str, name: str, sizes: Mapping[str, Any]) -> Any:
+    """One of so many equal parts of a size, of which `name` is the whole."""
+    number = int(part) if part.isdigit() else sizes[part]
+    rest = size % number
     if rest.any() if hasattr(rest, "any") else rest:
-        raise InputError(f"{name} is {size} and cannot be cut in segments of {parts}: {parts} must divide it")
-    return size // int(parts)
+        whole = f"{name} is {size} and cannot be cut"
+        if part.isdigit():
+            raise InputError(f"{whole} in segments of {part}: {part} must divide it")
+        raise InputError(f"{whole} over {part}, which is {number}: the next size that can is {size + number - rest}")
+    return size // number
+
+
+def whole(axis: str) -> str:
+    """The axis of which another one is a part: `M'` of `M/cp'`."""
+    size, primes = base(axis), axis[len(base(axis)) :]
+    return size.partition("/")[0] + primes
+
+
+def cuts(axis: str) -> tuple[str, ...]:
+    """The axes of a mesh that an axis is cut over, the outermost first: tp and dp of `f/tp/dp`."""
+    return tuple(part for part in base(axis).split("/")[1:] if not part.isdigit())
+
+
+def here(mesh_axis: str) -> str:
+    """What sizes call the place of a device on an axis of its mesh, counted from 0."""
+    return f"{mesh_axis}:here"
+
+
+def first_of(axis: str, sizes: Mapping[str, Any]) -> int:
+    """The first position that a device has of an axis that is cut over a mesh; 0 of one that is not."""
+    parts = cuts(axis)
+    if not parts:
+        return 0
+    place = 0
+    for part in parts:
+        place = place * sizes[part] + sizes[here(part)]
+    return int(place * size_of(axis, sizes))
 
 
 def shape_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -155,7 +192,7 @@ class Count:
     def _parts(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are parts of known ones (`size_of`)."""
         parts = [name for name in self.sizes - sizes.keys() if name.partition("/")[0] in sizes]
-        return {name: size_of(name, sizes) for name in parts}
+        return {name: size_of(name, sizes) for name in parts if sizes.keys() >= {*cuts(name)}}
 
     def _lesser(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are the lesser of two (`least`), where the two are known."""
@@ -163,10 +200,10 @@ class Count:
         for name in self.sizes - sizes.keys():
             size_name, _, many = name.removeprefix("min(").removesuffix(")").partition(", ")
             names = many.split()
-            if names and (sizes.keys() >= {size_name, *names} or (size_name.isdigit() and sizes.keys() >= set(names))):
+            if names and all(_is_known(factor, sizes) for factor in (size_name, *names)):
                 product: Any = 1
                 for factor in names:
-                    product = product * sizes[factor]
+                    product = product * size_of(factor, sizes)
                 size = size_of(size_name, sizes)
                 # One is at most the other in 0 or 1 of the cases: arrays go element by element.
                 lesser[name] = size * (size <= product) + product * (size > product)
@@ -215,6 +252,12 @@ class Count:
             parts.append(("- " if coefficient < 0 else "+ ") + " ".join(factors))
         text = " ".join(parts) or "0"
         return text.removeprefix("+ ") if not text.startswith("- ") else "-" + text[2:]
+
+
+def _is_known(size: str, sizes: Mapping[str, Any]) -> bool:
+    """Whether a size has a value: a number, or one whose name and whose parts' names have one."""
+    names = [name for name in size.split("/") if not name.isdigit()]
+    return sizes.keys() >= {*names}
 
 
 def checked_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:

@@ -438,7 +438,7 @@ def executed(line: Line) -> tuple[Count, Count]:
     assert isinstance(line, Word)
     if line.opaque:
         return ZERO, line.opaque.flops(line.part) or ZERO
-    if line.word == "inside" or entry(line.word).kind in ("constant", "move"):
+    if line.word == "inside" or entry(line.word).kind in ("constant", "move", "collective"):
         return ZERO, ZERO
     return ZERO, points
 

@@ -1,5 +1,6 @@
 """Floor 1, the vocabulary: one entry a word, its body, gradient and Jacobian as tables in the same notation."""
 
+from learncost.vocabulary import collectives as _collectives
 from learncost.vocabulary import modern_words as _modern_words
 from learncost.vocabulary import optimizers as _optimizers
 from learncost.vocabulary import primitives as _primitives
@@ -8,4 +9,4 @@ from learncost.vocabulary.entry import Entry, canonical, define, entries, entry,
 
 __all__ = ["Entry", "canonical", "define", "entries", "entry", "plain", "word_called"]
 
-_DEFINING = (_primitives, _words, _modern_words, _optimizers)  # imported for the words that they define
+_DEFINING = (_primitives, _words, _modern_words, _optimizers, _collectives)  # imported for the words that they define

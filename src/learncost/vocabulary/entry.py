@@ -30,7 +30,8 @@ class Entry:
               the word has no meaning there
     empty     the word that it is where a `where` may leave nothing of what it acts on
     kind      of a primitive: elementwise, reduction, constant; scan: of all up to each place; choice: places, which are
-              indices; move: what it was given, without a gradient
+              indices; move: what it was given, without a gradient;
+              collective: between the devices of a mesh
     inline    a layer's line with it stands for the one line of its body
 
     Where the default does not do, of what libraries have a function for:
@@ -188,5 +189,5 @@ OPAQUE = Entry("opaque", (), (), kind="opaque", source="what is not derived: a l
 
 
 def entries() -> tuple[Entry, ...]:
-    """Every word, in the order of their definition."""
-    return tuple(_entries.values())
+    """Every word that a layer may be written with, in the order of their definition: collectives are not among them."""
+    return tuple(word for word in _entries.values() if word.kind != "collective")

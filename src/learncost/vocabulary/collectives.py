@@ -1,0 +1,29 @@
+"""Collectives, a row each: words that act on an axis of the mesh, between devices that run the same lines.
+
+`Y[B M/tp d] = reduce_scatter[tp](Z[B M d])`: which axis moves is read off the two terms. They have no body and no
+gradient: lines are placed after they are derived.
+"""
+
+from __future__ import annotations
+
+from learncost.vocabulary.entry import Entry, define
+
+KIND = "collective"
+
+
+def _collective(name: str, source: str) -> None:
+    define(Entry(name, ("X",), ("Y",), kind=KIND, source=source))
+
+
+_collective("all_reduce", "the sum of all devices' arrays, on every one")
+_collective("all_reduce_max", "the largest of all devices' numbers, element by element, on every one")
+_collective("all_reduce_min", "the smallest of all devices' numbers, element by element, on every one")
+_collective("all_gather", "the parts of all devices one behind another, on every one")
+_collective("reduce_scatter", "the sum of all devices' arrays, of which each has a part")
+_collective("all_to_all", "what was cut on one axis is cut on another: every device has a part for every other")
+_collective("shard", "a device's own part of what it has whole: nothing is sent")
+_collective("dispatch", "rows go to the device that owns what they read at an index")
+_collective("combine", "rows come back from the device that owns what they read at an index")
+
+SENDS_NOTHING: frozenset[str] = frozenset({"shard"})
+"""Collectives that every device answers from what it has."""

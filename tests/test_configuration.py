@@ -303,3 +303,14 @@ def test_the_text_of_a_model_of_several_modalities() -> None:
     assert (entries.family, entries.sizes, entries.settings) == (alone.family, alone.sizes, alone.settings)
     with pytest.raises(InputError, match="text_config: model_type 'gemma9' is unknown; did you mean"):
         read({**whole_model, "text_config": {**inner, "model_type": "gemma9"}})
+    older = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 16}
+    older |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 9, "tie_word_embeddings": True}
+    newer = {
+        "model_type": "qwen2_5_vl",
+        "tie_word_embeddings": True,
+        "text_config": older | {"model_type": "qwen2_5_vl_text"},
+    }
+    newer["text_config"].pop("tie_word_embeddings")
+    assert (read(older).sizes, read(older).tied) == (read(newer).sizes, read(newer).tied)
+    assert read(older).family == "qwen2_5_vl_text"
+    assert "the text model of 'qwen2_5_vl' alone" in read(older).counted

@@ -179,8 +179,18 @@ def smollm3(draw):
     return keys | draw.choice(turning)
 
 
+def glm(draw):
+    """Half of each head turns, in pairs."""
+    keys = grouped(draw) | {"attention_bias": flag(draw), "pad_token_id": 3, "head_dim": draw.choice((4, 8))}
+    return keys | {"num_key_value_heads": keys["num_key_value_heads"] or keys["num_attention_heads"]}
+
+
+def glm4(draw):
+    return glm(draw)
+
+
 TYPES = (llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, gpt_neox, gptj, phi, phi3, opt, bloom, falcon, mpt)
-DRAWN = {function.__name__: function for function in (*TYPES, gpt_neo, olmo2, smollm3)}
+DRAWN = {function.__name__: function for function in (*TYPES, gpt_neo, olmo2, smollm3, glm, glm4)}
 CASES = [(family, seed) for family in DRAWN for seed in range(5)]
 
 

@@ -1,5 +1,7 @@
 """Models of transformers that are read from their exported graphs, against the tables that are typed for them."""
 
+import importlib
+
 import pytest
 import torch
 import transformers
@@ -45,6 +47,8 @@ def module_of(family):
             keys[key] = -(-int(value) // 4) * 4
     if family == "deepseek_v3":
         keys |= {"num_key_value_heads": keys["num_attention_heads"], "first_k_dense_replace": 1}
+    if family == "qwen2_5_vl_text":  # the angles of a head of eight, along three axes
+        keys["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
     if family == "gpt_neo":
         keys = {**keys, "attention_types": [[["global"], keys["num_layers"]]]}
         keys.pop("attention_layers", None)
@@ -58,7 +62,17 @@ def module_of(family):
         if isinstance(value, float) and ("drop" in name):
             setattr(config, name, 0.0)
     torch.manual_seed(0)
-    return getattr(transformers, configuration.architecture)(config).train(), configuration
+    name = configuration.architecture
+    if "ForConditionalGeneration" in name and family.endswith("_text"):  # its config is that of text and images
+        name = name.replace("ForConditionalGeneration", "TextModel")
+    return getattr(modeling(family), name)(config).train(), configuration
+
+
+def modeling(family):
+    """The module of transformers with a family's classes, some of which the package itself does not name."""
+    return importlib.import_module(
+        type(transformers.AutoConfig.for_model(family)).__module__.replace("configuration", "modeling")
+    )
 
 
 def inputs_of(module, configuration):
@@ -78,6 +92,8 @@ def inputs_of(module, configuration):
         frames = torch.randn(BATCH, config.num_mel_bins, 2 * config.max_source_positions)
         return {"input_features": frames, "labels": tokens(BATCH, LENGTH)}, {"target_len": LENGTH}
     sizes = {"seq_len": LENGTH, **({"target_len": LENGTH} if configuration.two_sided else {})}
+    if type(module).__name__.endswith("TextModel"):
+        return {"input_ids": tokens(BATCH, LENGTH)}, sizes
     labels = torch.randint(0, config.num_labels, (BATCH,)) if "Classif" in kind else tokens(BATCH, LENGTH)
     return {"input_ids": tokens(BATCH, LENGTH), "labels": labels}, sizes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -119,13 +119,19 @@ def layer_or_model(name: str) -> Layer | str:
 def _nested(argument: Argument) -> Argument:
     """The `text_config` of a model of several modalities, whose own type is not one that can be counted.
 
-    A class that is named beside it is that of the whole and says nothing about the text model.
+    A class that is named beside it is that of the whole and says nothing about the text model; whether head and
+    embedding are one may stand beside it. Older files have the keys of the text model among those of the whole.
     """
+    model_type = argument.values.get("model_type")
+    text_type = f"{model_type}_text"
     inner = argument.values.get("text_config")
-    if not isinstance(inner, Mapping) or argument.values.get("model_type") in family_names():
+    if model_type in family_names() or not (isinstance(inner, Mapping) or text_type in family_names()):
         return argument
+    usual = {"model_type": text_type} if text_type in family_names() else {}
+    part = f"the text model of {shown(model_type)} alone"
+    if not isinstance(inner, Mapping):
+        return replace(argument, values={**argument.values, "architectures": None, **usual}, part=part)
+    beside = {key: argument.values[key] for key in ("tie_word_embeddings",) if key in argument.values}
     where = f"{argument.where}: text_config"
-    part = f"the text model of {shown(argument.values.get('model_type'))} alone"
-    return Argument(
-        argument.name, f"{argument.source} (its text_config)", {"architectures": None, **inner}, where, part
-    )
+    values = {**usual, **beside, "architectures": None, **inner}
+    return Argument(argument.name, f"{argument.source} (its text_config)", values, where, part)

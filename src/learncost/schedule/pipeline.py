@@ -1,0 +1,321 @@
+"""Pipelines: a schedule is a value, the order of passes on every device; time and memory come from running it.
+
+A device has one stage, or several that are not neighbours (chunks): chunk c of device s is stage c p + s of all. A pass
+is the forward F of a microbatch on a stage, its backward B, or its weight update W, which stands in B where a schedule
+does not part them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from learncost.equation.displayed import Displayed
+from learncost.equation.errors import InputError, named_one
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass: F, B or W, of a chunk and a microbatch, both counted from 0."""
+
+    kind: str
+    chunk: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
+
+
+Order = tuple[Pass, ...]
+
+
+@dataclass(frozen=True)
+class Schedule(Displayed):
+    """The order of the passes on every device.
+
+    devices       that the pipeline has
+    microbatches  of a step
+    chunks        stages of each device
+    parted        whether the weight update is a pass of its own
+    orders        of each device
+    """
+
+    name: str
+    devices: int
+    microbatches: int
+    chunks: int
+    parted: bool
+    orders: tuple[Order, ...]
+
+    @property
+    def stages(self) -> int:
+        """Stages in all."""
+        return self.devices * self.chunks
+
+    def in_flight(self, device: int) -> float:
+        """The most microbatches whose values a device holds at once, in units of all its stages."""
+        return peak(self, device, [1.0] * self.stages) / self.chunks
+
+
+def peak(schedule: Schedule, device: int, kept: Sequence[float]) -> float:
+    """The most bytes of kept values that a device holds at once.
+
+    kept  bytes that a stage keeps of one microbatch, by the number of the stage: from F until all that needs them ran
+    """
+    held = most = 0.0
+    last = "W" if schedule.parted else "B"
+    for run in schedule.orders[device]:
+        stage = run.chunk * schedule.devices + device
+        if run.kind == "F":
+            held += kept[stage]
+            most = max(most, held)
+        elif run.kind == last:
+            held -= kept[stage]
+    return most
+
+
+@dataclass(frozen=True)
+class Ran(Displayed):
+    """A schedule that ran: when every pass of every device begins and ends, and how long all of it takes."""
+
+    schedule: Schedule
+    times: tuple[tuple[tuple[Pass, float, float], ...], ...]
+    seconds: float
+
+    def busy(self, device: int) -> float:
+        """Seconds in which a device computes."""
+        return sum(end - begin for _, begin, end in self.times[device])
+
+    @property
+    def bubble(self) -> float:
+        """What the pipeline adds to the time of its busiest device, as a share of that."""
+        return self.seconds / max(self.busy(device) for device in range(self.schedule.devices)) - 1
+
+
+def run(
+    schedule: Schedule,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    update: Sequence[float] | None = None,
+    send: Sequence[float] | float = 0.0,
+) -> Ran:
+    """Run the orders: every pass begins when its device is free and what it needs is there.
+
+    forward, backward, update  seconds of a microbatch on each stage; B of a schedule that does not part them takes both
+    send                       seconds from a stage to the next one, either way, beside what is computed
+    """
+    stages, devices = schedule.stages, schedule.devices
+    sends = send if isinstance(send, Sequence) else [send] * stages
+    updates = [0.0] * stages if update is None else update
+    ends: dict[tuple[str, int, int], float] = {}
+    places, free = [0] * devices, [0.0] * devices
+    times: list[list[tuple[Pass, float, float]]] = [[] for _ in range(devices)]
+    waiting = list(range(devices))
+    while waiting:
+        moved = False
+        for device in list(waiting):
+            order = schedule.orders[device]
+            while places[device] < len(order):
+                task = order[places[device]]
+                stage = task.chunk * devices + device
+                ready = _ready(task, stage, stages, ends, sends)
+                if ready is None:
+                    break
+                begin = max(ready, free[device])
+                seconds = {
+                    "F": forward[stage],
+                    "B": backward[stage] + (0.0 if schedule.parted else updates[stage]),
+                    "W": updates[stage],
+                }[task.kind]
+                free[device] = ends[task.kind, stage, task.microbatch] = begin + seconds
+                times[device].append((task, begin, begin + seconds))
+                places[device] += 1
+                moved = True
+            if places[device] == len(order):
+                waiting.remove(device)
+        if waiting and not moved:
+            stuck = ", ".join(f"device {device} before {schedule.orders[device][places[device]]}" for device in waiting)
+            raise InputError(f"the orders of {schedule.name} wait for each other: {stuck}")
+    return Ran(schedule, tuple(map(tuple, times)), max(free))
+
+
+def _ready(
+    task: Pass, stage: int, stages: int, ends: Mapping[tuple[str, int, int], float], sends: Sequence[float]
+) -> float | None:
+    """When all that a pass needs is there; None where it has not run yet."""
+    needed: list[tuple[tuple[str, int, int], float]] = []
+    if task.kind == "F" and stage:
+        needed.append((("F", stage - 1, task.microbatch), sends[stage - 1]))
+    if task.kind == "B":
+        needed.append((("F", stage, task.microbatch), 0.0))
+        if stage < stages - 1:
+            needed.append((("B", stage + 1, task.microbatch), sends[stage]))
+    if task.kind == "W":
+        needed.append((("B", stage, task.microbatch), 0.0))
+    at = 0.0
+    for key, delay in needed:
+        if key not in ends:
+            return None
+        at = max(at, ends[key] + delay)
+    return at
+
+
+@dataclass(frozen=True)
+class Kind(Displayed):
+    """A kind of schedule: how its orders are made, and who says so."""
+
+    name: str
+    title: str
+    source: str
+    make: Callable[[int, int, int], tuple[Order, ...]]
+    parted: bool = False
+    several: bool = False  # whether a device may have several stages
+
+    def formula(self) -> str:
+        """Its bubble over the ideal time, all stages alike: as it is printed."""
+        return {"interleaved": "(p - 1)/(v m)", "zb-h1": "(p - 1)/(3 m), F = B = W"}.get(self.name, "(p - 1)/m")
+
+
+def _gpipe(devices: int, microbatches: int, _: int) -> tuple[Order, ...]:
+    forward = tuple(Pass("F", 0, number) for number in range(microbatches))
+    backward = tuple(Pass("B", 0, number) for number in range(microbatches))
+    return ((*forward, *backward),) * devices
+
+
+def _one_forward_one_backward(devices: int, microbatches: int, _: int) -> tuple[Order, ...]:
+    """Narayanan et al. 2021, figure 4: device s begins with p - s - 1 forward passes."""
+    orders = []
+    for device in range(devices):
+        ahead = min(devices - device - 1, microbatches)
+        forward = [Pass("F", 0, number) for number in range(microbatches)]
+        backward = [Pass("B", 0, number) for number in range(microbatches)]
+        orders.append(_alternating(forward, backward, ahead))
+    return tuple(orders)
+
+
+def _interleaved(devices: int, microbatches: int, chunks: int) -> tuple[Order, ...]:
+    """Narayanan et al. 2021, figure 4, as Megatron-LM's forward_backward_pipelining_with_interleaving."""
+    total, group = microbatches * chunks, devices * chunks
+    orders = []
+    for device in range(devices):
+
+        def task(kind: str, number: int) -> Pass:
+            chunk = number % group // devices
+            return Pass(
+                kind,
+                chunk if kind == "F" else chunks - 1 - chunk,
+                number // group * devices + number % devices,
+            )
+
+        ahead = total if microbatches == devices else min(2 * (devices - device - 1) + (chunks - 1) * devices, total)
+        forward = [task("F", number) for number in range(total)]
+        backward = [task("B", number) for number in range(total)]
+        orders.append(_alternating(forward, backward, ahead))
+    return tuple(orders)
+
+
+def _alternating(forward: Sequence[Pass], backward: Sequence[Pass], ahead: int) -> Order:
+    """Some forward passes ahead, then one forward and one backward in turns, then the rest of the backward passes."""
+    order = list(forward[:ahead])
+    for number, task in enumerate(forward[ahead:]):
+        order += [task, backward[number]]
+    return (*order, *backward[len(forward) - ahead :])
+
+
+def _zero_bubble(devices: int, microbatches: int, _: int) -> tuple[Order, ...]:
+    """Qi et al. 2023, ZB-H1: 1F1B whose device s puts off the weight updates of s microbatches."""
+    orders = []
+    for device in range(devices):
+        ahead = min(devices - device - 1, microbatches)
+        order = [Pass("F", 0, number) for number in range(ahead)]
+        updated = 0
+        for number in range(microbatches):
+            if ahead + number < microbatches:
+                order.append(Pass("F", 0, ahead + number))
+            order.append(Pass("B", 0, number))
+            if number >= device:
+                order.append(Pass("W", 0, updated))
+                updated += 1
+        order += [Pass("W", 0, number) for number in range(updated, microbatches)]
+        orders.append(tuple(order))
+    return tuple(orders)
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "gpipe",
+            "all microbatches forward, then all backward",
+            "Huang et al. 2019, GPipe: efficient training of giant neural networks using pipeline parallelism",
+            _gpipe,
+        ),
+        Kind(
+            "1f1b",
+            "one forward and one backward in turns, so that device s holds p - s microbatches",
+            "Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters, section 2.2.1",
+            _one_forward_one_backward,
+        ),
+        Kind(
+            "interleaved",
+            "1F1B with several stages a device: a smaller bubble, more sends",
+            "Narayanan et al. 2021, section 2.2.2; Megatron-LM, schedules.py",
+            _interleaved,
+            several=True,
+        ),
+        Kind(
+            "zb-h1",
+            "the weight updates apart from the backward passes, put where a device would wait",
+            "Qi et al. 2023, Zero bubble pipeline parallelism (arXiv 2401.10241), section 2.2",
+            _zero_bubble,
+            parted=True,
+        ),
+    )
+}
+
+
+@lru_cache(maxsize=256)
+def schedule(name: str, devices: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """The schedule of a kind. Raises `InputError` where there is none of these numbers.
+
+    name  gpipe, 1f1b, interleaved or zb-h1
+    """
+    kind = named_one("schedule", name, KINDS)
+    for what, number in (("devices", devices), ("microbatches", microbatches), ("chunks", chunks)):
+        if number < 1:
+            raise InputError(f"{what} of a pipeline must be at least 1, not {number}")
+    if chunks > 1 and not kind.several:
+        raise InputError(f"{name} has one stage a device, not {chunks}: interleaved has several")
+    if kind.several and chunks > 1 and microbatches % devices:
+        larger = -(-microbatches // devices) * devices
+        raise InputError(
+            f"{microbatches} microbatches are no multiple of the {devices} devices of an interleaved pipeline: "
+            f"the next number that is one is {larger}"
+        )
+    return Schedule(name, devices, microbatches, chunks, kind.parted, kind.make(devices, microbatches, chunks))
+
+
+def seconds(
+    name: str,
+    devices: int,
+    microbatches: int,
+    chunks: int,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    update: Sequence[float],
+    send: Sequence[float] | float = 0.0,
+) -> float:
+    """Seconds of a step of a pipeline with many microbatches: as `run`, which is periodic once it is full.
+
+    A run of as many microbatches as fill it is made, one of a few more, and their difference goes on.
+    """
+    few = 4 * devices * chunks
+    if microbatches <= few + 2 * devices:
+        return run(schedule(name, devices, microbatches, chunks), forward, backward, update, send).seconds
+    few += microbatches % devices
+    first, second = (
+        run(schedule(name, devices, number, chunks), forward, backward, update, send).seconds
+        for number in (few, few + devices)
+    )
+    return first + (second - first) * (microbatches - few) / devices

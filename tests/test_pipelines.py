@@ -1,0 +1,117 @@
+"""Pipelines: the orders that are generated, run, against the formulas that publications print."""
+
+from fractions import Fraction
+
+import pytest
+
+import learncost as lc
+from learncost.schedule.pipeline import KINDS, peak, run, schedule, seconds
+
+
+def bubble(name, devices, microbatches, chunks=1):
+    """Of stages that are all alike: F = 1, B = 1, W = 1, whatever the schedule does with W."""
+    stages = [Fraction(1, chunks)] * (devices * chunks)
+    return run(
+        schedule(name, devices, microbatches, chunks), stages, stages, stages, Fraction(0)
+    ).bubble  # in floats: begins are 0.0
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("turns", [1, 2, 4])
+def test_bubbles_are_the_printed_formulas(devices, turns):
+    """Narayanan et al. 2021, section 2.2: (p-1)/m and (p-1)/(v m); Qi et al. 2023, table 2: (p-1)/(3m)."""
+    m = devices * turns
+    assert bubble("gpipe", devices, m) == pytest.approx(float(Fraction(devices - 1, m)), abs=1e-12)
+    assert bubble("1f1b", devices, m) == pytest.approx(float(Fraction(devices - 1, m)), abs=1e-12)
+    assert bubble("zb-h1", devices, m) == pytest.approx(float(Fraction(devices - 1, 3 * m)), abs=1e-12)
+    for chunks in (2, 4):
+        assert bubble("interleaved", devices, m, chunks) == pytest.approx(
+            float(Fraction(devices - 1, chunks * m)), abs=1e-12
+        )
+
+
+@pytest.mark.parametrize(("p", "m", "v", "printed"), [(4, 8, 2, 0.1875), (8, 32, 1, 0.21875), (8, 32, 4, 0.0546875)])
+def test_bubbles_of_narayanan(p, m, v, printed):
+    assert bubble("interleaved" if v > 1 else "1f1b", p, m, v) == pytest.approx(float(Fraction(printed)), abs=1e-12)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_microbatches_in_flight(devices):
+    m = 4 * devices
+    plain = schedule("1f1b", devices, m)
+    assert [plain.in_flight(device) for device in range(devices)] == [devices - device for device in range(devices)]
+    assert [schedule("gpipe", devices, m).in_flight(device) for device in range(devices)] == [m] * devices
+    # ZB-H1 keeps to the memory of 1F1B's first stage on every device (Qi et al. 2023, section 2.2).
+    assert {schedule("zb-h1", devices, m).in_flight(device) for device in range(devices)} == {devices}
+    for chunks in (2, 4):
+        first = schedule("interleaved", devices, m, chunks).in_flight(0)
+        assert first == devices * (1 + (devices - 1) / (devices * chunks))  # Korthikanti et al. 2022, section 4.2.3
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("devices", "microbatches"), [(1, 1), (2, 2), (3, 6), (4, 4), (4, 12)])
+def test_every_pass_runs_once_after_what_it_needs(name, devices, microbatches):
+    chunks = 3 if KINDS[name].several else 1
+    made = schedule(name, devices, microbatches, chunks)
+    kinds = ("F", "B", "W") if made.parted else ("F", "B")
+    every = {(kind, c, m) for kind in kinds for c in range(chunks) for m in range(microbatches)}
+    for order in made.orders:
+        assert len(order) == len(every)
+        assert {(task.kind, task.chunk, task.microbatch) for task in order} == every
+    ran = run(made, [1.0] * made.stages, [2.0] * made.stages, [0.5] * made.stages, 0.25)
+    ends = {}
+    for device, times in enumerate(ran.times):
+        for task, begin, end in times:
+            ends[task.kind, task.chunk * devices + device, task.microbatch] = begin, end
+    for (kind, stage, microbatch), (begin, _) in ends.items():
+        if kind == "F" and stage:
+            assert begin >= ends["F", stage - 1, microbatch][1] + 0.25
+        if kind == "B":
+            assert begin >= ends["F", stage, microbatch][1]
+            if stage < made.stages - 1:
+                assert begin >= ends["B", stage + 1, microbatch][1] + 0.25
+        if kind == "W":
+            assert begin >= ends["B", stage, microbatch][1]
+
+
+def test_an_uneven_stage_sets_the_pace():
+    """One stage twice as slow: once the pipeline is full, nothing but it counts. It begins after 1, and waits 1 once."""
+    forward, backward = [1.0, 2.0, 1.0], [2.0, 4.0, 2.0]
+    ran = run(schedule("1f1b", 3, 30), forward, backward)
+    assert ran.seconds == pytest.approx(1 + 1 + 30 * 6 + 2)
+
+
+def test_bytes_in_flight_are_of_the_stages_chunks():
+    made = schedule("interleaved", 2, 4, 2)
+    held, most = 0, 0
+    kept = [1, 10, 100, 1000]
+    for task in made.orders[1]:
+        held += kept[2 * task.chunk + 1] * {"F": 1, "B": -1}[task.kind]
+        most = max(most, held)
+    assert peak(made, 1, kept) == most
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("microbatches", [100, 101, 128])
+def test_many_microbatches_as_if_all_ran(name, microbatches):
+    chunks = 2 if KINDS[name].several else 1
+    if chunks > 1 and microbatches % 4:
+        microbatches += 4 - microbatches % 4
+    stages = 4 * chunks
+    times = [1.0 + 0.1 * (stage % 3) for stage in range(stages)], [2.0] * stages, [0.7] * stages
+    whole = run(schedule(name, 4, microbatches, chunks), *times, 0.05).seconds
+    assert seconds(name, 4, microbatches, chunks, *times, 0.05) == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("2f2b", 4, 8), "no schedule is called '2f2b'"),
+        (("1f1b", 0, 8), "devices of a pipeline must be at least 1"),
+        (("1f1b", 4, 8, 2), "1f1b has one stage a device, not 2"),
+        (("interleaved", 4, 10, 2), "the next number that is one is 12"),
+    ],
+)
+def test_schedules_that_there_are_not(arguments, message):
+    with pytest.raises(lc.InputError, match=message):
+        schedule(*arguments)

@@ -75,7 +75,7 @@ def test_every_pass_runs_once_after_what_it_needs(name, devices, microbatches):
 
 
 def test_an_uneven_stage_sets_the_pace():
-    """One stage twice as slow: once the pipeline is full, nothing but it counts. It begins after 1, and waits 1 once."""
+    """One stage twice as slow: once the pipeline is full, only it counts; it begins after 1, and waits 1 once."""
     forward, backward = [1.0, 2.0, 1.0], [2.0, 4.0, 2.0]
     ran = run(schedule("1f1b", 3, 30), forward, backward)
     assert ran.seconds == pytest.approx(1 + 1 + 30 * 6 + 2)

@@ -224,6 +224,7 @@ class Tag:
     types: tuple[str, ...] = ()  # of a line that makes a weight: those of its codes, of its scales, of what it makes
     module: str = ""  # the path of the module whose line it is, with * for the number of a block; "." is the whole
     operator: str = ""  # what computes it there, such as linear
+    why: str = ""  # of a collective: why it is there
 
 
 @dataclass(frozen=True, slots=True)

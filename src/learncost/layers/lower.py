@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from learncost.equation.affine import Affine, Part, total
-from learncost.equation.count import base
+from learncost.equation.count import base, whole
 from learncost.equation.table import (
     Axis,
     Condition,
@@ -73,6 +73,13 @@ def lower_line(line: Line) -> tuple[Line, ...]:
     work = _Lowering({}, frozenset())
     work.line(line)
     return tuple(work.out)
+
+
+def expanded(line: Line, values: Mapping[str, Value]) -> tuple[tuple[Line, ...], dict[str, Value]]:
+    """The lines that one line of a scope is in normal form, and the values on the way."""
+    work = _Lowering(dict(values), frozenset())
+    work.line(line)
+    return tuple(work.out), {name: value for name, value in work.values.items() if name not in values}
 
 
 def _is_normal(line: Line) -> bool:
@@ -561,7 +568,7 @@ def _may_be_empty(line: Word) -> bool:
     if len(relevant) != 1:
         return bool(relevant)
     (condition,) = relevant
-    same = base(condition.lower) == base(condition.upper)
+    same = base(whole(condition.lower)) == base(whole(condition.upper))
     first = condition.lower in line.axes and condition.window is None
     if condition.relation == "<":
         return not (first and condition.upper.isdigit() and int(condition.upper) > 0)

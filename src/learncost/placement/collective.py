@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+
+from learncost.equation.count import shape_of
+from learncost.equation.table import Word, walk
+from learncost.equation.value import INDICES, Value
+from learncost.placement.clauses import Homes
+from learncost.placement.place import Placed
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +60,52 @@ class Collective:
     role: str
     place: int
     why: str
+
+
+BYTES_OF_AN_INDEX = 8
+"""Indices are sent as PyTorch has them, in int64."""
+
+
+def collectives(
+    placed: Placed, sizes: Mapping[str, int], widths: Mapping[str, int] | None = None
+) -> tuple[Collective, ...]:
+    """What every device of a placed step sends, in the order of its lines.
+
+    sizes   of the whole table, all devices together
+    widths  bytes of a number by role: weights, gradients, states, values, inputs; 4 where a role is not there
+    """
+    table, homes = placed.table, Homes(placed.whole, placed.mesh, placed.clauses, sizes)
+    sizes = {**sizes, **placed.mesh.sizes}
+    widths = widths or {}
+    indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
+    result = []
+    readers: dict[str, str] = {}
+    for line, _ in walk(table.lines):
+        for name in line.reads:
+            readers.setdefault(name, line.name)
+    for number, (line, turns) in enumerate(walk(table.lines)):
+        if not isinstance(line, Word) or entry(line.word).kind != KIND or line.word in SENDS_NOTHING:
+            continue
+        name = placed.holds.get(line.name, line.name)
+        role = homes.kind(name, placed.whole.known.get(name, Value(())))[0]
+        width = BYTES_OF_AN_INDEX if name in indices else widths.get(role, 4)
+        counts = [prod(shape_of(term.declared, sizes)) for term in (line.left[0], line.right[0])]
+        times = prod(shape_of(turns, sizes))
+        tag = line.tag
+        result.append(
+            Collective(
+                line.word,
+                line.axes[0],
+                max(counts) * width,
+                line.name,
+                readers.get(line.name, ""),
+                times,
+                tag.macro,
+                tag.layer,
+                tag.block,
+                role,
+                number,
+                tag.why,
+            )
+        )
+    return tuple(result)

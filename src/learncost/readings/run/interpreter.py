@@ -22,6 +22,7 @@ from learncost.equation.value import Value
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import joined, lower
+from learncost.readings.run.collected import Exchange
 from learncost.readings.run.operation import Array, Sizes, run_line
 
 Values = dict[str, Array]
@@ -168,11 +169,20 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     return lengths
 
 
-def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None = None) -> None:
-    """Run the lines of a table in normal form; `values` receives every name, `watch` is told of every line that ran."""
+def execute(
+    table: Table,
+    values: MutableMapping[str, Array],
+    sizes: Sizes,
+    watch: Watch | None = None,
+    exchange: Exchange | None = None,
+) -> None:
+    """Run the lines of a table in normal form; `values` receives every name, `watch` is told of every line that ran.
+
+    exchange  where the table is one device's of several: by which it gets the arrays of the others
+    """
     check_derived(table.lines, "nothing runs it")
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        _execute(table.lines, table.values, values, sizes, watch)
+        _execute(table.lines, table.values, values, sizes, watch, exchange)
 
 
 def _execute(
@@ -181,12 +191,13 @@ def _execute(
     values: MutableMapping[str, Array],
     sizes: Sizes,
     watch: Watch | None,
+    exchange: Exchange | None,
 ) -> None:
     for line in lines:
         if isinstance(line, Repeat):
-            _turns(line, roles, values, sizes, watch)
+            _turns(line, roles, values, sizes, watch, exchange)
         else:
-            run_line(line, roles, values, sizes)
+            run_line(line, roles, values, sizes, exchange)
             if watch:
                 watch(line, values)
 
@@ -197,6 +208,7 @@ def _turns(
     values: MutableMapping[str, Array],
     sizes: Sizes,
     watch: Watch | None,
+    exchange: Exchange | None,
 ) -> None:
     try:
         count = size_of(line.count, sizes)
@@ -212,7 +224,7 @@ def _turns(
         inner = _Scope(values)
         inner.update(carried)
         inner.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
-        _execute(line.lines, inner_roles, inner, sizes, watch)
+        _execute(line.lines, inner_roles, inner, sizes, watch, exchange)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
             together = parts[inside, outer]

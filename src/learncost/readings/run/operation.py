@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import shape_of, size_of
+from learncost.equation.count import cuts, first_of, shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
     RELATIONS,
@@ -28,15 +28,24 @@ from learncost.equation.table import (
     Word,
 )
 from learncost.equation.value import Value
+from learncost.readings.run.collected import Exchange, collected
 from learncost.vocabulary import Entry, entry
 
 Array = Any
 Sizes = Mapping[str, int]
 
 
-def run_line(line: Line, roles: Mapping[str, Value], values: MutableMapping[str, Array], sizes: Sizes) -> None:
-    """Run one line of the normal form; `values` receives its result."""
-    if isinstance(line, Product):
+def run_line(
+    line: Line,
+    roles: Mapping[str, Value],
+    values: MutableMapping[str, Array],
+    sizes: Sizes,
+    exchange: Exchange | None = None,
+) -> None:
+    """Run one line of the normal form; `values` receives its result. Collectives need an exchange."""
+    if isinstance(line, Word) and entry(line.word).kind == "collective":
+        result = collected(line, values[line.right[0].name], exchange)
+    elif isinstance(line, Product):
         result = _product(line, roles, values, sizes)
     elif isinstance(line, Sum):
         result = _sum(line, values, sizes)
@@ -95,9 +104,18 @@ def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int)
     if isinstance(at, Affine) and not at.fixed:
         places = at.over(sizes, np.arange)
         return np.where((places >= 0) & (places < size), places, size)
+    if cuts(axis.axis):
+        places = np.asarray(values[at.name]) - first_of(axis.axis, sizes)
+        return np.where((places >= 0) & (places < size), places, size)
     positions = np.asarray(values[at.name] if isinstance(at, Term) else at.number(sizes))
     _check_index(positions, axis, size)
     return positions
+
+
+def _beyond(term: Term) -> list[tuple[int, float]]:
+    """The axes that may be read beyond their ends, and what stands there: on a part of an axis 0, as others have it."""
+    parts = [(place, 0.0) for place, axis in enumerate(term.axes) if isinstance(axis, Read) and cuts(axis.axis)]
+    return [*((place, at.outside) for place, at in term.beyond), *parts]
 
 
 def _check_index(positions: Any, axis: Read, size: int) -> None:
@@ -143,15 +161,15 @@ def _move(line: Product, roles: Mapping[str, Value], values: Mapping[str, Array]
     array = values[term.name]
     if term.indexed:
         index = _index(term, values, sizes, term.loops, roles[term.name].axes)
-        for place, at in term.beyond:
+        for place, outside in _beyond(term):
             form = [*array.shape]
             form[place] = 1
-            array = np.concatenate((array, np.full(form, at.outside, array.dtype)), axis=place)
+            array = np.concatenate((array, np.full(form, outside, array.dtype)), axis=place)
         return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
     if left.indexed:
         shape = [*shape_of(roles[left.name].axes, sizes)]
         everywhere = tuple(map(slice, shape))
-        for place, _ in left.beyond:
+        for place, _ in _beyond(left):
             shape[place] += 1
         target = np.zeros_like(array, shape=tuple(shape))
         np.add.at(target, _index(left, values, sizes, want, roles[left.name].axes), spread(array, term.loops, want))
@@ -248,13 +266,18 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
     mask: Array = np.True_
     for condition in where:
         lower, upper = (
-            int(side) if side.isdigit() else spread(np.arange(size_of(side, sizes)), (side,), want)
+            int(side) if side.isdigit() else spread(_all_of(side, sizes), (side,), want)
             for side in (condition.lower, condition.upper)
         )
         mask = mask & RELATIONS[condition.relation](lower, upper)
         if condition.window is not None:
             mask = mask & (upper < lower + size_of(condition.window, sizes))
     return mask
+
+
+def _all_of(axis: str, sizes: Sizes) -> Array:
+    """The positions of an axis, as they are counted over all devices."""
+    return np.arange(size_of(axis, sizes)) + first_of(axis, sizes)
 
 
 def _erf(x: Array) -> Array:

@@ -1,0 +1,242 @@
+"""What is cut over the mesh: clauses such as `h f v over tp`, and the home that they give every value.
+
+A clause is `AXES over MESH [of NAMES]`. Of its axes the first that a value has is cut; `*` is the largest one that
+divides. NAMES are roles or names of the table, or their beginnings; a gradient goes with its value. For one axis of the
+mesh the first clause that fits a value wins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from learncost.equation.count import base, size_of
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Read, Repeat, Statement, Table, Term, walk
+from learncost.equation.value import DRAWN, Value
+from learncost.placement.mesh import Mesh
+
+LARGEST = "*"
+"""Stands in a clause for the largest axis that divides."""
+
+ROLES: Mapping[str, str] = {
+    "weights": "what is trained, and what the optimizer makes of it",
+    "gradients": "gradients of weights",
+    "states": "what the optimizer remembers",
+    "values": "what lines make, its gradients, and drawn masks",
+    "inputs": "what a batch brings",
+    "scores": "values of pairs of positions, and their gradients",
+    "experts": "weights of which lines choose parts, their gradients and states",
+}
+"""What NAMES of a clause may be, beside names of the table."""
+
+_CLAUSE = re.compile(r"(?P<axes>\S+(?:\s+\S+)*?)\s+over\s+(?P<mesh>\S+)(?:\s+of\s+(?P<names>\S+(?:\s+\S+)*))?")
+
+
+@dataclass(frozen=True)
+class Clause:
+    """Axes, of which the first that a value has is cut over an axis of the mesh; of some values alone, or of all."""
+
+    axes: tuple[str, ...]
+    mesh: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def largest(self) -> bool:
+        return self.axes == (LARGEST,)
+
+    def __str__(self) -> str:
+        of = f" of {' '.join(self.names)}" if self.names else ""
+        return f"{' '.join(self.axes)} over {self.mesh}{of}"
+
+
+def clauses(text: str) -> tuple[Clause, ...]:
+    """The clauses of a text, with commas between. Raises `InputError`."""
+    result = []
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        match = _CLAUSE.fullmatch(item)
+        if match is None:
+            raise InputError(f"a clause is written as `h f v over tp` or `M over tp of values`; {item!r} is none")
+        clause = Clause(tuple(match["axes"].split()), match["mesh"], tuple((match["names"] or "").split()))
+        if LARGEST in clause.axes and not clause.largest:
+            raise InputError(f"* stands alone before over, not beside other axes: {item!r}")
+        result.append(clause)
+    return tuple(result)
+
+
+Split = tuple[tuple[str, ...], ...]
+"""For every axis of a value the axes of the mesh that cut it, the outermost first."""
+
+
+class Homes:
+    """Where the values of a table live: by the clauses alone, wherever lines may leave them."""
+
+    def __init__(self, table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]) -> None:
+        self.table, self.mesh, self.clauses = table, mesh, tuple(chosen)
+        self.sizes = {**sizes, **mesh.sizes}
+        self.known = table.known
+        self._counts = {base(count).partition("/")[0] for _, turns in walk(table.lines) for count in turns} - {"B"}
+        self._experts = frozenset(_read_at_a_choice(table))
+        self._ranks: dict[tuple[str, str], int] = {}
+        self._check()
+
+    def _check(self) -> None:
+        axes = {base(axis) for value in self.known.values() for axis in value.axes}
+        for clause in self.clauses:
+            if clause.mesh not in self.mesh.names:
+                known = ", ".join(self.mesh.names)
+                raise InputError(f"the mesh has no axis {clause.mesh}, which {str(clause)!r} names: it has {known}")
+            for name in clause.names:
+                if name not in ROLES and not any(_begins(value, name) for value in self.known):
+                    raise InputError(
+                        f"nothing of the table is called {name}, which {str(clause)!r} names; roles are "
+                        f"{', '.join(ROLES)}"
+                    )
+            if not clause.largest and not any(axis in axes for axis in clause.axes):
+                raise InputError(f"no value has an axis {' or '.join(clause.axes)}, which {str(clause)!r} cuts")
+        for name in self.mesh.names:
+            if name in axes or name in self.sizes.keys() - self.mesh.sizes.keys():
+                raise InputError(f"{name} is a size of the model: call the axis of the mesh otherwise")
+            if self.mesh.sizes[name] > 1 and all(clause.mesh != name for clause in self.clauses):
+                raise InputError(f"nothing is placed over {name}: say it in a clause, or take it out of the mesh")
+
+    def rank(self, mesh_axis: str, axis: str) -> int:
+        """How far inside a mesh axis cuts an axis: in the order of the clauses, those of the largest axis last."""
+        key = mesh_axis, base(axis)
+        if key not in self._ranks:
+            places = [
+                place + (len(self.clauses) if clause.largest else 0)
+                for place, clause in enumerate(self.clauses)
+                if clause.mesh == mesh_axis and (base(axis) in clause.axes or clause.largest)
+            ]
+            self._ranks[key] = min(places, default=2 * len(self.clauses))
+        return self._ranks[key]
+
+    def kind(self, name: str, value: Value) -> tuple[str, str]:
+        """The role of a value as clauses call it, and the value that it belongs to."""
+        steps, last = [value.role], name
+        values = self.known
+        while value.of and value.role in _OF and value.of != last:
+            last = value.of
+            if value.of not in values:
+                break
+            value = values[value.of]
+            steps.append(value.role)
+        if last in self.table.weights:
+            if "state" in steps:
+                return "states", last
+            return ("gradients" if _GRADIENT & {*steps} else "weights"), last
+        if last in self.table.inputs and not ({*steps} & (_GRADIENT | {"new"})) and value.role not in DRAWN:
+            return "inputs", last
+        return "values", last
+
+    def winners(self, name: str, value: Value) -> dict[str, tuple[int, str]]:
+        """For every mesh axis that cuts a value the clause by its place, and the axis that is cut."""
+        role, owner = self.kind(name, value)
+        found: dict[str, tuple[int, str]] = {}
+        cut: dict[str, list[str]] = {}
+        order = sorted(range(len(self.clauses)), key=lambda place: (self.clauses[place].largest, place))
+        first = {axis: place for place, axis in self._fitting(role, owner, name, value)}
+        for place in order:
+            clause = self.clauses[place]
+            if first.get(clause.mesh) != place:
+                continue
+            axis = self._axis(clause, value, cut, name)
+            if axis is not None:
+                cut.setdefault(axis, []).append(clause.mesh)
+                found[clause.mesh] = place + (len(self.clauses) if clause.largest else 0), axis
+        return found
+
+    def _fitting(self, role: str, owner: str, name: str, value: Value) -> Iterator[tuple[int, str]]:
+        """The first clause that fits, for every mesh axis."""
+        taken: set[str] = set()
+        for place, clause in enumerate(self.clauses):
+            if clause.mesh in taken or self.mesh.sizes[clause.mesh] == 1:
+                continue
+            has_axis = clause.largest or any(axis in value.axes for axis in clause.axes)
+            if has_axis and self._named(clause, role, owner, name, value):
+                taken.add(clause.mesh)
+                yield place, clause.mesh
+
+    def _named(self, clause: Clause, role: str, owner: str, name: str, value: Value) -> bool:
+        if not clause.names:
+            return True
+        roles = {role}
+        if role == "values" and _of_pairs(value.axes):
+            roles.add("scores")
+        if owner in self._experts:
+            roles.add("experts")
+        return any(one in roles or _begins(owner, one) or _begins(name, one) for one in clause.names)
+
+    def _axis(self, clause: Clause, value: Value, cut: Mapping[str, list[str]], name: str) -> str | None:
+        number = self.mesh.sizes[clause.mesh]
+
+        def left(axis: str) -> int:
+            return int(size_of("/".join((base(axis), *cut.get(axis, ()))), self.sizes))
+
+        if not clause.largest:
+            axis = next(axis for axis in clause.axes if axis in value.axes)
+            if left(axis) % number:
+                raise InputError(_not_dividing(axis, size_of(axis, self.sizes), cut.get(axis, []), clause, self.mesh))
+            return axis
+        axes = [axis for axis in value.axes if base(axis) not in self._counts and not base(axis)[0].isdigit()]
+        axes = [axis for axis in axes if left(axis) % number == 0]
+        return max(axes, key=left) if axes else None
+
+    def home(self, name: str, value: Value, busy: frozenset[str] = frozenset()) -> Split:
+        """The axes of the mesh that cut every axis of a value; those that are busy cut none."""
+        split: dict[str, list[str]] = {}
+        for mesh_axis, (_, axis) in self.winners(name, value).items():
+            if mesh_axis not in busy:
+                split.setdefault(axis, []).append(mesh_axis)
+        return tuple(self.nested(axis, split.get(axis, ())) for axis in value.axes)
+
+    def nested(self, axis: str, mesh_axes: Iterable[str]) -> tuple[str, ...]:
+        """Mesh axes in the order in which they cut an axis."""
+        return tuple(sorted(mesh_axes, key=lambda mesh_axis: self.rank(mesh_axis, axis)))
+
+
+_GRADIENT = {"gradient", "part", "unsummed", "gathered"}
+_OF = {"gradient", "part", "unsummed", "gathered", "new", "kept", "copy", "step", "inner", "state", *DRAWN}
+
+
+def _begins(name: str, beginning: str) -> bool:
+    return name == beginning or name.startswith((f"{beginning}.", f"{beginning}@"))
+
+
+def _of_pairs(axes: Iterable[str]) -> bool:
+    """Whether axes are of pairs of positions, as scores of attention are: M and M', or M and N."""
+    axes = [*axes]
+    bases = [base(axis) for axis in axes]
+    return len({*bases}) < len(bases) or {"M", "N"} <= {*bases}
+
+
+def _read_at_a_choice(table: Table) -> Iterator[str]:
+    """Weights of which lines read parts where another line says, as experts are chosen."""
+
+    def visit(lines: Iterable[Statement], stacks: Mapping[str, str]) -> Iterator[str]:
+        made = {name for line in lines if isinstance(line, Line) for name in line.makes}
+        for line in lines:
+            if isinstance(line, Repeat):
+                yield from visit(line.lines, {**stacks, **{inside: stacks.get(o, o) for inside, o in line.each}})
+                continue
+            for term in line.right:
+                for axis in term.axes if isinstance(term, Term) else ():
+                    at_choice = isinstance(axis, Read) and isinstance(axis.at, Term) and axis.at.name in made
+                    if at_choice and (name := stacks.get(term.name, term.name)) in table.weights:
+                        yield name
+
+    yield from visit(table.lines, {})
+
+
+def _not_dividing(axis: str, size: int, cut: Iterable[str], clause: Clause, mesh: Mesh) -> str:
+    number = mesh.sizes[clause.mesh]
+    for other in cut:
+        number *= mesh.sizes[other]
+    over = " and ".join((*cut, clause.mesh))
+    following = -(-size // number) * number
+    return (
+        f"{axis} is {size:,} and cannot be cut over {over}, {number:,} devices: the next size that can is "
+        f"{following:,} (clause {str(clause)!r})"
+    )

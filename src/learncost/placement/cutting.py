@@ -1,0 +1,244 @@
+"""The rule of a line: over what each axis of the mesh cuts it, what its operands need, and what its results are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from learncost.equation.affine import Affine
+from learncost.equation.table import (
+    Axis,
+    Condition,
+    Line,
+    Literal,
+    Operand,
+    Product,
+    Read,
+    Sum,
+    Term,
+    Word,
+    terms_of,
+)
+from learncost.layers.lower import expanded
+from learncost.placement.layout import Layout, cut
+from learncost.placement.scope import Reason, Scope
+from learncost.vocabulary import entry
+
+Site = tuple[str, str]
+"""What a mesh axis cuts in a line: ("along", an axis of the line), or ("at", an axis that is read at an index)."""
+
+ALONG, AT = "along", "at"
+
+
+def place_line(scope: Scope, line: Line) -> None:
+    """Place a line: collectives for its operands, then the line with its axes cut."""
+    cutting = Cutting(scope, line)
+    if cutting.through_body:
+        lines, steps = expanded(line, {**scope.homes.known, **scope.steps})
+        scope.steps |= steps
+        for inner in lines:
+            for name in {*inner.reads} & steps.keys():
+                scope.readers[name] += 1
+        for inner in lines:
+            place_line(scope, inner)
+        return
+    cutting.place()
+
+
+class Cutting:
+    """A line, the site of every mesh axis, and the mesh axes over which a partial operand goes through it."""
+
+    def __init__(self, scope: Scope, line: Line) -> None:
+        self.scope, self.line = scope, line
+        self.whole = frozenset(_whole_axes(line))
+        self.passes = {q: how for q in scope.homes.mesh.names if (how := self._passing(q))}
+        self.sites: dict[str, Site] = {}
+        for mesh_axis in scope.homes.mesh.names:
+            if mesh_axis not in self.passes and mesh_axis not in scope.busy:
+                site = self._site(mesh_axis)
+                if site is not None:
+                    self.sites[mesh_axis] = site
+
+    @property
+    def through_body(self) -> bool:
+        """Whether an axis that a word acts on is cut, so that its body has to be seen."""
+        line = self.line
+        if not isinstance(line, Word) or entry(line.word).pointwise or line.opaque:
+            return False
+        is_reduction = entry(line.word).kind == "reduction" and line.part == "body"
+        return not is_reduction and any((ALONG, axis) in self.sites.values() for axis in line.axes)
+
+    # Partial operands that go through.
+
+    def _passing(self, mesh_axis: str) -> str:
+        """How what a linear line makes of a partial operand is partial; empty where it has to be joined before."""
+        line, scope = self.line, self.scope
+        if isinstance(line, Word):
+            return ""
+        terms = [term for term in line.right if isinstance(term, Term)]
+        inner = [term for outer in (*terms, *line.left) for axis in outer.axes for term in _index(axis)]
+        has_part = [self._is_partial(term.name, mesh_axis) for term in terms]
+        if not any(has_part) or any(self._is_partial(term.name, mesh_axis) for term in inner):
+            return ""
+        single = all(scope.readers[term.name] <= 1 for term, part in zip(terms, has_part, strict=True) if part)
+        if isinstance(line, Sum):
+            return "sum" if all(has_part) and single and len(terms) == len(line.right) else ""
+        others = [term for term, part in zip(terms, has_part, strict=True) if not part] + inner
+        others += [term for term in line.left if term.indexed]
+        is_cut = any(mesh_axis in scope.home(term.name).over for term in others)
+        return "sum" if has_part.count(True) == 1 and single and not is_cut else ""
+
+    def _is_partial(self, name: str, mesh_axis: str) -> bool:
+        layout = self.scope.partial(name)
+        return layout is not None and (mesh_axis, "sum") in layout.partial
+
+    # Over what.
+
+    def _site(self, mesh_axis: str) -> Site | None:
+        """The candidate of the lowest clause, then of the most operands, then the home of the result."""
+        found: dict[Site, list[int]] = {}
+        operands = [term for operand in self.line.right for term in terms_of(operand)]
+        operands += [term for left in self.line.left for axis in left.axes for term in _index(axis)]
+        for terms, is_result in ((operands, 0), (list(self.line.left), 1)):
+            for term in terms:
+                if (candidate := self._candidate(term, mesh_axis, bool(is_result))) is None:
+                    continue
+                rank, site = candidate
+                seen = found.setdefault(site, [rank, 0, 0])
+                seen[0] = min(seen[0], rank)
+                seen[1 + is_result] -= 1
+        return min(found, key=lambda site: found[site]) if found else None
+
+    def _candidate(self, term: Term, mesh_axis: str, is_result: bool) -> tuple[int, Site] | None:
+        home = self.scope.home(term.name)
+        place = next((place for place, names in enumerate(home.split) if mesh_axis in names), None)
+        if place is None or place >= len(term.axes):
+            return None
+        axis = term.axes[place]
+        declared = self.scope.value(term.name).axes[place]
+        rank = self.scope.homes.rank(mesh_axis, declared)
+        if isinstance(axis, str):
+            return None if axis in self.whole else (rank, (ALONG, axis))
+        if isinstance(axis.at, Affine) or not isinstance(self.line, Product):
+            return None
+        if axis.axis in self.whole:
+            return None
+        return rank, (AT, axis.axis)
+
+    # The line as it is placed.
+
+    def place(self) -> None:
+        line, scope = self.line, self.scope
+        shown = {mesh_axis: f"{kind.replace('along', 'on')} {axis}" for mesh_axis, (kind, axis) in self.sites.items()}
+        reason = Reason(2, line, shown)
+        right = tuple(self.operand(term, reason) for term in line.right)
+        left = tuple(self.term(term, term.name, reason) for term in line.left)
+        where = tuple(self.condition(condition) for condition in line.where)
+        names = {"left": left, "right": right, "where": where, "tag": self.tag()}
+        if isinstance(line, Word):
+            names["axes"] = tuple(map(self.axis, line.axes))
+        scope.out.append(replace(line, **names))  # type: ignore[arg-type]
+        for term in line.left:
+            self.result(term)
+
+    def tag(self) -> object:
+        tag = self.line.tag
+        if tag.kernel is None:
+            return tag
+        return replace(tag, kernel=replace(tag.kernel, axes=tuple(map(self.axis, tag.kernel.axes))))
+
+    def operand(self, operand: Operand, reason: Reason) -> Operand:
+        if isinstance(operand, Literal):
+            return operand
+        layout = Layout(tuple(map(self.cuts, operand.axes)), self._kept_partial(operand.name))
+        return self.term(operand, self.scope.at(operand.name, layout, reason), reason)
+
+    def _kept_partial(self, name: str) -> frozenset[tuple[str, str]]:
+        layout = self.scope.partial(name)
+        if layout is None:
+            return frozenset()
+        return frozenset((q, how) for q, how in layout.partial if self.passes.get(q) == how)
+
+    def term(self, term: Term, name: str, reason: Reason) -> Term:
+        return Term(name, tuple(self.placed_axis(axis, reason) for axis in term.axes))
+
+    def placed_axis(self, axis: Axis, reason: Reason) -> Axis:
+        if isinstance(axis, str):
+            return self.axis(axis)
+        at = axis.at
+        if isinstance(at, Term):
+            placed = self.operand(at, reason)
+            assert isinstance(placed, Term)
+            at = placed
+        return Read(cut(axis.axis, self.cuts(axis)), at)
+
+    def cuts(self, axis: Axis) -> tuple[str, ...]:
+        """The mesh axes that cut an axis of a term in this line, the outermost first."""
+        if isinstance(axis, str):
+            site = (ALONG, axis)
+        elif isinstance(axis.at, Affine):
+            return ()
+        else:
+            site = (AT, axis.axis)
+        name = axis if isinstance(axis, str) else axis.axis
+        return self.scope.homes.nested(name, (q for q, where in self.sites.items() if where == site))
+
+    def axis(self, axis: str) -> str:
+        return cut(axis, self.cuts(axis))
+
+    def condition(self, condition: Condition) -> Condition:
+        lower, upper = (side if side.isdigit() else self.axis(side) for side in (condition.lower, condition.upper))
+        return replace(condition, lower=lower, upper=upper)
+
+    # What its results are.
+
+    def result(self, term: Term) -> None:
+        scope, line = self.scope, self.line
+        partial: dict[str, str] = dict(self.passes)
+        joins = {q: f"{_partial_operand(scope, line, q)} is" for q in self.passes}
+        plain = {axis for axis in term.axes if isinstance(axis, str)}
+        at = {axis.axis for axis in term.axes if isinstance(axis, Read)}
+        for mesh_axis, (kind, axis) in self.sites.items():
+            if (kind == ALONG and axis in plain) or (kind == AT and axis in at):
+                continue
+            partial[mesh_axis] = entry(line.word).name if isinstance(line, Word) else "sum"
+            joins[mesh_axis] = f"{line.name} " + (f"reads {axis} at an index" if kind == AT else f"sums over {axis}")
+        layout = Layout(tuple(map(self.cuts, term.axes)), frozenset(partial.items()))
+        if term.name not in scope.values:
+            scope.step_homes[term.name] = layout.whole()
+        scope.made_by[term.name] = line
+        scope.joins[term.name] = joins
+        scope.arrays.pop(term.name, None)
+        scope.give(term.name, layout)
+        if isinstance(line, Word) and line.word == "zeros":
+            scope.zeros.add(term.name)
+
+
+def _partial_operand(scope: Scope, line: Line, mesh_axis: str) -> str:
+    for term in line.right:
+        layout = scope.partial(term.name) if isinstance(term, Term) else None
+        if layout is not None and mesh_axis in layout.joined_over:
+            return term.name
+    return ""
+
+
+def _index(axis: Axis) -> Iterator[Term]:
+    """The terms by which an axis is read."""
+    if isinstance(axis, Read) and isinstance(axis.at, Term):
+        yield from terms_of(axis.at)
+
+
+def _whole_axes(line: Line) -> Iterator[str]:
+    """Axes that no mesh axis may cut in a line: those of places, and those along which a word needs all."""
+    for operand in (*line.left, *line.right):
+        for term in terms_of(operand):
+            for axis in term.axes:
+                if isinstance(axis, Read) and isinstance(axis.at, Affine):
+                    yield from (axis.axis, *axis.at.loops)
+    if not isinstance(line, Word):
+        return
+    word = entry(line.word)
+    if word.kind in ("choice", "scan") or word.name in ("append", "join"):
+        yield from (*line.axes, *line.chosen)
+    if line.opaque or word.name == "eye":
+        yield from line.loops

@@ -1,0 +1,125 @@
+"""Layouts: how the devices of a mesh hold a value, and the collectives that lead from one layout to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from learncost.equation.count import base
+from learncost.placement.clauses import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """For every axis the mesh axes that cut it, and those over which the devices' arrays are still to be joined.
+
+    partial  pairs of a mesh axis and of how: sum, max or min
+    sent     of rows that are where the experts are that they were sent to: the index that says which
+    """
+
+    split: Split
+    partial: frozenset[tuple[str, str]] = frozenset()
+    sent: str = ""
+
+    @property
+    def over(self) -> frozenset[str]:
+        """The mesh axes that cut an axis."""
+        return frozenset(name for names in self.split for name in names)
+
+    @property
+    def joined_over(self) -> frozenset[str]:
+        """The mesh axes over which it is partial."""
+        return frozenset(name for name, _ in self.partial)
+
+    def whole(self) -> Layout:
+        """The same with nothing left to join."""
+        return replace(self, partial=frozenset())
+
+    def cut(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """Axes as the table of a device has them, `f/tp`."""
+        return tuple(cut(axis, names) for axis, names in zip(axes, self.split, strict=True))
+
+
+def cut(axis: str, mesh_axes: tuple[str, ...]) -> str:
+    """A part of an axis: `M/cp'` of `M'`."""
+    size = base(axis)
+    return "/".join((size, *mesh_axes)) + axis[len(size) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A collective over a mesh axis, and the layout that it leaves."""
+
+    word: str
+    mesh_axis: str
+    layout: Layout
+
+
+def moves(start: Layout, goal: Layout) -> Iterator[Move]:
+    """The collectives that lead from a layout to another one, the cheapest first: what scatters, what is free.
+
+    A mesh axis that cuts another axis than before is exchanged; inner cuts are gathered before outer ones.
+    """
+    now = start
+    for mesh_axis, how in sorted(
+        start.partial - goal.partial, key=lambda pair: _scatters(start, goal, pair[0]) is None
+    ):
+        place = _scatters(now, goal, mesh_axis) if how == "sum" else None
+        left = now.partial - {(mesh_axis, how)}
+        if place is None:
+            now = replace(now, partial=left)
+            yield Move("all_reduce" if how == "sum" else f"all_reduce_{how}", mesh_axis, now)
+        else:
+            now = replace(_with(now, place, (*now.split[place], mesh_axis)), partial=left)
+            yield Move("reduce_scatter", mesh_axis, now)
+    while now.split != goal.split:
+        move = _shard(now, goal) or _exchange(now, goal) or _gather(now, goal)
+        now = move.layout
+        yield move
+
+
+def _with(layout: Layout, place: int, names: tuple[str, ...]) -> Layout:
+    return replace(layout, split=(*layout.split[:place], names, *layout.split[place + 1 :]))
+
+
+def _wanted(now: Layout, goal: Layout, mesh_axis: str) -> int | None:
+    """The axis that a mesh axis may cut next on the way to the goal."""
+    for place, (names, wanted) in enumerate(zip(now.split, goal.split, strict=True)):
+        if wanted[: len(names) + 1] == (*names, mesh_axis):
+            return place
+    return None
+
+
+def _scatters(now: Layout, goal: Layout, mesh_axis: str) -> int | None:
+    return None if mesh_axis in now.over else _wanted(now, goal, mesh_axis)
+
+
+def _shard(now: Layout, goal: Layout) -> Move | None:
+    for names, wanted in zip(now.split, goal.split, strict=True):
+        following = wanted[len(names)] if wanted[: len(names)] == names and len(wanted) > len(names) else None
+        if following is not None and following not in now.over:
+            place = _wanted(now, goal, following)
+            assert place is not None
+            return Move("shard", following, _with(now, place, wanted[: len(names) + 1]))
+    return None
+
+
+def _surplus(now: Layout, goal: Layout) -> Iterator[tuple[int, str]]:
+    """The axes that are cut as the goal has them not, each with its innermost cut."""
+    for place, (names, wanted) in enumerate(zip(now.split, goal.split, strict=True)):
+        if names and wanted[: len(names)] != names:
+            yield place, names[-1]
+
+
+def _exchange(now: Layout, goal: Layout) -> Move | None:
+    for place, mesh_axis in _surplus(now, goal):
+        to = _wanted(now, goal, mesh_axis)
+        if to is not None and to != place:
+            shorter = _with(now, place, now.split[place][:-1])
+            return Move("all_to_all", mesh_axis, _with(shorter, to, (*now.split[to], mesh_axis)))
+    return None
+
+
+def _gather(now: Layout, goal: Layout) -> Move:
+    place, mesh_axis = next(_surplus(now, goal))
+    return Move("all_gather", mesh_axis, _with(now, place, now.split[place][:-1]))

@@ -1,0 +1,67 @@
+"""Place a step's table over a mesh: the table that every device runs, with the collectives that its layouts need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.placement.clauses import Clause, Homes
+from learncost.placement.layout import Layout
+from learncost.placement.mesh import Mesh
+from learncost.placement.scope import Reason, Scope, readers
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The table that each device of a mesh runs.
+
+    Attributes
+    ----------
+    table
+        Its lines, with axes such as `f/tp` and collectives as words.
+    whole
+        The table of one device that it stands for.
+    mesh, clauses
+        What it is cut over, and how.
+    layouts
+        How the arrays of the outermost scope are held, by their names in the table.
+    holds
+        Of the arrays that collectives make, in every scope, the value that they hold.
+    """
+
+    table: Table
+    whole: Table
+    mesh: Mesh
+    clauses: tuple[Clause, ...]
+    layouts: Mapping[str, Layout]
+    holds: Mapping[str, str]
+
+
+def place(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]) -> Placed:
+    """The table that each device of a mesh runs.
+
+    sizes  of every axis, of all devices together: the clauses cut what they divide
+    Raises `InputError` where an axis does not divide, by name with the next size that does, and where turns of a repeat
+    that depend on one another would be cut.
+    """
+    chosen = tuple(chosen)
+    scope = Scope(Homes(table, mesh, chosen, sizes), table.values)
+    scope.readers = readers(table.lines, table.outputs)
+    for name in (*table.inputs, *table.weights):
+        scope.give(name, scope.home(name))
+    scope.statements(table.lines)
+    results = {name: scope.at(name, scope.home(name), Reason(8, None)) for name in table.outputs}
+    moved = {name: array for name, array in results.items() if array != name}
+    if set(moved.values()) & {*table.inputs, *table.weights}:
+        raise InputError("a result of the step is one of its inputs, moved: it has no name of its own")
+    names = {name: scope.fresh(name, "made") for name in moved} | {array: name for name, array in moved.items()}
+    placed = replace(
+        table,
+        lines=tuple(line.renamed(names) for line in scope.out),
+        values={names.get(name, name): value for name, value in scope.placed.items()},
+    )
+    layouts = {names.get(name, name): held for name, held in scope.layouts.items()}
+    holds = {names.get(array, array): name for array, name in scope.holds.items()}
+    return Placed(placed, table, mesh, chosen, layouts, holds)

@@ -1,0 +1,154 @@
+"""The rule of a repeat: what turns hand on has one layout, and turns over what is cut run on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Carry, Repeat
+from learncost.placement.layout import Layout, cut
+from learncost.placement.scope import Reason, Scope, readers
+
+Partial = frozenset[tuple[str, str]]
+
+
+def place_repeat(scope: Scope, repeat: Repeat) -> None:
+    """Place a repeat: what goes in is moved before it, and its turns are placed once for all."""
+    busy = _busy(scope, repeat)
+    _move_shared(scope, repeat, busy)
+    totals = {carry.start: _joinable(scope, carry) for carry in repeat.carry}
+    while True:
+        inner, ends = _turn(scope, repeat, frozenset(busy), totals)
+        narrower = {start: partial & ends[start] for start, partial in totals.items()}
+        if narrower == totals:
+            break
+        totals = narrower
+    _finish(scope, repeat, busy, inner, totals)
+
+
+def _busy(scope: Scope, repeat: Repeat) -> tuple[str, ...]:
+    """The mesh axes that cut the turns themselves, as where sequences take turns."""
+    cuts: dict[str, tuple[str, ...]] = {}
+    for inside, stack in (*repeat.each, *repeat.keep):
+        axes = scope.value(stack).axes
+        if axes and axes[0] == repeat.count and not repeat.part(inside, axes):
+            cuts[stack] = scope.home(stack).split[0]
+    if not any(cuts.values()):
+        return ()
+    first = max(cuts.values(), key=len)
+    return first
+
+
+def _move_shared(scope: Scope, repeat: Repeat, busy: tuple[str, ...]) -> None:
+    """What all turns read is joined before the first, and gathered over the devices that run different turns."""
+    for name in repeat.shared:
+        held = scope.held(name)
+        layout = next(iter(held))
+        goal = layout.whole()
+        if not layout.partial and not {*busy} & layout.over:
+            continue
+        if layout.partial:
+            goal = scope.home(name)
+        goal = Layout(tuple(tuple(q for q in names if q not in busy) for names in goal.split))
+        scope.at(name, goal, Reason(5, None))
+
+
+def _joinable(scope: Scope, carry: Carry) -> Partial:
+    """The mesh axes over which a total may be carried as a partial sum: all, where it begins with zeros."""
+    if carry.initial in scope.zeros:
+        return frozenset((name, "sum") for name in scope.homes.mesh.names)
+    layout = scope.partial(carry.initial)
+    return layout.partial if layout is not None else frozenset()
+
+
+def _carried(scope: Scope, start: str, partial: Partial) -> Layout:
+    """The layout of a carried value: its home, and what is still to be joined."""
+    home = scope.home(start)
+    return replace(home, partial=frozenset((q, how) for q, how in partial if q not in home.over))
+
+
+def _turn(
+    scope: Scope, repeat: Repeat, busy: frozenset[str], totals: Mapping[str, Partial]
+) -> tuple[Scope, dict[str, Partial]]:
+    """The lines of a turn, and how what it hands on is partial before it is brought into the layout of the start."""
+    inner = Scope(scope.homes, repeat.values, scope.busy | busy, scope)
+    inner.readers = readers(repeat.lines, [carry.end for carry in repeat.carry] + [name for name, _ in repeat.keep])
+    for carry in repeat.carry:
+        inner.give(carry.start, _carried(inner, carry.start, totals[carry.start]))
+    for name, stack in repeat.each:
+        layout = _stack_layout(scope, repeat, stack, busy)
+        inner.give(name, replace(layout, split=_of_turn(layout, repeat.part(name, scope.value(stack).axes))))
+    inner.statements(repeat.lines)
+    return inner, {carry.start: _ending(inner, carry.end) for carry in repeat.carry}
+
+
+def _ending(inner: Scope, name: str) -> Partial:
+    layout = inner.partial(name)
+    return layout.partial if layout is not None else frozenset()
+
+
+def _stack_layout(scope: Scope, repeat: Repeat, stack: str, busy: frozenset[str]) -> Layout:
+    """The layout in which turns read their slices of a stack."""
+    layout = next(iter(scope.held(stack)))
+    if busy:
+        return scope.home(stack)
+    return scope.home(stack) if layout.partial else layout
+
+
+def _of_turn(layout: Layout, together: int) -> tuple[tuple[str, ...], ...]:
+    return layout.split if together else layout.split[1:]
+
+
+def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, totals: Mapping[str, Partial]) -> None:
+    reason = Reason(5, None)
+    over = frozenset(busy)
+    carried, kept = [], []
+    for carry in repeat.carry:
+        layout = _carried(inner, carry.start, totals[carry.start])
+        if over and carry.initial not in scope.zeros:
+            raise InputError(
+                f"turns over {repeat.count} hand {carry.start} on, so that they cannot run on the devices of "
+                f"{' and '.join(busy)} at once"
+            )
+        initial = scope.at(carry.initial, layout, reason)
+        carried.append(Carry(carry.start, inner.at(carry.end, layout, reason), initial, carry.final))
+        partial = layout.partial | {(q, "sum") for q in busy}
+        scope.made_by[carry.final] = inner.line_of(carry.end)
+        scope.joins[carry.final] = dict(inner.joins.get(carry.end, {}))
+        scope.joins[carry.final] |= {q: f"the turns over {base(repeat.count)} run on its devices" for q in busy}
+        scope.give(carry.final, Layout(layout.split, partial))
+    for name, stack in repeat.keep:
+        layout = _kept_layout(inner, name)
+        kept.append((inner.at(name, layout, reason), stack))
+        together = repeat.part(name, scope.value(stack).axes)
+        split = layout.split if together else (busy, *layout.split)
+        scope.made_by[stack] = inner.line_of(name)
+        scope.joins[stack] = dict(inner.joins.get(name, {}))
+        scope.give(stack, Layout(split, layout.partial))
+    each = []
+    for name, stack in repeat.each:
+        each.append((name, scope.at(stack, _stack_layout(scope, repeat, stack, over), reason)))
+    scope.holds |= inner.holds
+    scope.out.append(
+        replace(
+            repeat,
+            count=cut(repeat.count, busy),
+            lines=tuple(inner.out),
+            values=inner.placed,
+            carry=tuple(carried),
+            each=tuple(each),
+            keep=tuple(kept),
+        )
+    )
+
+
+def _kept_layout(inner: Scope, name: str) -> Layout:
+    """What a stack collects: the home, but that gradients of weights stay partial until somebody reads them."""
+    home, layout = inner.home(name), inner.partial(name)
+    value = inner.value(name)
+    if layout is None or inner.homes.kind(name, value)[0] != "gradients" or value.role == "kept":
+        return home
+    waiting = frozenset((q, how) for q, how in layout.partial if q not in home.over)
+    return replace(home, partial=waiting)

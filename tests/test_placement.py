@@ -1,0 +1,109 @@
+"""Placement: the table that every device runs gives what the whole table gives."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from learncost.equation.count import first_of, size_of
+from learncost.equation.errors import InputError
+from learncost.layers.lower import lower
+from learncost.models.model import build, run_sizes
+from learncost.models.small import small
+from learncost.placement.clauses import clauses
+from learncost.placement.collective import collectives
+from learncost.placement.devices import run_placed, together
+from learncost.placement.mesh import mesh
+from learncost.placement.place import place
+from learncost.placement.presets import PLACEMENTS, chosen
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step
+from learncost.proof.check import sound_arrays
+from learncost.readings.run import execute
+
+SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
+
+
+@cache
+def whole(family, optimizer="sgd"):
+    """A small step of a family, its sizes, arrays and values."""
+    model = build(small(family, **SIZES))
+    sizes = run_sizes(model, 8, 8, None)
+    table = without_gradients(step(model, "bp", optimizer))
+    arrays = sound_arrays(table, sizes)
+    values = dict(arrays)
+    execute(lower(table), values, sizes)
+    return table, sizes, arrays, values
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh_text", "names"),
+    [
+        ("gpt2", "dp=2", "ddp"),
+        ("gpt2", "tp=4", "megatron"),
+        ("llama", "tp=2", "megatron-sp"),
+        ("gpt2", "cp=4", "ulysses"),
+        ("mixtral", "cp=2,tp=2", "cp,megatron"),
+        ("gpt2", "dp=2,cp=2,tp=2", "megatron-sp,cp,fsdp"),
+    ],
+)
+def test_a_placed_step_gives_what_the_whole_gives(family, mesh_text, names):
+    table, sizes, arrays, values = whole(family)
+    grid = mesh(mesh_text)
+    placed = place(table, grid, chosen(None, names), sizes)
+    devices = run_placed(placed, arrays, sizes)
+    gradients = [name for name, value in table.values.items() if value.role == "gradient" and name in values]
+    largest = max(np.abs(values[name]).max() for name in gradients if not isinstance(values[name], list))
+    compared = [name for name in (*gradients, *table.outputs) if not isinstance(values[name], list)]
+    assert len(compared) > 20
+    for name in compared:
+        found = together([device[name] for device in devices], placed.layouts[name], grid)
+        assert np.abs(found - values[name]).max() <= 1e-12 * largest, name
+
+
+def test_parts_of_axes_have_sizes_and_first_positions():
+    sizes = {"f": 24, "tp": 2, "dp": 3, "tp:here": 1, "dp:here": 2}
+    assert size_of("f/tp/dp", sizes) == 4
+    assert first_of("f/tp/dp'", sizes) == 12 + 8
+
+
+@pytest.mark.parametrize(
+    ("mesh_text", "place_text", "message"),
+    [
+        ("tp=3", "h over tp", "h is 4 and cannot be cut over tp, 3 devices: the next size that can is 6"),
+        ("tp=2", "h over dp", "the mesh has no axis dp"),
+        ("tp=2,dp=2", "h over tp", "nothing is placed over dp"),
+        ("tp=2", "y over tp", "no value has an axis y"),
+        ("tp=2", "h over tp of nowhere", "nothing of the table is called nowhere"),
+        ("tp=2", "h f", "a clause is written as"),
+        ("h=2", "f over h", "h is a size of the model"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_in_one_line(mesh_text, place_text, message):
+    table, sizes, _, _ = whole("gpt2")
+    with pytest.raises(InputError, match=message):
+        place(table, mesh(mesh_text), clauses(place_text), sizes)
+
+
+def test_a_mesh_is_written_with_sizes():
+    with pytest.raises(InputError, match="a mesh is written as dp=2,tp=4"):
+        mesh("dp")
+    assert str(mesh("dp=2 tp=4")) == "dp=2,tp=4"
+    assert [place["tp"] for place in mesh("dp=2,tp=2").places()] == [0, 1, 0, 1]
+
+
+def test_megatron_sends_four_all_reduces_a_block():
+    table, sizes, _, _ = whole("gpt2")
+    placed = place(table, mesh("tp=2"), chosen(None, "megatron"), sizes)
+    block = [one for one in collectives(placed, sizes) if one.times == sizes["n_layer"]]
+    assert [(one.word, one.macro) for one in block] == [("all_reduce", "forward")] * 2 + [
+        ("all_reduce", "backward")
+    ] * 2
+    assert {one.payload_bytes for one in block} == {4 * sizes["B"] * sizes["M"] * sizes["d"]}
+
+
+def test_every_preset_is_clauses():
+    for row in PLACEMENTS.values():
+        assert row.mesh_axes
+        assert row.title
+        assert row.source

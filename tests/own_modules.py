@@ -169,6 +169,62 @@ def lstm():
 
 
 @case
+def state_space():
+    class S(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.A = nn.Parameter(torch.rand(4, 8))
+            self.B = nn.Linear(4, 8)
+            self.C = nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, x):
+            h, outputs = torch.zeros(x.shape[0], 4, 8, dtype=x.dtype), []
+            for place in range(x.shape[1]):
+                h = h * torch.exp(-self.A) + x[:, place, :, None] * self.B(x[:, place])[:, None]
+                outputs.append((h * self.C).sum(-1))
+            return torch.stack(outputs, 1).pow(2).mean()
+
+    return S(), (torch.randn(2, 3, 4),), None
+
+
+@case
+def latents():
+    """Queries that are spread over the batch: their products are made for every row, as PyTorch does."""
+
+    class L(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.latents = nn.Parameter(torch.randn(3, 8))
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.mixed = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x, hidden):
+            latents = self.latents.expand(x.shape[0], -1, -1)
+            y = self.attention(latents, x, x, key_padding_mask=hidden, need_weights=False)[0]
+            return y + latents @ self.mixed
+
+    return L(), (torch.randn(2, 5, 8), torch.arange(10).view(2, 5) == 4), None
+
+
+@case
+def smoothed_and_tied():
+    class T(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e = nn.Embedding(11, 6)
+            self.h = nn.Linear(6, 11, bias=False)
+            self.h.weight = self.e.weight
+
+        def forward(self, x):
+            y = self.e(x)
+            y = y + y.relu().cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+            scores, answers = self.h(y)[:, :-1].reshape(-1, 11), x[:, 1:].reshape(-1)
+            return functional.cross_entropy(scores, answers, label_smoothing=0.1, ignore_index=3)
+
+    return T(), (torch.arange(10).view(2, 5) % 11,), None
+
+
+@case
 def gru():
     class L(nn.Module):
         def __init__(self):

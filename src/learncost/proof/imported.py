@@ -248,6 +248,7 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
     }
     with (
         sdpa_kernel(SDPBackend.MATH),
+        torch.backends.mkldnn.flags(enabled=False),  # else a recurrence is one operator that counts nothing
         FlopCounterMode(display=False, custom_mapping=dict(formulas)) as counter,
     ):
         result = module(**given)

@@ -113,8 +113,12 @@ class Recorder:
         where: Sequence[Where] = (),
         hint: str = "",
         more: Sequence[tuple[Letters, str]] = (),
+        every: bool = False,
     ) -> View:
-        """A line; its result has the dimensions `out`. Operands that have no common parts are regrouped first."""
+        """A line; its result has the dimensions `out`. Operands that have no common parts are regrouped first.
+
+        every   it is computed at every place of what all operands only spread, as an operator for matrix products does
+        """
         reads = self.bound(
             [operand if isinstance(operand, Number) else Read(operand[0], tuple(operand[1])) for operand in operands]
         )
@@ -125,11 +129,23 @@ class Recorder:
             for o in reads
         ]
         reads = self.bound(reads)
+        if every:
+            reads = self.bound(self._in_full(reads))
         if kind == "product":
             reads += _spread_sums(reads, out)
         result = self.result(reads, out, hint)
         left = (Read(result, tuple(out)), *(Read(self.result(reads, o, h), tuple(o)) for o, h in more))
         self.add(Equation(kind, left, tuple(reads), tuple(signs), word, tuple(acts), tuple(where)))
+        return result
+
+    def _in_full(self, reads: Sequence[Operand]) -> list[Operand]:
+        """The operands; what all of them only spread, the first that has it stores in full."""
+        result, letters = list(reads), set(_only_spread(reads))
+        for number, read in enumerate(reads):
+            if isinstance(read, Read) and letters.intersection(read.letters):
+                dims = [dim for dim, letter in enumerate(read.letters) if letter in letters]
+                result[number] = Read(self.whole_spread(read.view, dims), read.letters)
+                letters -= set(read.letters)
         return result
 
     def add(self, equation: Equation) -> None:
@@ -295,38 +311,48 @@ class Recorder:
         return View(stored, tuple(index), tuple(rows), spread)
 
     def whole_spread(self, view: View, dims: Sequence[int]) -> View:
-        """The view with these dimensions stored in full, where they are only spread."""
+        """The view with these dimensions stored in full, where they are only spread: zeros along them are added to it."""
         if not any(slot in view.spread for dim in dims for slot in view.dims[dim]):
             return view
         letters = tuple(range(len(view.dims)))
         axes = [slot.axis for dim in dims for slot in view.dims[dim] if slot in view.spread]
-        ones = View.of(self.stored(axes, "ones"))
-        self.add(Equation("word", (Read(ones, tuple(range(len(axes)))),), (), word="ones"))
-        rest = iter(ones.dims)
+        zeros = View.of(self.stored(axes, "zeros"))
+        self.add(Equation("word", (Read(zeros, tuple(range(len(axes)))),), (), word="zeros"))
+        rest = iter(zeros.dims)
         spread_rows: list[tuple[Slot, ...]] = []
         for dim, row in enumerate(view.dims):
             spread_rows.append(
                 tuple(next(rest)[0] if dim in dims and slot in view.spread else Slot(slot.axis) for slot in row)
             )
-        others = frozenset(slot for row in spread_rows for slot in row if slot not in {s for r in ones.dims for s in r})
-        reading = View(ones.stored, ones.index, tuple(spread_rows), others)
+        others = frozenset(
+            slot for row in spread_rows for slot in row if slot not in {s for r in zeros.dims for s in r}
+        )
+        reading = View(zeros.stored, zeros.index, tuple(spread_rows), others)
         result = self.result([Read(view, letters), Read(reading, letters)], letters)
-        self.add(Equation("product", (Read(result, letters),), (Read(view, letters), Read(reading, letters))))
+        self.add(Equation("sum", (Read(result, letters),), (Read(view, letters), Read(reading, letters)), (1, 1)))
         return result
 
 
-def _spread_sums(reads: Sequence[Operand], out: Letters) -> list[Number]:
-    """What a product is multiplied by for axes that are summed and that every operand only spreads."""
+def _only_spread(reads: Sequence[Operand]) -> dict[Hashable, list[Axis]]:
+    """The axes that every operand which has them only spreads, by the letter of their dimension."""
     rows: dict[Hashable, list[tuple[View, tuple[Slot, ...]]]] = {}
     for read in reads:
         if isinstance(read, Read):
             for letter, row in zip(read.letters, read.view.dims, strict=True):
-                if letter not in out and row:
+                if row:
                     rows.setdefault(letter, []).append((read.view, row))
-    axes = [
-        several[0][1][place].axis
-        for several in rows.values()
-        for place in range(len(several[0][1]))
-        if all(row[place] in view.spread for view, row in several)
-    ]
+    axes = {
+        letter: [
+            several[0][1][place].axis
+            for place in range(len(several[0][1]))
+            if all(row[place] in view.spread for view, row in several)
+        ]
+        for letter, several in rows.items()
+    }
+    return {letter: spread for letter, spread in axes.items() if spread}
+
+
+def _spread_sums(reads: Sequence[Operand], out: Letters) -> list[Number]:
+    """What a product is multiplied by for axes that are summed and that every operand only spreads."""
+    axes = [axis for letter, spread in _only_spread(reads).items() if letter not in out for axis in spread]
     return [Number(axes=tuple(axes))] if axes else []

@@ -419,13 +419,19 @@ class Reader:
         if name not in TAKES_MASKED:
             arguments = [self.view(each) if isinstance(each, Masked) else each for each in arguments]
         value = known(self, *arguments, **named)
-        self.values[node] = value
         if isinstance(value, View) and isinstance(result, torch.Tensor):
-            shape = tuple(map(size_of, result.shape))
-            if len(shape) != len(value.dims) or not all(map(_as_long, shape, value.shape, result.shape)):
-                raise self.refusal(
-                    f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it"
-                )
+            value = self._shaped(value, result, arguments)
+        self.values[node] = value
+
+    def _shaped(self, value: View, result: Any, arguments: Sequence[Any]) -> View:
+        """A value of the shape that the graph gives it: spread where a tensor was read as the number it holds everywhere."""
+        shape = tuple(map(size_of, result.shape))
+        if value.shape != shape and any(isinstance(each, Outside) and self.number(each) for each in arguments):
+            value = value.expanded(list(shape))
+        if len(shape) != len(value.dims) or not all(map(_as_long, shape, value.shape, result.shape)):
+            name = operator_name(self.node.target)
+            raise self.refusal(f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it")
+        return value
 
 
 TAKES_CHOSEN = ("indexing",)

@@ -52,7 +52,9 @@ def attention(
         raise reader.refusal("a causal attention whose positions are parted")
     recorder = reader.recorder
     out = [*front, "M", "N"]
-    raw = recorder.line("product", [(q, letters(q, "M", "k")), (k, letters(k, "N", "k"))], out, where=where, hint="R")
+    raw = recorder.line(
+        "product", [(q, letters(q, "M", "k")), (k, letters(k, "N", "k"))], out, where=where, hint="R", every=True
+    )
     points = [slot.axis for slot in q.dims[-1]]
     factor = Number(1.0, tuple(points), -0.5) if scale is None else Number(float(scale))
     if factor.axes and factor.power == -0.5 and isinstance(q.shape[-1], int) and q.shape[-1] == 1:
@@ -65,7 +67,7 @@ def attention(
     else:
         shares = reader.add(reader.multiply(0.0, scores), 1.0)
     return recorder.line(
-        "product", [(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A"
+        "product", [(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A", every=True
     )
 
 

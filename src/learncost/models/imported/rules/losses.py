@@ -77,11 +77,11 @@ def _smoothed(
     if weight is not None:
         raise reader.refusal("a cross-entropy with weights of classes")
     plain = nll(reader, logs, classes, targets, reduction, ignore)
-    letters: list[Any] = list(range(len(logs.dims)))
     shares = reader.shares(targets, REDUCTIONS[reduction], ignore)
-    others = [letter for letter in letters if letter != classes]
     count = logs.shape[classes]
-    spread = reader.recorder.line("product", [(logs, letters), (shares, others)], [] if reduction else others)
+    all_classes = summed(reader, logs, [classes])
+    others = list(range(len(all_classes.dims)))
+    spread = reader.recorder.line("product", [(all_classes, others), (shares, others)], [] if reduction else others)
     if not isinstance(count, int):
         raise reader.refusal("label smoothing over classes without a fixed number")
     return reader.add(reader.multiply(plain, 1.0 - smoothing), reader.multiply(spread, smoothing / count))

@@ -33,7 +33,7 @@ def linear(reader: Reader, x: Any, weight: Any, bias: Any = None) -> View:
     out = [*front, "f"] if len(weight.dims) == 2 else front
     letters = ["f", "d"] if len(weight.dims) == 2 else ["d"]
     weight, has_one_row = with_row(weight)
-    result = reader.recorder.line("product", [(x, [*front, "d"]), (weight, letters)], out)
+    result = reader.recorder.line("product", [(x, [*front, "d"]), (weight, letters)], out, every=True)
     if has_one_row:  # what it makes is read at its only place
         result = result.at(result.dims[-1][0], ()).with_dims([*result.dims[:-1], ()])
     return shifted(reader, result, bias)
@@ -59,7 +59,7 @@ def multiplied(reader: Reader, x: Any, z: Any) -> View:
     letters_x = [*front[batch - (len(x.dims) - len(first)) :], *first]
     letters_z = [*front[batch - (len(z.dims) - len(second)) :], *second]
     out = [*front, *first[:-1], *second[1:]]
-    return reader.recorder.line("product", [(x, letters_x), (z, letters_z)], out)
+    return reader.recorder.line("product", [(x, letters_x), (z, letters_z)], out, every=True)
 
 
 @rule("mm", "bmm", "matmul", "mv", "dot", "vdot", "inner_")
@@ -136,7 +136,7 @@ def einsum(reader: Reader, equation: str, operands: Sequence[Any], **__: Any) ->
         (x, first), (z, second), *rest = reads
         later = {letter for _, row in rest for letter in row} | set(outs)
         kept = [letter for letter in dict.fromkeys([*first, *second]) if letter in later]
-        reads = [(reader.recorder.line("product", [(x, first), (z, second)], kept), kept), *rest]
+        reads = [(reader.recorder.line("product", [(x, first), (z, second)], kept, every=True), kept), *rest]
     if len(reads) == 1:
         view, row = reads[0]
         if sorted(row) == sorted(outs):
@@ -144,16 +144,18 @@ def einsum(reader: Reader, equation: str, operands: Sequence[Any], **__: Any) ->
         from learncost.models.imported.equations import Number
 
         return reader.recorder.line("product", [Number(1.0), (view, row)], outs)
-    return reader.recorder.line("product", reads, outs)
+    return reader.recorder.line("product", reads, outs, every=True)
 
 
 @rule("bilinear")
 def bilinear(reader: Reader, x: Any, z: Any, weight: Any, bias: Any = None) -> View:
     x, z, weight = map(reader.view, (x, z, weight))
     front = [f"i{place}" for place in range(len(x.dims) - 1)]
-    half = reader.recorder.line("product", [(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"])
+    half = reader.recorder.line("product", [(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"], every=True)
     return shifted(
-        reader, reader.recorder.line("product", [(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"]), bias
+        reader,
+        reader.recorder.line("product", [(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"], every=True),
+        bias,
     )
 
 

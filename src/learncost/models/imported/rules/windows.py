@@ -158,7 +158,7 @@ def convolution(
     group = ["g"] if groups > 1 else []
     letters = ["B", *group, "c", *sides, *windows]
     result = reader.recorder.line(
-        "product", [(x, letters), (weight, [*group, "e", "c", *windows])], ["B", *group, "e", *sides]
+        "product", [(x, letters), (weight, [*group, "e", "c", *windows])], ["B", *group, "e", *sides], every=True
     )
     return _joined_groups(reader, result, bias, groups, unbatched)
 

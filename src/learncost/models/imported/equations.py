@@ -311,7 +311,7 @@ class Recorder:
         return View(stored, tuple(index), tuple(rows), spread)
 
     def whole_spread(self, view: View, dims: Sequence[int]) -> View:
-        """The view with these dimensions stored in full, where they are only spread: zeros along them are added to it."""
+        """The view with these dimensions in full, where they are only spread: zeros along them are added."""
         if not any(slot in view.spread for dim in dims for slot in view.dims[dim]):
             return view
         letters = tuple(range(len(view.dims)))

@@ -424,7 +424,7 @@ class Reader:
         self.values[node] = value
 
     def _shaped(self, value: View, result: Any, arguments: Sequence[Any]) -> View:
-        """A value of the shape that the graph gives it: spread where a tensor was read as the number it holds everywhere."""
+        """A value of the shape that the graph gives it: spread where a tensor was read as its one number."""
         shape = tuple(map(size_of, result.shape))
         if value.shape != shape and any(isinstance(each, Outside) and self.number(each) for each in arguments):
             value = value.expanded(list(shape))

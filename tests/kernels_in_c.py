@@ -58,6 +58,7 @@ class Case:
                 self.axes.setdefault(term.name, term.declared)
         self.outputs, self.sizes, self.dtype = frozenset(outputs), sizes, dtype
         integers = integers or {}
+        self.numpy = NUMPY | ({"int64": np.int32} if printer.alone else {})  # small devices have places of 32 bits
         names = {term.name for line in self.lines for term in line.left}
         self.given = [n for n in dict.fromkeys(n for line in self.lines for n in line.reads) if n not in names]
         self.dtypes = dict.fromkeys((*self.given, *names), dtype)
@@ -106,12 +107,15 @@ class Case:
         """What the kernel makes; of `shared` pairs the written array is the very memory of the read one."""
         stored = {}
         for name, array in self.arrays.items():
-            stored[name] = as_bf16(array) if self.dtypes[name] == "bf16" else array.astype(NUMPY[self.dtypes[name]])
+            stored[name] = (
+                as_bf16(array) if self.dtypes[name] == "bf16" else array.astype(self.numpy[self.dtypes[name]])
+            )
             stored[name] = np.ascontiguousarray(stored[name]).reshape(self._shape(name))
         memory = {written: stored[read] for read, written in shared}
         for name in self.function.writes:
-            memory.setdefault(name, np.full(self._shape(name), 77, NUMPY[self.dtypes[name]]))
+            memory.setdefault(name, np.full(self._shape(name), 77, self.numpy[self.dtypes[name]]))
         arrays = [stored[name] for name in self.function.reads] + [memory[name] for name in self.function.writes]
+        arrays += [np.full(scratch.points, 77, self.numpy[scratch.dtype]) for scratch in self.function.scratch]
         kernels[self.function.name](*(a.ctypes.data for a in arrays), *(self.sizes[s] for s in self.function.sizes))
         return {n: from_bf16(a) if self.dtypes[n] == "bf16" else a for n, a in memory.items()}
 

@@ -1,4 +1,4 @@
-"""`learncost emit LAYER|MODEL`: the step as Python source for NumPy, PyTorch or JAX."""
+"""`learncost emit LAYER|MODEL`: the step as source: Python for NumPy, PyTorch or JAX, or C99 that needs nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
+from learncost.derivations.emit_c99 import Freestanding, freestanding, parameters_of_alone
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, either, precision_of
 from learncost.equation.table import Table
@@ -36,7 +37,11 @@ IN_PLACE = "c"
 """The dialect that writes into one arena: products of PyTorch's, kernels in C, for arrays of one size."""
 
 
-@question()
+ALONE = "c99"
+"""The dialect that needs no library and no operating system, for models: a file in C and its header."""
+
+
+@question(Freestanding)
 def emit(
     subject: object,
     backend: str = "numpy",
@@ -51,18 +56,19 @@ def emit(
     precision: str | None = None,
     **sizes: Any,
 ) -> str:
-    """The step as Python source that runs on NumPy, PyTorch or JAX and needs nothing of learncost.
+    """The step as source that needs nothing of learncost: Python for NumPy, PyTorch or JAX, or C99 for a device.
 
-    torch.compile and jax.jit take it whole. Every line says the axes of what it makes, and the numbers of the
-    equations that it is.
+    torch.compile and jax.jit take the Python whole. Every line says the axes of what it makes, and the numbers of the
+    equations that it is. In C99 it is one file without any library, and its header beside it: a training step, a
+    prediction or both, whose RAM is known to the byte.
 
     Parameters
     ----------
     subject
         A layer (`learncost list layers`), a file in the notation, or a model as `learncost cost` takes it.
     backend
-        What the program runs on: numpy, torch or jax; or c, for a model: PyTorch's products and kernels in C on one
-        arena, for one batch and length.
+        What the program runs on: numpy, torch or jax; or for a model, of one batch and length: c, PyTorch's products
+        and kernels in C on one arena; c99, nothing at all, such as a microcontroller.
     procedure
         For a model, how it learns: {choices}. The default is bp.
     optimizer
@@ -73,12 +79,13 @@ def emit(
     macro
         What is written: the step; for a layer also forward or backward alone.
     batch_size
-        With `backend` c, how many sequences there are. The default is 1.
+        With `backend` c and c99, how many sequences there are. The default is 1.
     seq_len
-        With `backend` c, how many tokens are in each. The default is the number of positions that the model has.
+        With `backend` c and c99, how many tokens are in each. The default is the number of positions that the model
+        has.
     precision
-        bf16, with weights in fp32, or bf16-pure; with `backend` c also fp32 (the default) and fp64. Other programs take
-        the type of their arrays.
+        bf16, with weights in fp32, or bf16-pure; with `backend` c also fp32 (the default) and fp64, with c99 these two.
+        Other programs take the type of their arrays.
     sizes
         Any size or setting of a model, such as `hidden_size` 1024. All programs but those in C read lengths off arrays.
 
@@ -98,6 +105,8 @@ def emit(
         Attention, its backward and its weights' gradients as a program for NumPy.
     learncost emit gpt2 --backend torch --optimizer adamw -o step.py
         A training step of GPT-2 for PyTorch, into a file.
+    learncost emit net.table --backend c99 --batch-size 4 --optimizer sgd -o net.c
+        A training step and a prediction for a microcontroller: net.c and net.h.
 
     Examples
     --------
@@ -111,6 +120,14 @@ def emit(
         raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
     if precision is not None:
         dtype = either(dtype, precision).name
+    alone = {name: sizes.pop(name) for name in parameters_of_alone() if name in sizes}
+    if backend == ALONE:
+        if macro != "step":
+            raise InputError("--macro is for layers as Python: --backend c99 has --entry step, predict or both")
+        lengths = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
+        return freestanding(subject, procedure, optimizer, plan, lengths, alone, sizes)
+    if alone:
+        raise InputError(f"--{next(iter(alone)).replace('_', '-')} is for --backend c99")
     step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
     model_flags = {**step_flags, "macro": None if macro == "step" else macro}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}

@@ -136,7 +136,13 @@ def random_data(model: Model, batch_size: int, seq_len: int, target_len: int, se
 
     A length that the model fixes, or has no decoder for, is left out.
     """
-    sizes = run_sizes(model, batch_size, *lengths_open(model.configuration, seq_len, target_len))
+    return random_batch(
+        model, run_sizes(model, batch_size, *lengths_open(model.configuration, seq_len, target_len)), seed
+    )
+
+
+def random_batch(model: Model, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+    """The same at sizes of all axes."""
     generator = np.random.default_rng(seed)
 
     def drawn(datum: Datum) -> Any:

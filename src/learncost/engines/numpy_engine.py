@@ -198,6 +198,16 @@ class Training(Core):
         model = build(self.configuration, dropout=dropout, padding=padding)
         return changed(model, self._wanted, self.precision)
 
+    @property
+    def evaluated(self) -> Model:
+        """The model without dropout and without padding, as a prediction has it."""
+        return self._evaluated(False)
+
+    @property
+    def constants(self) -> Values:
+        """What tables read that is neither a weight nor of a batch: the numbers that codes of weights stand for."""
+        return self._constants
+
     def _evaluated(self, padding: bool) -> Model:
         """The model without dropout."""
         if padding not in self._forward:

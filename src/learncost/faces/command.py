@@ -145,7 +145,11 @@ _COMMANDS: Mapping[str, Command] = {
         modules=False,
     ),
     "verify": Command("faces.verify:verify", "Run the tables and prove the counts and the gradients."),
-    "emit": Command("derivations.emit:emit", "The step as Python source for NumPy, PyTorch or JAX.", ()),
+    "emit": Command(
+        "derivations.emit:emit",
+        "The step as source: Python for NumPy, PyTorch or JAX, or C99 for a microcontroller.",
+        (),
+    ),
     "report": Command(
         "pictures.report:report", "One file to look at: cost, memory, time and formulas, with sliders.", (), False
     ),
@@ -225,6 +229,10 @@ def _answer(name: str, words: Sequence[str]) -> Any:
         }
         arguments = _with_modules(command, arguments, flags_of_modules)
     answer = command.question(*arguments, **flags_given)
+    if path and hasattr(answer, "files"):
+        for each, text in answer.files(Path(path)).items():
+            _save(each, text)
+        return GOOD
     if chosen_format != "table" or path:
         answer = _Written(
             answer if isinstance(answer, str) else answer.show(chosen_format), getattr(answer, "exit_code", GOOD)

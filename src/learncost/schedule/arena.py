@@ -5,7 +5,7 @@ An array that a call may write over one that nothing reads afterwards takes its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -22,13 +22,24 @@ def laid_out(lifetimes: Lifetimes, size: Callable[[Array], int]) -> int:
     size  the bytes of an array
     Raises `InputError` where what must be changed in place is read afterwards.
     """
+    return apart(lifetimes, size, lambda _: "")[""]
+
+
+def apart(
+    lifetimes: Lifetimes, size: Callable[[Array], int], kind: Callable[[Array], str], aligned: int = ALIGNED
+) -> dict[str, int]:
+    """The same with an arena for arrays of each kind, in which places begin at multiples of `aligned` bytes."""
     for fields in lifetimes.fields.values():
         for array in fields.values():
             array.bytes = size(array)
     for array in lifetimes.arrays:
         array.bytes = size(array)
     _share(lifetimes)
-    return _place(lifetimes)
+    own = [array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None]
+    by_kind: dict[str, list[Array]] = {"": []}
+    for array in own:
+        by_kind.setdefault(kind(array), []).append(array)
+    return {name: _place(arrays, aligned) for name, arrays in by_kind.items()}
 
 
 def _share(lifetimes: Lifetimes) -> None:
@@ -51,13 +62,12 @@ def _share(lifetimes: Lifetimes) -> None:
         replaced.add((root, moment))
 
 
-def _place(lifetimes: Lifetimes) -> int:
-    """Offsets in the arena, the largest arrays first, each where it is free from its first to its last moment."""
-    free_arrays = [array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None]
-    free_arrays.sort(key=lambda array: (-array.bytes, array.first))
+def _place(arrays: Iterable[Array], aligned: int) -> int:
+    """Offsets in an arena, the largest arrays first, each where it is free from its first to its last moment."""
+    free_arrays = sorted(arrays, key=lambda array: (-array.bytes, array.first))
     begins, ends, firsts, lasts = (np.zeros(len(free_arrays), np.int64) for _ in range(4))
     for done, array in enumerate(free_arrays):
-        size = -(-array.bytes // ALIGNED) * ALIGNED
+        size = -(-array.bytes // aligned) * aligned
         alive = np.flatnonzero((firsts[:done] <= array.last) & (lasts[:done] >= array.first))
         array.place = _lowest(size, begins[alive], ends[alive])
         begins[done], ends[done] = array.place, array.place + size

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Kernel, Line, Sum, Term
-from learncost.readings.emit.c.arrays import STORED, Arrays
+from learncost.readings.emit.c import tree
+from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.function import routine
 from learncost.readings.emit.c.gnu import GNU
 from learncost.readings.emit.c.printer import Printer, indented
@@ -21,7 +22,7 @@ from learncost.readings.emit.c.schedule import Schedule
 from learncost.readings.emit.c.shares import shared
 from learncost.readings.emit.c.unify import lowered, unified
 
-__all__ = ["Function", "kernel", "source", "writable"]
+__all__ = ["Function", "Scratch", "kernel", "source", "writable"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Function:
     writes   names of the arrays that it writes: the parameters after them
     sizes    axes (and windows) whose sizes are the parameters after them, of type ptrdiff_t
     shares   pairs of an array that is read and one that is written that may be one and the same memory
+    scratch  memory that a dialect without memory of its own is handed: parameters behind those that are written
     """
 
     name: str
@@ -42,6 +44,16 @@ class Function:
     writes: tuple[str, ...]
     sizes: tuple[str, ...]
     shares: tuple[tuple[str, str], ...]
+    scratch: tuple[Scratch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that a kernel has for the time of a call: so many numbers of a type, by the notation's name of it."""
+
+    name: str
+    dtype: str
+    points: int
 
 
 def kernel(
@@ -60,33 +72,48 @@ def kernel(
     dtypes    of every array: fp32, fp64, bf16 (stored so, computed in float), int64 for an index, bool for a mask
     sizes     sizes that are constants in C; all others are parameters
     printer   the dialect of C
-    Raises `InputError` with the line that cannot be written.
+    Raises `InputError` with the line that cannot be written; KeyError where the dialect has to know a size.
     """
     lines = tuple(lines)
-    _check(lines, axes, outputs, dtypes)
+    _check(lines, axes, outputs, dtypes, printer)
     plan = lines[0].tag.kernel or Kernel(name, ())
     normal = lowered(lines, axes, outputs, plan.axes)
     names = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
-    real = "double" if any(dtypes.get(array) == "fp64" for array in names) else "float"
-    schedule = _scheduled(normal, plan, outputs, dtypes, real)
-    arrays = Arrays(schedule.joined(), axes, dtypes, real, printer.tiles and real == "float", unified(lines))
+    computed = "fp64" if any(dtypes.get(array) == "fp64" for array in names) else "fp32"
+    schedule = _scheduled(normal, plan, outputs, dtypes, computed)
+    real = printer.real or printer.types[computed]
+    arrays = Arrays(schedule.joined(), axes, dtypes, printer, real, unified(lines), sizes)
     turns_of = routine(arrays)
+    scratch = _scratch(turns_of, sizes, computed, printer) if printer.alone else ()
     reads = turns_of.arrays("read")
     makes = [arrays.output(value) for value in arrays.values.values() if value.output]
     free = [axis for axis in turns_of.sizes if axis not in sizes]
     comment = "\n".join(f"   {line}" for line in lines).replace("*/", "* /")
     parameters = [f"const {array.type} *{array.name}" for array in reads]
     parameters += [f"{array.type} *{array.name}" for array in makes]
+    parameters += [f"{array.type} *{array.name}" for array in (turns_of.arrays("scratch") if scratch else ())]
     parameters += [f"place {turns_of.sizes[axis]}" for axis in free]
-    head = textwrap.fill(f"void {name}({', '.join(parameters)}) {{", 118, subsequent_indent="        ")
+    head = f"{'static ' if printer.alone else ''}void {name}({', '.join(parameters)}) {{"
+    head = textwrap.fill(head, 118, subsequent_indent="        ")
     text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(turns_of, sizes)), "}\n"))
-    return Function(
-        name, text, tuple(a.of for a in reads), tuple(a.of for a in makes), tuple(free), shared(arrays, turns_of)
-    )
+    given, made = (tuple(array.of for array in of_role) for of_role in (reads, makes))
+    return Function(name, text, given, made, tuple(free), shared(arrays, turns_of), scratch)
+
+
+def _scratch(turns_of: tree.Routine, sizes: Mapping[str, int], computed: str, printer: Printer) -> tuple[Scratch, ...]:
+    """The memory of a call."""
+    known = {text: sizes[axis] for axis, text in turns_of.sizes.items() if axis in sizes}
+    dtypes = {printer.types[dtype]: dtype for dtype in ("int64", "bool", computed)}
+    arrays = turns_of.arrays("scratch")
+    return tuple(Scratch(array.name, dtypes[array.type], tree.evaluated(array.points, known)) for array in arrays)
 
 
 def _check(
-    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], dtypes: Mapping[str, str]
+    lines: Sequence[Line],
+    axes: Mapping[str, tuple[str, ...]],
+    outputs: frozenset[str],
+    dtypes: Mapping[str, str],
+    printer: Printer,
 ) -> None:
     """Refuse what has no axes or no type, before anything is written."""
     makes = {term.name for line in lines for term in line.left}
@@ -94,12 +121,14 @@ def _check(
         for name in (*line.reads, *(term.name for term in line.left)):
             if name not in axes:
                 raise InputError(f"the axes of {name} are not known, in line: {line}")
-            if (name not in makes or name in outputs) and dtypes.get(name) not in STORED:
-                raise InputError(f"{name} is {dtypes.get(name)}, not one of {', '.join(STORED)}, in line: {line}")
+            if (name not in makes or name in outputs) and dtypes.get(name) not in printer.types:
+                raise InputError(
+                    f"{name} is {dtypes.get(name)}, not one of {', '.join(printer.types)}, in line: {line}"
+                )
 
 
 def _scheduled(
-    lines: tuple[Line, ...], plan: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], real: str
+    lines: tuple[Line, ...], plan: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], computed: str
 ) -> Schedule:
     """The schedule; without axes for the turns, every element is a turn where that is possible."""
     turns = plan.axes
@@ -111,11 +140,10 @@ def _scheduled(
             except InputError:
                 pass
     schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes)
-    stored_type = {"float": "fp32", "double": "fp64"}[real]
     late = {
         v.name
         for v in schedule.values.values()
-        if v.output and dtypes[v.name] != stored_type and (v.kind in ("product", "scatter") or v.added) and not v.shared
+        if v.output and dtypes[v.name] != computed and (v.kind in ("product", "scatter") or v.added) and not v.shared
     }
     if not late:
         return schedule

@@ -9,19 +9,12 @@ from typing import TypeAlias
 from learncost.equation.count import base
 from learncost.equation.table import Condition, Line, Term
 from learncost.readings.emit.c import tree
+from learncost.readings.emit.c.printer import Printer
 from learncost.readings.emit.c.schedule import MAIN, Schedule, Value
 from learncost.readings.emit.c.tree import ONE, TURN, ZERO, larger, minus, plus, smaller, times
 from learncost.readings.emit.identifiers import Identifiers
 
 Positions: TypeAlias = Mapping[str, tree.Expression]
-STORED = {
-    "fp32": "float",
-    "fp64": "double",
-    "bf16": "bf16",
-    "int64": "int64_t",
-    "uint8": "uint8_t",
-    "bool": "unsigned char",
-}
 _RESERVED = (
     *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
     *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
@@ -46,9 +39,10 @@ class Arrays:
     """What all parts of a kernel share: it is not changed while they are built.
 
     axes     the declared axes of every name; `dtypes` their types
+    printer  the dialect of C
     real     the C type of numbers
-    tiles    whether products are made of tiles
     lines    in one scope of axes, before they were lowered
+    sizes    those that are constants
     """
 
     def __init__(
@@ -56,11 +50,13 @@ class Arrays:
         schedule: Schedule,
         axes: Mapping[str, tuple[str, ...]],
         dtypes: Mapping[str, str],
+        printer: Printer,
         real: str,
-        tiles: bool,
         lines: Sequence[Line],
+        sizes: Mapping[str, int],
     ) -> None:
-        self.schedule, self.axes, self.dtypes, self.real, self.tiles = schedule, axes, dtypes, real, tiles
+        self.schedule, self.axes, self.dtypes, self.real, self.sizes = schedule, axes, dtypes, real, sizes
+        self.types, self.alone, self.tiles = printer.types, printer.alone, printer.tiles and real == "float"
         self.values = schedule.values
         self.block = schedule.block[0] if schedule.block else ""
         self.names = Identifiers(_RESERVED)
@@ -157,7 +153,9 @@ class Arrays:
     def storage(self, value: Value) -> Storage:
         """Where the value of a line is put together: the output itself, a thread's sums, or memory of the turn."""
         schedule, value_name, axes = self.schedule, self.names.of(value.name), value.axes
-        if value.shared:  # a scalar, such as the loss, is one of so many numbers that it takes double
+        if (
+            value.shared and not self.alone
+        ):  # a scalar, such as the loss, is one of so many numbers that it takes double
             kind, extents = self.real if axes else "double", tuple(map(self.size, axes))
             return Storage(tree.Array(f"{value_name}_sums", kind, "sums", value.name, times(*extents)), axes, extents)
         if value.output:
@@ -167,7 +165,7 @@ class Arrays:
             axes = tuple(axis for axis in axes if axis not in schedule.sequence)
             if not schedule.crosses(value):
                 axes = tuple(axis for axis in axes if axis not in schedule.fixed)
-        kind = {"bool": "unsigned char", "index": "int64_t"}.get(value.type, self.real)
+        kind = {"bool": self.types["bool"], "index": self.types["int64"]}.get(value.type, self.real)
         name = f"{self.names.of(schedule.over.get(value.name, value.name))}_rows"
         return self.scratch(name, kind, value.name, axes, whole=value.added)
 
@@ -178,11 +176,11 @@ class Arrays:
         return Storage(tree.Array(name, kind, "scratch", of, times(*extents)), axes, extents, block)
 
     def output(self, value: Value) -> tree.Array:
-        return tree.Array(self.names.of(value.name), STORED[self.dtypes[value.name]], "made", value.name)
+        return tree.Array(self.names.of(value.name), self.types[self.dtypes[value.name]], "made", value.name)
 
     def read_array(self, term: Term) -> Storage:
         """An array that the kernel reads."""
-        array = tree.Array(self.names.of(term.name), STORED[self.dtypes[term.name]], "read", term.name)
+        array = tree.Array(self.names.of(term.name), self.types[self.dtypes[term.name]], "read", term.name)
         return Storage(array, term.declared, self._extents(term.name, term.declared))
 
     def _extents(self, name: str, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
@@ -217,4 +215,6 @@ class Arrays:
     def narrowed(self, number: tree.Expression, stored: str) -> tree.Expression:
         if stored == "bf16":
             return tree.Call("to_bf16", (number,))
+        if self.alone and stored != self.real:
+            return tree.Operation(f"({stored})", (number,))
         return tree.Operation("(float)", (number,)) if stored == "float" and self.real == "double" else number

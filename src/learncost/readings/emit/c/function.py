@@ -24,7 +24,10 @@ def routine(arrays: Arrays) -> tree.Routine:
         *_phase(arrays, AFTER),
     )
     before, turns = computed_once(_turns(arrays, body), arrays.parameters)
-    totals = tuple(_total(arrays, value) for value in values if value.shared)
+    shared = [value for value in values if value.shared]
+    if arrays.alone:  # added up where they are to lie
+        before = (*(zero(arrays, value, value.axes) for value in shared), *before)
+    totals = () if arrays.alone else tuple(_total(arrays, value) for value in shared)
     widest = max(values, key=lambda value: len(value.space))
     work = arrays.count([*dict.fromkeys((*schedule.turns, *widest.space))])
     return tree.Routine(before, turns, totals, work if schedule.turns else None)

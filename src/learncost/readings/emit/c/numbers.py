@@ -30,6 +30,10 @@ _SIGNS = {
 }
 
 
+_SUFFIXES = {"float": "f", "real": "_real"}
+"""What the names of functions end in, where these say the type."""
+
+
 @dataclass(frozen=True)
 class Numbers:
     """What a loop of the schedule reads and computes."""
@@ -109,7 +113,9 @@ class Numbers:
         return {"real": self.arrays.real, "index": "place", "bool": "int"}[kind]
 
     def _literal(self, literal: Literal) -> tree.Expression:
-        real = self.arrays.real
+        real, sizes = self.arrays.real, self.arrays.sizes
+        if literal.sizes and self.arrays.alone:
+            return self._literal(Literal(literal.number(sizes)))
         if literal.sizes:
             points = times(*(tree.Operation("(double)", (self._total(size),)) for size in literal.sizes))
             value, power = (tree.Name(repr(number)) for number in (literal.value, literal.power))
@@ -117,6 +123,8 @@ class Numbers:
             return tree.Named(("literal", literal), "number", real, number)
         if isinf(literal.value):
             return tree.Name("LOWEST" if literal.value < 0 else "(-LOWEST)")
+        if self.arrays.alone:
+            return tree.Name(f"({real}){float(literal.value)!r}")
         text = f"{float(literal.value)!r}{'f' if real == 'float' else ''}"
         return tree.Name(text if literal.value >= 0 else f"({text})")
 
@@ -218,7 +226,7 @@ def _expression(node: ast.expr, operands: Mapping[str, tree.Expression], real: s
         return tree.Operation(_SIGNS[type(node.op)], (inner(node.operand),))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         name = node.func.id
-        suffix = "f" if real == "float" and not name.endswith(real) else ""
+        suffix = "" if name.endswith(real) else _SUFFIXES.get(real, "")
         return tree.Call(name + suffix, tuple(map(inner, node.args)))
     assert isinstance(node, ast.Constant), ast.dump(node)
     return tree.Name(repr(node.value))

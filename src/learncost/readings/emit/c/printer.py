@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.tree import ONE, ZERO
+
+STORED = {
+    "fp32": "float",
+    "fp64": "double",
+    "bf16": "bf16",
+    "int64": "int64_t",
+    "uint8": "uint8_t",
+    "bool": "unsigned char",
+}
+"""The types of arrays in C."""
 
 _SIGNS = (("?",), ("||",), ("&&",), ("==", "!="), ("<", "<=", ">"), ("+", "-"), ("*", "/", "%"))
 _LEVELS = {sign: level for level, signs in enumerate(_SIGNS) for sign in signs}
@@ -22,6 +32,10 @@ class Printer:
     product      those of a product, or of what is packed for one
     independent  those before a loop whose turns do not depend on each other
     tiles        whether products in float are made of tiles
+    real         the type of all numbers; empty: float or double, as the arrays are
+    types        of arrays by what the notation calls theirs
+    alone        whether a single thread runs it, in memory that is handed in: sums over turns are made where they are
+                 to lie, scratch is a parameter, and numbers of sizes are written out
     """
 
     preamble: str
@@ -29,6 +43,9 @@ class Printer:
     product: Callable[[tree.Dot | tree.Pack], Iterable[str]]
     independent: tuple[str, ...] = ()
     tiles: bool = False
+    real: str = ""
+    types: Mapping[str, str] = field(default_factory=lambda: STORED)
+    alone: bool = False
 
 
 def number(expression: tree.Expression, level: int = 0) -> str:

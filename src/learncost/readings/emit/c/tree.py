@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 
 class Tree:
@@ -282,6 +283,17 @@ def plus(left: Expression, right: Expression) -> Expression:
 def minus(left: Expression, right: Expression) -> Expression:
     """The difference of two indices."""
     return ZERO if left == right else left if right == ZERO else Operation("-", (left, right))
+
+
+def evaluated(expression: Expression, known: Mapping[str, int]) -> int:
+    """A product of sizes as a number. Raises KeyError for a size that is not known."""
+    if isinstance(expression, Size):
+        return known[expression.text]
+    if isinstance(expression, Name):
+        return int(expression.text)
+    assert isinstance(expression, Operation), expression
+    assert expression.sign == "*", expression
+    return prod(evaluated(operand, known) for operand in expression.operands)
 
 
 def joined(sign: str, operands: list[Expression]) -> Expression:

@@ -1,0 +1,323 @@
+"""A model's step as freestanding C99: what of it never changes, where it begins, which plan it runs under."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.inputs import data, random_batch
+from learncost.engines.numpy_engine import Training
+from learncost.engines.weights import DEVIATION
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.layers.layer import Layer
+from learncost.ledger.run import lengths_of
+from learncost.models.argument import layer_or_model
+from learncost.models.configuration import Configuration, configure
+from learncost.models.made import names_made
+from learncost.models.model import Model, build, run_sizes
+from learncost.models.wording import nearest, shown
+from learncost.plans.plan import plan_of, planned
+from learncost.plans.planner import smallest
+from learncost.procedures.accumulation import accumulated
+from learncost.procedures.inference import scored
+from learncost.procedures.needed import needed
+from learncost.procedures.optimizer import DEFAULT, without_gradients
+from learncost.readings.emit.c99 import Firmware, Given, firmware
+from learncost.readings.emit.c99.layout import VARY
+from learncost.training.files import check_finite, read_arrays
+from learncost.training.hugging_face import from_theirs
+from learncost.training.train import number
+from learncost.version import __version__
+
+ENTRIES = ("both", "step", "predict")
+
+DTYPES = {"fp32": np.float32, "fp64": np.float64}
+
+
+@dataclass(frozen=True)
+class Freestanding:
+    """What a program in C99 is told beside the model and its step.
+
+    Parameters
+    ----------
+    entry
+        With `backend` c99, what the file has: step, predict, or both (the default).
+    prefix
+        With `backend` c99, what the names of its functions and arrays begin with. The default is the name of the file
+        that is written, or model.
+    weights
+        With `backend` c99, a file of weights in the format safetensors, from which they begin, under our names or
+        transformers'. Without it weights that learn are drawn on the device, and frozen ones are drawn here.
+    accumulate
+        With `backend` c99, into how many microbatches a batch is cut.
+    clip
+        With `backend` c99, the largest norm of all gradients together. The default is 0, which leaves them alone.
+    learning_rate
+        With `backend` c99, what the variable begins with. The default is 0.01.
+    weight_decay
+        With `backend` c99, the weight decay. The default is 0.
+    target_len
+        With `backend` c99, how many tokens the decoder of an encoder-decoder says. The default is `seq_len`.
+    """
+
+    entry: str = "both"
+    prefix: str | None = None
+    weights: str | None = None
+    accumulate: int | str | None = None
+    clip: float | str | None = None
+    learning_rate: float | str | None = None
+    weight_decay: float | str | None = None
+    target_len: int | str | None = None
+    mode: str | None = None
+    train: object = None
+    train_layers: object = None
+    lora: object = None
+    lora_rank: object = None
+    lora_alpha: object = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a program in C99 is written: each as the flag of `learncost emit` says."""
+
+    entry: str = "both"
+    prefix: str = "model"
+    plan: str | None = None
+    batch_size: int | None = None
+    seq_len: int | None = None
+    target_len: int | None = None
+    dtype: str = "fp32"
+
+
+class Source(str):
+    """A file in C, and the header that belongs beside it.
+
+    program  what it was made of
+    """
+
+    program: Program
+    _named: Callable[[str], Source] | None
+
+    def __new__(cls, program: Program, named: Callable[[str], Source] | None = None) -> Source:
+        text = super().__new__(cls, program.firmware.source)
+        text.program, text._named = program, named
+        return text
+
+    @property
+    def header(self) -> str:
+        """The text of the header."""
+        return self.program.firmware.header
+
+    def files(self, path: Path) -> dict[Path, str]:
+        """What is written where a file of this name is asked for: names in it begin as the file is called."""
+        named = self._named(prefix_of(path.name)) if self._named else self
+        header = path.with_suffix(".h")
+        include = f'#include "{named.program.firmware.prefix}.h"'
+        return {path: named.replace(include, f'#include "{header.name}"', 1), header: named.header}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program with what it was made of.
+
+    training  on NumPy, of which the program's step is one
+    tables    of its entries, as they are priced
+    plan      that was chosen or given
+    """
+
+    training: Training
+    tables: Mapping[str, Table]
+    sizes: Mapping[str, int]
+    plan: str
+    firmware: Firmware
+
+
+def program_of(
+    configuration: Configuration,
+    settings: Settings,
+    learning: Mapping[str, Any],
+    weights: Mapping[str, Any] | None = None,
+    title: tuple[str, ...] = (),
+) -> Program:
+    """The program of a model.
+
+    learning  what `Training` takes: procedure, optimizer, clip, accumulate, train and others
+    weights   arrays to begin from, of the plain model or of the adapted one
+    Raises `InputError`.
+    """
+    if settings.dtype not in DTYPES:
+        raise InputError(f"C99 computes in {' or '.join(DTYPES)}, not in {settings.dtype}")
+    training = Training(configuration, dtype=DTYPES[settings.dtype], **learning)
+    if weights is not None:
+        training.load(weights, training.state, 0)
+    sizes = run_sizes(training.model, settings.batch_size, settings.seq_len, settings.target_len)
+    batch = random_batch(training.model, sizes)
+    tables, sizes, plan = _tables(training, batch, settings)
+    constants = _constants(training, batch, tables, weights is not None)
+    return Program(
+        training,
+        tables,
+        sizes,
+        plan,
+        firmware(tables, sizes, settings.dtype, settings.prefix, constants, (*title, *_said(tables, sizes, plan))),
+    )
+
+
+def _tables(
+    training: Training, batch: Mapping[str, Any], settings: Settings
+) -> tuple[dict[str, Table], dict[str, int], str]:
+    """The tables of the entries under the plan, and the sizes of one call."""
+    prepared = training.prepare(**batch)
+    sizes, parts = dict(prepared.sizes), training.settings.accumulate
+    if sizes["B"] % parts:
+        raise InputError(f"{sizes['B']} sequences are not {parts} equal microbatches: give a multiple of {parts}")
+    sizes["B"] //= parts
+    step = without_gradients(prepared.table)
+    tables: dict[str, Table] = {}
+    if settings.entry != "predict":
+        tables["step"] = step
+        if parts > 1:
+            halves = accumulated(training.table())
+            tables = {"gather": halves.gather, "update": halves.update}
+    first = next(iter(tables.values()), step)
+    plan = settings.plan
+    if plan is None:
+        plan = smallest(first, sizes, settings.dtype)
+    tables = {entry: planned(table, _fitting(plan, entry), sizes) for entry, table in tables.items()}
+    if settings.entry != "step":
+        model = training.evaluated.table
+        outputs = (scored(model),) if "loss" in model.outputs else model.outputs
+        tables["predict"] = planned(needed(model, outputs), _fitting(plan, "predict"), sizes)
+    return tables, sizes, plan
+
+
+def _fitting(plan: str, entry: str) -> str:
+    """Of a step's plan what the entry can have: a prediction keeps nothing for later, an update is lines of its own."""
+    wanted = {"predict": ("flash", "fused"), "update": ("fused",)}.get(entry)
+    items = [item for item in plan.split(",") if item]
+    return ",".join(item for item in items if wanted is None or plan_of(item)[0][0].name in wanted)
+
+
+def _constants(training: Training, batch: Mapping[str, Any], tables: Mapping[str, Table], known: bool) -> Given:
+    """What the program is given beside its tables."""
+    model = training.model
+    values = dict(training.prepare(**batch).values) | training.inputs(**batch)
+    values |= {"weight_decay": training.settings.weight_decay}
+    learns = {name for table in tables.values() for name in table.renewed}
+    fed = {datum.input for datum in data(model)}
+    fixed = names_made(model) | {
+        name for table in tables.values() for name in table.inputs if name in training.constants
+    }
+    _check_numbers(training, batch, fed | learns | fixed)
+    begins = {}
+    for name in training.weights.keys() & learns:
+        array = training.weights[name]
+        drawn = not known and bool(np.ptp(array))
+        begins[name] = (0.0, DEVIATION) if drawn else (float(np.mean(array)), 0.0)
+        if known:
+            begins[name] = (0.0, DEVIATION) if np.ptp(array) else (float(np.mean(array)), 0.0)
+        else:
+            del values[name]
+    return Given(values, begins, fixed)
+
+
+def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str]) -> None:
+    """Refuse what changes from step to step and is none of what the program makes anew."""
+    before = training.prepare(**batch)
+    steps, training.steps = training.steps, training.steps + 6
+    after = training.prepare(**batch).values
+    training.steps = steps
+    values = before.table.values
+    for name in before.table.inputs:
+        if name in others or values[name].of in VARY:
+            continue
+        if not np.array_equal(before.values[name], after[name]):
+            raise InputError(f"{name} changes from step to step: C99 has no rule that makes it")
+
+
+def _said(tables: Mapping[str, Table], sizes: Mapping[str, int], plan: str) -> tuple[str, ...]:
+    lengths = f"B = {sizes['B']}" + "".join(f", {axis} = {sizes[axis]}" for axis in ("M", "N") if axis in sizes)
+    under = f"under the plan {plan}" if plan else "under no plan"
+    return (f"For {lengths}, {under}; entries: {', '.join(tables)}.",)
+
+
+def freestanding(
+    subject: object,
+    procedure: str | None,
+    optimizer: str | None,
+    plan: str | None,
+    lengths: Mapping[str, Any],
+    alone: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+) -> Source:
+    """The answer of `learncost emit MODEL --backend c99`. Raises `InputError`."""
+    flags = Freestanding(**alone)
+    if flags.entry not in ENTRIES:
+        raise InputError(f"entry must be {', '.join(ENTRIES)}, not {shown(flags.entry)}{nearest(flags.entry, ENTRIES)}")
+    if optimizer == "none":
+        raise InputError("--backend c99 writes a step that changes weights: name an optimizer, or --entry predict")
+    if flags.prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", flags.prefix):
+        raise InputError(f"prefix must begin a name in C, not {shown(flags.prefix)}")
+    dtype = lengths["dtype"] or "fp32"
+    checked, sizes = lengths_of(
+        {**{n: v for n, v in lengths.items() if n != "dtype"}, "target_len": flags.target_len}, sizes
+    )
+    name = subject if isinstance(subject, str) else type(subject).__name__
+    if isinstance(subject, str):
+        subject = layer_or_model(subject)
+    if isinstance(subject, str | Layer):
+        subject = configure(subject, dict(sizes))
+    if isinstance(subject, Model):
+        subject = subject.configuration
+    if not isinstance(subject, Configuration):
+        raise InputError("--backend c99 is for models, and for layers with a loss that are models: give one")
+    learning = {
+        "procedure": procedure or "bp",
+        "optimizer": optimizer or DEFAULT,
+        "accumulate": int(number("accumulate", flags.accumulate or 1, True)),
+        **{
+            name: float(number(name, value, False))
+            for name in ("clip", "learning_rate", "weight_decay")
+            if (value := getattr(flags, name)) is not None
+        },
+        **{name: getattr(flags, name) for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha")},
+        **({"mode": flags.mode} if flags.mode else {}),
+    }
+    configuration, given = subject, _read(subject, learning, flags.weights)
+    title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
+
+    def written(prefix: str, named: Callable[[str], Source] | None = None) -> Source:
+        settings = Settings(flags.entry, prefix, plan, dtype=dtype, **checked)
+        return Source(program_of(configuration, settings, learning, given, title), named)
+
+    return written(flags.prefix or "model", None if flags.prefix else written)
+
+
+def parameters_of_alone() -> tuple[str, ...]:
+    """The flags that belong to C99 alone."""
+    return tuple(field.name for field in fields(Freestanding))
+
+
+def _read(configuration: Configuration, learning: Mapping[str, Any], path: str | None) -> Mapping[str, Any] | None:
+    """The weights of a file: under our names, or as transformers calls them."""
+    if path is None:
+        return None
+    arrays, _ = read_arrays(Path(path), "give --weights a file of weights")
+    arrays = {name.removeprefix("weights."): array for name, array in arrays.items()}
+    model = build(configuration)
+    if not set(model.table.weights) & set(arrays):
+        arrays = from_theirs(model, arrays, path)
+    check_finite(arrays, path, "give --weights a file of weights")
+    return arrays
+
+
+def prefix_of(text: str) -> str:
+    """A name that C takes, of a file's or a model's name."""
+    name = re.sub(r"\W+", "_", Path(text).stem).strip("_")
+    return f"m{name}" if not name or name[0].isdigit() else name

@@ -1,0 +1,47 @@
+/* What follows from the functions of either type. */
+
+static real expm1_real(real x) { /* e^x - 1, exact where x is small */
+    real rest;
+    int n;
+    if (x < (real)-40) return (real)-1;
+    if (x > (real)80) return exp_real(x);
+    n = power_of_two(x, &rest);
+    return n ? scaled_real(expm1_near(rest), n) + (scaled_real((real)1, n) - (real)1) : expm1_near(rest);
+}
+
+static real log1p_real(real x) { /* log(1 + x), exact where x is small: Kahan's correction of what 1 + x loses */
+    const real u = (real)1 + x;
+    return u - (real)1 == 0 ? x : log_real(u) * (x / (u - (real)1));
+}
+
+static real sin_real(real x) { /* for |x| up to some thousand pi; beyond it loses digits */
+    real r, y;
+    const int n = quarter_turns(x, &r);
+    y = n & 1 ? cos_near(r) : sin_near(r);
+    return n & 2 ? -y : y;
+}
+
+static real cos_real(real x) {
+    real r, y;
+    const int n = quarter_turns(x, &r);
+    y = n & 1 ? sin_near(r) : cos_near(r);
+    return (n + 1) & 2 ? -y : y;
+}
+
+static real fabs_real(real x) { return x < 0 ? -x : x; }
+
+static real pow_real(real x, real z) { /* by multiplying for small whole z, else e^(z log x) */
+    const real size = z < 0 ? -z : z;
+    real y = 1, factor = x;
+    if (size <= (real)32 && floor_real(size) - size == 0) {
+        for (int n = (int)size; n; n >>= 1, factor = factor * factor)
+            if (n & 1) y = y * factor;
+        return z < 0 ? (real)1 / y : y;
+    }
+    if (x > 0) return exp_real(z * log_real(x));
+    if (x < 0 && floor_real(z) - z == 0) {
+        y = exp_real(z * log_real(-x));
+        return floor_real(z * (real)0.5) * (real)2 - z == 0 ? y : -y;
+    }
+    return x < 0 ? (x - x) / (x - x) : z < 0 ? (real)1 / (x * x) : (real)0;
+}

@@ -1,0 +1,177 @@
+"""Where everything lies in a program for a processor without an operating system: to the byte, before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from learncost.equation.count import shape_of
+from learncost.equation.table import Line, Table, check_derived
+from learncost.equation.value import Value
+from learncost.readings.emit.c import Function
+from learncost.readings.emit.c.c99 import C99
+from learncost.readings.emit.placed.kernels import Kernels
+from learncost.readings.emit.placed.layout import IN_PLACE, Layout
+from learncost.readings.emit.precision import typed
+from learncost.schedule import arena
+from learncost.schedule.calls import Axes
+from learncost.schedule.lifetimes import Array
+
+WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1}
+"""Bytes of an element: places and indices are of 32 bits."""
+
+ARENAS = {"fp32": "arena", "fp64": "arena", "int64": "places", "uint8": "flags", "bool": "flags"}
+"""The arena in which arrays of a type lie: memory never changes its type, which C forbids."""
+
+
+class Alone(Layout):
+    """The calls of a step, its kernels in C99 with what they need for the time of a call, and every array's place.
+
+    arenas  elements of each arena, by name
+    """
+
+    def __init__(
+        self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: Kernels | None = None
+    ) -> None:
+        self._scratch: dict[str, tuple[str, str]] = {}
+        self.arenas: dict[str, int] = {}
+        super().__init__(table, dtypes, sizes, kernels or Kernels(sizes, C99))
+
+    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
+        function = super()._kernel(lines, axes, others, wish)
+        names = [f"{function.name}~{scratch.name}~{len(self._scratch)}" for scratch in function.scratch]
+        for name, scratch in zip(names, function.scratch, strict=True):
+            self._scratch[name] = str(scratch.points), scratch.dtype
+        return replace(function, writes=(*function.writes, *names))
+
+    def _with_scratch(self, table: Table) -> Table:
+        self.dtypes |= {name: dtype for name, (_, dtype) in self._scratch.items()}
+        values = {name: Value((points,), "step") for name, (points, _) in self._scratch.items()}
+        return replace(table, values={**table.values, **values})
+
+    def width(self, array: Array) -> int:
+        return WIDTHS[self.dtypes[array.name]]
+
+    def arena(self, array: Array) -> str:
+        return ARENAS[self.dtypes[array.name]]
+
+    def _arranged(self) -> int:
+        taken = arena.apart(self.lifetimes, lambda a: self.points(a) * self.width(a), self.arena, aligned=1)
+        wide = {ARENAS[dtype]: WIDTHS[dtype] for dtype in self.dtypes.values()}
+        self.arenas = {name: size // wide[name] for name, size in taken.items() if size}
+        return sum(taken.values())
+
+    @property
+    def alive(self) -> int:
+        """The most bytes that are alive in the arenas at any call."""
+        lifetimes = self.lifetimes
+        own = [array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None]
+        moments = sorted({array.first for array in own})
+        return max((sum(a.bytes for a in own if a.first <= moment <= a.last) for moment in moments), default=0)
+
+
+def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: Kernels | None = None) -> Alone:
+    """The lay-out of a step for a processor without an operating system.
+
+    table    a step whose outputs are results and new weights and states
+    dtype    fp32 or fp64
+    kernels  of other steps, in one file with which this one is
+    Raises `InputError` for a line that cannot be computed in place.
+    """
+    check_derived(table.lines, "no program computes it")
+    return Alone(*typed(table, dtype, IN_PLACE), sizes, kernels)
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """What a program takes, in bytes, before it is compiled.
+
+    arena      what lies there for the time of a step
+    weights    that learn, in RAM
+    states     of the optimizer, and gradients that are gathered over microbatches
+    inputs     that change from step to step
+    constants  in flash: frozen weights, positions, shares, projections, numbers
+    variables  single numbers that change: the learning rate, the number of steps, what follows from them
+    """
+
+    arena: int
+    weights: int
+    states: int
+    inputs: int
+    constants: int
+    variables: int
+
+    @property
+    def ram(self) -> int:
+        return self.arena + self.weights + self.states + self.inputs + self.variables
+
+
+def rooms(
+    tables: Table | Iterable[Table], sizes: Mapping[str, int], dtype: str = "fp32", fixed: Iterable[str] = ()
+) -> Rooms:
+    """What the steps of one program take together: a training step, and perhaps a prediction beside it.
+
+    fixed  inputs that never change though the table does not say so, such as the angles of positions
+    Raises `InputError` as `alone` does.
+    """
+    tables = (tables,) if isinstance(tables, Table) else tuple(tables)
+    kernels = Kernels(sizes, C99)
+    layouts = [alone(table, sizes, dtype, kernels) for table in tables]
+    return counted(layouts, frozenset(fixed))
+
+
+def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
+    """What laid out steps take together."""
+    arenas = together(layouts)
+    wide = {ARENAS[dtype]: WIDTHS[dtype] for layout in layouts for dtype in layout.dtypes.values()}
+    groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables"), 0)
+    for kind, axes, dtype in given(layouts, fixed).values():
+        groups[kind] += prod(shape_of(axes, layouts[0].sizes)) * WIDTHS[dtype]
+    trains = [layout for layout in layouts if layout.table.renewed]
+    width = wide["arena"]
+    if trains:
+        groups["variables"] += 4 + 4 + width * any("loss" in layout.table.outputs for layout in trains)  # steps, seed
+    if any(layout.table.values[name].of == "decay" for layout in layouts for name in layout.given):
+        groups["constants"] += width  # the weight decay itself
+    return Rooms(sum(_whole(points * wide[name]) for name, points in arenas.items()), **groups)
+
+
+def together(layouts: Sequence[Alone]) -> dict[str, int]:
+    """The elements of the arenas that hold every step, one at a time."""
+    names = dict.fromkeys(name for layout in layouts for name in layout.arenas)
+    return {name: max(layout.arenas.get(name, 0) for layout in layouts) for name in names}
+
+
+def _whole(size: int) -> int:
+    """Bytes up to the next whole word."""
+    return -(-size // 4) * 4
+
+
+VARY = ("lr", "k1", "k2", "decay")
+"""Numbers that change from step to step, by what the optimizers call them."""
+
+
+def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[str, tuple[str, ...], str]]:
+    """What is given to the steps: in which group of `Rooms` it is, its axes, its type."""
+    renewed = {name for layout in layouts for name in layout.table.renewed}
+    result: dict[str, tuple[str, tuple[str, ...], str]] = {}
+    for layout in layouts:
+        for name, (axes, dtype) in layout.given.items():
+            value = layout.table.values[name]
+            if name in renewed:
+                kind = "weights" if name in layout.table.weights else "states"
+            elif name in layout.table.weights or name in fixed or value.role in _CONSTANT:
+                kind = "constants"
+            elif value.role == "number":
+                kind = "variables" if value.of in VARY else "constants"
+            else:
+                kind = "inputs"
+            result.setdefault(name, (kind, axes, dtype))
+            if kind in ("weights", "states"):
+                result[name] = (kind, axes, dtype)
+    return result
+
+
+_CONSTANT = ("share", "sign", "buffer", "end", "projection", "padding", "gradient")
+"""Roles of inputs that are the same at every step of a full batch; the gradient of the loss is 1."""

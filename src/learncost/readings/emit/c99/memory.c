@@ -1,0 +1,42 @@
+/* What a step does with whole arrays, and the optimizer's numbers. */
+
+static void copy(place points, const real *from, real *to) {
+    for (place i = 0; i < points; i++) to[i] = from[i];
+}
+
+static void zero(place points, real *to) {
+    for (place i = 0; i < points; i++) to[i] = 0;
+}
+
+/* Rows are added to those of a table that an index names. */
+static void add_rows(place turns, place rows, place columns, const place *at, const real *from, real *to) {
+    for (place t = 0; t < turns; t++)
+        for (place r = 0; r < rows; r++)
+            for (place c = 0; c < columns; c++) to[at[r] * columns + c] += from[(t * rows + r) * columns + c];
+}
+
+static real missing_power(real c, uint32_t t) { /* 1 - (1 - c)^t, with all its digits where c is small */
+    real y = 0;
+    for (; t; t >>= 1) {
+        if (t & 1u) y = y + c - y * c;
+        c = c + c - c * c;
+    }
+    return y;
+}
+
+static uint32_t mixed(uint32_t x) { /* MurmurHash3's finalizer (Appleby 2011): every bit depends on every bit */
+    x = (x ^ x >> 16) * 0x85ebca6bu;
+    x = (x ^ x >> 13) * 0xc2b2ae35u;
+    return x ^ x >> 16;
+}
+
+static void draw(place points, real mean, real deviation, uint32_t seed, real *to) { /* normal: Box and Muller 1958 */
+    uint32_t number = mixed(seed * 0x9e3779b9u);
+    for (place i = 0; i < points; i++) {
+        const real u = ((real)(mixed(number) >> 8) + (real)0.5) / (real)16777216.0;
+        const real v = (real)(mixed(number + 1u) >> 8) / (real)16777216.0;
+        to[i] = mean;
+        if (deviation > 0) to[i] += deviation * sqrt_real((real)-2 * log_real(u)) * cos_real((real)6.28318530717958648 * v);
+        number += 2u;
+    }
+}

@@ -1,0 +1,316 @@
+"""A step, a prediction or both as one C99 file that needs nothing, and its header: every byte known before compiling."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from learncost.equation.table import Table
+from learncost.readings.emit.c.c99 import BASIS, C99, PRODUCT
+from learncost.readings.emit.c99.functions import called, functions, known
+from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, given, together
+from learncost.readings.emit.c99.steps import Steps
+from learncost.readings.emit.c99.values import initial, initializer
+from learncost.readings.emit.identifiers import Identifiers
+from learncost.readings.emit.placed.kernels import Kernels
+
+REAL = {"fp32": "float", "fp64": "double"}
+
+RESERVED = (
+    *("arena", "places", "flags", "product", "real", "place", "main", "loss", "t", "turn", "LOWEST", "enum", "double"),
+    *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
+    *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
+    *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),
+    *("int32_t", "uint32_t", "uint8_t", "int64_t", "uint64_t"),
+)
+"""What no function and no array in a file is called."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a program is given of the model, beside its tables.
+
+    values   arrays of what never changes, by name: frozen weights, positions, numbers; of others what they begin with
+    begins   of weights that learn, where they are not among the values: mean and deviation of what they are drawn from
+    fixed    inputs that never change though the table does not say so
+    """
+
+    values: Mapping[str, Any]
+    begins: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Firmware:
+    """A program in two files, what it takes, and how it is laid out.
+
+    names  what C calls the arrays, the learning rate and the number of steps, by their names in the table
+    """
+
+    source: str
+    header: str
+    prefix: str
+    rooms: Rooms
+    names: Mapping[str, str]
+    layouts: Mapping[str, Alone]
+
+
+def firmware(
+    tables: Mapping[str, Table],
+    sizes: Mapping[str, int],
+    dtype: str,
+    prefix: str,
+    content: Given,
+    title: Sequence[str] = (),
+) -> Firmware:
+    """The program of steps by their entries: step, or predict, or both; gather and update are a step in microbatches.
+
+    title  paragraphs of what it is
+    Raises `InputError` for a line that cannot be computed in place.
+    """
+    kernels = Kernels(sizes, C99, (*RESERVED, *known(dtype)))
+    layouts = {entry: alone(table, sizes, dtype, kernels) for entry, table in tables.items()}
+    return _Writer(layouts, dtype, prefix, content, title).written()
+
+
+class _Writer:
+    def __init__(
+        self, layouts: Mapping[str, Alone], dtype: str, prefix: str, content: Given, title: Sequence[str]
+    ) -> None:
+        self.layouts, self.dtype, self.prefix, self.content, self.title = layouts, dtype, prefix, content, title
+        every = [*layouts.values()]
+        self.given = given(every, content.fixed)
+        self.rooms = counted(every, content.fixed)
+        self.sizes = every[0].sizes
+        self.kernels = every[0].kernels
+        self.identifiers = Identifiers((*RESERVED, *known(dtype), *(f.name for f in self.kernels.functions)))
+        tables = [layout.table for layout in every]
+        self.values = {name: value for table in reversed(tables) for name, value in table.known.items()}
+        self.names = {name: self._name(name) for name in self.given}
+
+    def _name(self, name: str) -> str:
+        value = self.values[name]
+        if value.role == "number":
+            return self.identifiers.of({"lr": f"{self.prefix}.learning_rate"}.get(value.of, name))
+        return self.identifiers.of(f"{self.prefix}.{name}")
+
+    def written(self) -> Firmware:
+        spell = self._spelled
+        constant = {spell(name) for name, (kind, _, _) in self.given.items() if kind == "constants"}
+        steps = {
+            entry: Steps(layout, spell, constant.__contains__, self.identifiers)
+            for entry, layout in self.layouts.items()
+        }
+        entries = [self._entry(entry, step) for entry, step in steps.items()]
+        tables = [table for step in steps.values() for table in step.tables]
+        turns = [text for step in steps.values() for text in step.texts]
+        kernels = [function.text for function in self.kernels.functions]
+        begin = self._begin()
+        body = "\n".join((*tables, *kernels, *turns, *entries, *begin))
+        used = functions(body, self.dtype)
+        product = [PRODUCT] if "product" in called(body) else []
+        arenas = [
+            f"static {_ARENA_TYPES[n]} {n}[{points}];" for n, points in together([*self.layouts.values()]).items()
+        ]
+        declared = [*self._variables(), *arenas]
+        parts = [
+            self._head(),
+            f'#include "{self.prefix}.h"\n\ntypedef {self.prefix}_real real;\n{BASIS}',
+            "\n".join(declared) + "\n" if declared else "",
+            *used,
+            *product,
+            body,
+            "\n".join(self._definitions()),
+        ]
+        rooms = self.rooms
+        return Firmware("\n".join(filter(None, parts)), self._header(), self.prefix, rooms, self.names, self.layouts)
+
+    def _spelled(self, name: str) -> str:
+        """What C calls an array that is given; a number is an array of one."""
+        text = self.names[name]
+        return f"&{text}" if self._is_number(name) else text
+
+    def _is_number(self, name: str) -> bool:
+        return not self.given[name][1]
+
+    def _points(self, name: str) -> int:
+        _, axes, _ = self.given[name]
+        return prod(next(iter(self.layouts.values())).shape(axes))
+
+    # Entries.
+
+    def _entry(self, entry: str, step: Steps) -> str:
+        lines: list[str] = []
+        prefix = self.prefix
+        if entry in ("step", "update"):
+            lines += [f"{prefix}_steps++;", *self._numbers()]
+        lines += step.body()
+        table = self.layouts[entry].table
+        head = f"void {prefix}_{entry}(void)"
+        if entry == "predict":
+            head = f"const real *{prefix}_predict(void)"
+            lines.append(f"return {step.result(table.outputs[0])};")
+        elif "loss" in table.outputs:
+            lines.append(f"loss = *({step.result('loss')});")
+        body = "\n".join(f"    {line}".rstrip() for line in lines)
+        return f"{head} {{\n{body}\n}}\n"
+
+    def _numbers(self) -> Iterator[str]:
+        """What follows from the number of steps and from the learning rate."""
+        by_role = {self.values[name].of: name for name in self.given if self.values[name].role == "number"}
+
+        def spelled(of: str) -> str:
+            return self.names[by_role[of]]
+
+        for number, rate in (("k1", "c1"), ("k2", "c2")):
+            if number in by_role:
+                yield f"{spelled(number)} = (real)1 / missing_power({spelled(rate)}, {self.prefix}_steps);"
+        if "decay" in by_role:
+            yield f"{spelled('decay')} = (real)1 - {spelled('lr')} * weight_decay;"
+
+    def _begin(self) -> list[str]:
+        """The function that puts weights and states where a training begins."""
+        if not self._steps:
+            return []
+        lines, number = [], 0
+        for name, (kind, _, _) in self.given.items():
+            points, array = self._points(name), self.names[name]
+            if kind == "weights" and name in self.content.begins:
+                mean, deviation = self.content.begins[name]
+                number += 1
+                numbers = f"(real){mean!r}, (real){deviation!r}, {self.prefix}_seed + {number}u"
+                lines.append(f"draw({points}, {numbers}, {array});")
+            elif kind == "states":
+                lines.append(f"zero({points}, {array});")
+        lines.append(f"{self.prefix}_steps = 0;")
+        body = "\n".join(f"    {line}" for line in lines)
+        return [f"void {self.prefix}_begin(void) {{\n{body}\n}}\n"]
+
+    @property
+    def _steps(self) -> bool:
+        return any(entry != "predict" for entry in self.layouts)
+
+    # Arrays.
+
+    def _variables(self) -> Iterator[str]:
+        """What is in this file alone."""
+        if any("loss" in layout.table.outputs for entry, layout in self.layouts.items() if entry != "predict"):
+            yield "static real loss;"
+        for name, (kind, _, _) in self.given.items():
+            if self._is_number(name) and self.values[name].of != "lr":
+                if kind == "variables":
+                    yield f"static real {self.names[name]};"
+                else:
+                    yield f"static const real {self.names[name]} = {initial(self.content.values[name], self.dtype)};"
+        if any(self.values[name].of == "decay" for name in self.given):
+            yield f"static const real weight_decay = {initial(self.content.values['weight_decay'], self.dtype)};"
+
+    def _public(self) -> Iterator[tuple[str, str, str]]:
+        """The arrays that others may read and write: the name in the table, the declaration, the axes."""
+        for name, (kind, axes, dtype) in self.given.items():
+            if not self._is_number(name):
+                constant = "const " if kind == "constants" else ""
+                array = f"{self.names[name]}[{self._points(name)}]"
+                yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {array}", " ".join(axes)
+
+    def _definitions(self) -> Iterator[str]:
+        for name, declaration, axes in self._public():
+            kind, _, dtype = self.given[name]
+            values = self.content.values.get(name)
+            if values is None or kind == "inputs":
+                yield f"{declaration}; /* {name}[{axes}] */"
+            else:
+                yield f"{declaration} = {initializer(values, dtype)}; /* {name}[{axes}] */"
+        if self._has_loss:
+            yield f"{self.prefix}_real {self.prefix}_loss(void) {{ return loss; }}"
+        if self._steps:
+            rate = initial(self.content.values.get("lr", 0.01), self.dtype)
+            yield f"{self.prefix}_real {self.prefix}_learning_rate = {rate};"
+            yield f"uint32_t {self.prefix}_steps = 0;\nuint32_t {self.prefix}_seed = 1;"
+        yield ""
+
+    # What is said above.
+
+    def _head(self) -> str:
+        rooms = self.rooms
+        says = [
+            *self.title,
+            f"Freestanding C99: no library, no allocation, one thread. All numbers are {REAL[self.dtype]}.",
+            f"RAM {rooms.ram:,} bytes: arena {rooms.arena:,}, weights {rooms.weights:,}, states {rooms.states:,}, "
+            f"inputs {rooms.inputs:,}, variables {rooms.variables:,}. Flash {rooms.constants:,} bytes of constants; "
+            "the code, the stack and what initial values take in flash are the compiler's.",
+            "For the same numbers on every processor compile with -std=c99 or -ffp-contract=off, and without "
+            "-ffast-math.",
+        ]
+        lines = [line for text in says for line in (*textwrap.wrap(text, WIDTH, break_on_hyphens=False), "")]
+        return "\n".join(("/*", *(f" * {line}".rstrip() for line in lines[:-1]), " */", ""))
+
+    def _header(self) -> str:
+        prefix, guard = self.prefix, f"{self.prefix.upper()}_H"
+        upper = prefix.upper()
+        lines = [
+            self._head(),
+            f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>\n",
+            '#ifdef __cplusplus\nextern "C" {\n#endif\n',
+            f"typedef {REAL[self.dtype]} {prefix}_real;\n",
+            f"#define {upper}_RAM_BYTES {self.rooms.ram} /* what of the file lies in .data and .bss */",
+            f"#define {upper}_FLASH_BYTES {self.rooms.constants} /* what of it lies in .rodata, code aside */\n",
+        ]
+        if self._steps:
+            lines += [
+                f"extern {prefix}_real {prefix}_learning_rate;",
+                f"extern uint32_t {prefix}_steps; /* how many were taken */",
+                f"extern uint32_t {prefix}_seed; /* of what {prefix}_begin draws */\n",
+            ]
+        for group in ("inputs", "weights", "states", "constants"):
+            arrays = [
+                f"extern {text}; /* {name}[{axes}] */"
+                for name, text, axes in self._public()
+                if self.given[name][0] == group
+            ]
+            lines += [f"/* {_GROUPS[group]} */", *arrays, ""] if arrays else []
+        lines += [f"{text}\n" for text in self._functions()]
+        lines += ["#ifdef __cplusplus\n}\n#endif\n\n#endif\n"]
+        return "\n".join(lines)
+
+    def _functions(self) -> Iterator[str]:
+        prefix = self.prefix
+        if self._steps:
+            yield f"/* Weights as they are drawn before a training, states 0. */\nvoid {prefix}_begin(void);"
+        says = {
+            "step": "One step of training on the inputs: it changes weights and states.",
+            "gather": "The gradients of one microbatch, added to those that were gathered.",
+            "update": "One step of the optimizer with the gathered gradients, which are then 0 again.",
+        }
+        for entry, says_it in says.items():
+            if entry in self.layouts:
+                yield f"/* {says_it} */\nvoid {prefix}_{entry}(void);"
+        if self._has_loss:
+            yield f"/* The loss of the last step, before it, in nats. */\n{prefix}_real {prefix}_loss(void);"
+        if "predict" in self.layouts:
+            table = self.layouts["predict"].table
+            axes = " ".join(table.axes[table.outputs[0]])
+            yield (
+                f"/* {table.outputs[0]}[{axes}] of the inputs; it lies there until the next call. */\n"
+                f"const {prefix}_real *{prefix}_predict(void);"
+            )
+
+    @property
+    def _has_loss(self) -> bool:
+        return any("loss" in layout.table.outputs for entry, layout in self.layouts.items() if entry != "predict")
+
+
+WIDTH = 110
+
+_GROUPS = {
+    "inputs": "Inputs, which are yours to fill before a call.",
+    "weights": "Weights that learn.",
+    "states": "What the optimizer remembers.",
+    "constants": "What never changes, in flash.",
+}
+
+_ARENA_TYPES = {"arena": "real", "places": "place", "flags": "uint8_t"}
+_PUBLIC_TYPES = {"fp32": "{}_real", "fp64": "{}_real", "int64": "int32_t", "uint8": "uint8_t", "bool": "uint8_t"}

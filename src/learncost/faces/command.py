@@ -147,7 +147,7 @@ _COMMANDS: Mapping[str, Command] = {
     "verify": Command("faces.verify:verify", "Run the tables and prove the counts and the gradients."),
     "emit": Command(
         "derivations.emit:emit",
-        "The step as source: Python for NumPy, PyTorch or JAX, or C99 for a microcontroller.",
+        "The step as source for NumPy, PyTorch or JAX, or as C99 for a microcontroller.",
         (),
     ),
     "report": Command(

@@ -1,4 +1,4 @@
-"""What the words of the vocabulary need of a mathematical library, in C99 and nothing else: it is written into the file.
+"""What the words of the vocabulary need of a mathematical library, in C99 and nothing else, to be written into a file.
 
 The same operations in the same order on every processor, so that the same text gives the same numbers everywhere. Bits
 of a number are read through a union, as C99 6.5.2.3 has it.

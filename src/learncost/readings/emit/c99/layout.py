@@ -1,4 +1,4 @@
-"""Where everything lies in a program for a processor without an operating system: to the byte, before it is compiled."""
+"""Where everything lies in a program for a processor without an operating system: to the byte, before compiling."""
 
 from __future__ import annotations
 

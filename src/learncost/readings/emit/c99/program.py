@@ -1,4 +1,4 @@
-"""A step, a prediction or both as one C99 file that needs nothing, and its header: every byte known before compiling."""
+"""A step, a prediction or both as one C99 file that needs nothing, and its header: every byte is known beforehand."""
 
 from __future__ import annotations
 

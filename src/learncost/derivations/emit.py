@@ -124,8 +124,8 @@ def emit(
     if backend == ALONE:
         if macro != "step":
             raise InputError("--macro is for layers as Python: --backend c99 has --entry step, predict or both")
-        lengths = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
-        return freestanding(subject, procedure, optimizer, plan, lengths, alone, sizes)
+        asked_lengths = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
+        return freestanding(subject, procedure, optimizer, plan, asked_lengths, alone, sizes)
     if alone:
         raise InputError(f"--{next(iter(alone)).replace('_', '-')} is for --backend c99")
     step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan}

@@ -17,7 +17,7 @@ from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
 from learncost.equation.table import Line, Repeat, Table, check_derived
-from learncost.equation.value import Same
+from learncost.equation.value import RANDOM, Same
 from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.procedures.accumulation import Accumulated, accumulated
@@ -145,15 +145,21 @@ class Core(Displayed):
         """The fixed random matrices, drawn once.
 
         PEPITA's are uniform, 0.05 sqrt(6 / width of what they are added to); what is read for a weight is drawn as
-        weights are.
+        weights are; what brings an error in the place of a gradient is normal, over the root of how many classes an
+        error has.
         """
         for name in table.inputs:
             value = table.values[name]
-            if value.role == "projection" and name not in self.fixed:
+            if value.role in RANDOM and name not in self.fixed:
                 size, drawing = shape(table, name, sizes), generator(self.settings.seed, name)
-                bound = 0.05 * sqrt(6 / np.prod(size[1:]))
-                stands = value.of in table.weights
-                drawn = DEVIATION * drawing.standard_normal(size) if stands else drawing.uniform(-bound, bound, size)
+                if value.role == "feedback":
+                    classes = [n for axis, n in zip(value.axes, size, strict=True) if axis in table.axes[value.of]]
+                    drawn = drawing.standard_normal(size) / sqrt(np.prod(classes))
+                elif value.of in table.weights:
+                    drawn = DEVIATION * drawing.standard_normal(size)
+                else:
+                    bound = 0.05 * sqrt(6 / np.prod(size[1:]))
+                    drawn = drawing.uniform(-bound, bound, size)
                 self.fixed[name] = drawn.astype(self.dtype)
         return self.fixed
 

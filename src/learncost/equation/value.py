@@ -21,6 +21,8 @@ Role: TypeAlias = Literal[
     "mask",  # drawn, in dropout; `of` what is dropped from
     "padding",  # which keys are there
     "projection",  # fixed random matrix, by which PEPITA's error comes to the value `of`; or what is read for a weight
+    "feedback",  # fixed random matrix, by which the error at the value `of` comes to another one for its gradient
+    "direction",  # drawn anew in every step: which way the value `of` is moved
     "state",  # what the optimizer remembers `of` a weight
     "gathered",  # the sum of the gradients `of` a weight over microbatches
     "gradient",  # `of` a value
@@ -39,9 +41,25 @@ DRAWN: frozenset[Role] = frozenset(("mask", "padding"))
 """Roles of inputs that a batch brings along, beside those that a layer is called with."""
 
 FIXED: frozenset[Role] = frozenset(
-    ("constant", "number", "share", "sign", "buffer", "mask", "padding", "projection", "state", "gathered")
+    (
+        "constant",
+        "number",
+        "share",
+        "sign",
+        "buffer",
+        "mask",
+        "padding",
+        "projection",
+        "feedback",
+        "direction",
+        "state",
+        "gathered",
+    )
 )
 """Roles of inputs that have no gradient."""
+
+RANDOM: frozenset[Role] = frozenset(("projection", "feedback"))
+"""Roles of fixed random matrices, which a procedure has beside the weights."""
 
 INDICES: frozenset[Role] = frozenset(("index", "kind", "end"))
 """Roles of what is read as an index alone."""

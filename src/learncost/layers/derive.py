@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Statement, Table, Tag, each_line
+from learncost.layers.cuts import NONE, Cuts
 from learncost.layers.layer import Layer
 from learncost.layers.reach import Reach
 from learncost.layers.reverse import Reverse
@@ -93,6 +94,7 @@ def derive(
     wanted: Iterable[str] | None = None,
     jacobian: bool = False,
     given: Iterable[str] | None = None,
+    cuts: Cuts = NONE,
 ) -> Derived:
     """The backward pass and the weight update of a layer.
 
@@ -108,6 +110,8 @@ def derive(
         closed form.
     given
         Outputs whose gradients are given; by default all.
+    cuts
+        Where gradients do not go on as they would: what a learning procedure stops, or has from elsewhere.
 
     Returns
     -------
@@ -135,7 +139,7 @@ def derive(
         if name not in possible:
             raise InputError(f"no gradient of {name!r}: the table has {', '.join(possible)}")
     seeds = table.outputs if given is None else tuple(given)
-    reach = Reach(frozenset(table.weights))
+    reach = Reach(frozenset(table.weights), cuts=cuts)
     reach.needs(table.lines, set(chosen))
     reach.live(table.lines, set(seeds))
     scope = Reverse(table.values, reach, jacobian)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Statement, Word
+from learncost.equation.table import Line, Repeat, Statement, Word
+from learncost.layers.cuts import NONE, Cuts, Scope
 from learncost.layers.spelling import differentiable, operand
 from learncost.vocabulary import entry
 
@@ -20,6 +21,22 @@ class Reach:
     alive: set[str] = field(default_factory=set)
     expected: dict[str, int] = field(default_factory=dict)  # how many parts a gradient will have
     inner: dict[tuple[str, ...], Reach] = field(default_factory=dict)
+    cuts: Cuts = NONE
+    scope: Scope = ()
+
+    def through(self, line: Line) -> list[int]:
+        """Which operands of a line get a gradient from it: not those that a cut stands before."""
+        return [
+            i for i in differentiable(line) if not self.cuts.stops(line, i) and not self.is_given(operand(line, i).name)
+        ]
+
+    def is_given(self, name: str) -> bool:
+        """Whether the gradient of a name comes from elsewhere, so that nothing that reads it hands one back."""
+        return name in self.cuts.given.get(self.scope, {})
+
+    def hands_in(self, name: str) -> bool:
+        """Whether a repeat that takes the name in is to hand a gradient of it back."""
+        return name in self.needed and not self.is_given(name)
 
     def needs(self, lines: Iterable[Statement], start: set[str]) -> None:
         """Mark what is computed from the wanted names."""
@@ -29,7 +46,7 @@ class Reach:
             if isinstance(line, Repeat):
                 self._repeat_needs(line)
                 continue
-            if any(operand(line, i).name in self.needed for i in differentiable(line)):
+            if any(operand(line, i).name in self.needed for i in self.through(line)):
                 self.needed |= {term.name for term in line.left}
             if line.reads and made_of_weights.issuperset(line.reads):
                 made_of_weights |= {term.name for term in line.left}
@@ -37,10 +54,11 @@ class Reach:
 
     def _repeat_needs(self, line: Repeat) -> None:
         weights_inside = {inside for inside, outside in line.each if outside in self.weights}
-        inner = Reach(frozenset(weights_inside | (self.weights & set(line.shared))))
-        start = {inside for inside, outside in line.each if outside in self.needed}
-        start |= {name for name in line.shared if name in self.needed}
-        start |= {carry.start for carry in line.carry if carry.initial in self.needed}
+        inside_scope = (*self.scope, line.makes)
+        inner = Reach(frozenset(weights_inside | (self.weights & set(line.shared))), cuts=self.cuts, scope=inside_scope)
+        start = {inside for inside, outside in line.each if self.hands_in(outside)}
+        start |= {name for name in line.shared if self.hands_in(name)}
+        start |= {carry.start for carry in line.carry if self.hands_in(carry.initial)}
         while True:
             inner.needs(line.lines, start)
             more = {carry.start for carry in line.carry if carry.end in inner.needed} - inner.needed
@@ -53,7 +71,7 @@ class Reach:
 
     def live(self, lines: Iterable[Statement], outputs: set[str]) -> None:
         """Mark what the outputs depend on, and count the parts that each gradient will have."""
-        self.alive |= outputs
+        self.alive |= outputs | (self.cuts.given.get(self.scope, {}).keys() & self.needed)
         for line in reversed(tuple(lines)):
             if isinstance(line, Repeat):
                 self._repeat_live(line)
@@ -62,7 +80,7 @@ class Reach:
                     if any(name in self.needed for name in line.reads):
                         raise InputError(f"{line.word} has no gradient, in line: {line}")
                     continue
-                for i in differentiable(line):
+                for i in self.through(line):
                     self.expect(operand(line, i).name)
 
     def _repeat_live(self, line: Repeat) -> None:
@@ -90,7 +108,7 @@ class Reach:
 
     def expect(self, name: str) -> None:
         """One more part of the gradient of a value."""
-        if name in self.needed:
+        if self.hands_in(name):
             self.alive.add(name)
             self.expected[name] = self.expected.get(name, 0) + 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError
@@ -22,8 +22,9 @@ from learncost.equation.table import (
     walk,
 )
 from learncost.equation.value import Role, Value, axes_of
+from learncost.layers.cuts import Elsewhere
 from learncost.layers.reach import Reach
-from learncost.layers.spelling import differentiable, operand, primed, spell
+from learncost.layers.spelling import operand, primed, spell
 from learncost.vocabulary import entry
 
 
@@ -81,6 +82,8 @@ class Reverse:
 
     def finish(self, name: str, tag: Tag) -> str | None:
         """Add the parts of a gradient once all of them are there; the gradient's name."""
+        if self.reach.is_given(name):
+            return self._given(name) if self.reach.wants(name) else None
         parts = self.parts.get(name, [])
         if not parts:
             return f"d{name}" if name in self.seeded else None
@@ -96,6 +99,19 @@ class Reverse:
         self.out.append(Sum((Term(total, axes),), right, (), tag, (1,) * len(right)))
         return total
 
+    def _given(self, name: str) -> str:
+        """A gradient that comes from elsewhere, made where it is first asked for."""
+        if f"d{name}" not in self.derived_values:
+            self._make(self._free(name), name)
+            self._elsewhere(self.reach.cuts.given[self.reach.scope][name])
+        return f"d{name}"
+
+    def _elsewhere(self, source: Elsewhere) -> str:
+        """The lines of what comes from elsewhere; its name."""
+        self.derived_values |= {key: value for key, value in source.values.items() if key not in self.derived_values}
+        self.out += source.lines
+        return source.name
+
     # The rules.
 
     def reverse(self, lines: Iterable[Statement]) -> None:
@@ -106,7 +122,7 @@ class Reverse:
             if not any(self.reach.wants(term.name) for term in line.left):
                 continue
             gradients = {t.name: self.finish(t.name, line.tag) for t in line.left if self.reach.wants(t.name)}
-            targets = [i for i in differentiable(line) if self.reach.wants(operand(line, i).name)]
+            targets = [i for i in self.reach.through(line) if self.reach.wants(operand(line, i).name)]
             if isinstance(line, Word) and line.opaque:
                 self._opaque(line, gradients, targets)
             elif isinstance(line, Word):
@@ -277,22 +293,15 @@ class Reverse:
             if starts[c.start] is None and line.count != "1":  # no line of a turn makes anything of what it was handed
                 starts[c.start] = inner._zeros(inner._make(f"d{c.start}", c.start), Tag(macro="backward"))
         carry_lines = tuple(
-            Carry(f"d{c.end}", str(starts[c.start]), str(self._initial(c)), self.part(c.initial))
-            if self.reach.wants(c.initial) and inner.reach.wants(c.start)
-            # Nobody needs what stands before a turn that stands alone: its own incoming gradient is handed on unused.
-            else Carry(
-                f"d{c.end}",
-                starts[c.start] or f"d{c.end}",
-                str(self._initial(c)),
-                self._make(f"d{c.initial}:unused", c.initial, "part"),
-            )
-            for c in carries
+            carried for c in carries for carried in self._carried(c, starts[c.start], str(self._initial(c)), inner)
         )
         names_inside = line.inside | {
             f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(word.makes, ())
         }
         names_inside |= inner.stacks.keys()
         read = dict.fromkeys(n for derived in inner.out for n in derived.reads)
+        drawn = {n: v for n, v in self.reach.cuts.slices.get(inner.reach.scope, {}).items() if n in read}
+        inner.derived_values |= drawn
         stacked = dict(line.keep) | dict(line.each)
         stacked_now = tuple((n, f"{n}*") for n in read if n in names_inside and n not in stacked)
         self.stacks_of[line.makes] = stacked_now
@@ -304,13 +313,36 @@ class Reverse:
                 tuple(inner.out),
                 values,
                 (*carry_lines, *totals),
-                (*((n, stacked[n]) for n in read if n in stacked), *slices, *stacked_now),
+                (*((n, stacked[n]) for n in read if n in stacked), *slices, *stacked_now, *((n, n) for n in drawn)),
                 tuple((str(i), o) for i, o in keep),
                 reverse=not line.reverse,
             )
         )
         for (inside, _), (_, outer) in zip(each, keep, strict=True):
             self.derived_values[outer] = self.derived_values[outer].along((line.count, *line.axes[inside]))
+
+    def _carried(self, c: Carry, start: str | None, initial: str, inner: Reverse) -> Iterator[Carry]:
+        """What the repeat backwards carries for one that is carried: the gradient, or what is handed on in its place.
+
+        Then the gradient of what the first turn was handed is carried beside it, and each turn leaves the later one's.
+        """
+        wanted = self.reach.wants(c.initial) and inner.reach.wants(c.start)
+        source = self.reach.cuts.between.get(inner.reach.scope, {}).get(c.start)
+        unused = f"d{c.initial}:unused"
+        if source is not None:
+            handed = inner._elsewhere(source)
+            if wanted and source.beyond:
+                yield Carry(f"d{c.end}", handed, initial, self.part(c.initial))
+                return
+            yield Carry(f"d{c.end}", handed, initial, self._make(unused, c.initial, "part"))
+            if wanted:
+                later = inner._make(f"d{c.start}:later", c.start, "part")
+                yield Carry(later, str(start), initial, self.part(c.initial))
+        elif wanted:
+            yield Carry(f"d{c.end}", str(start), initial, self.part(c.initial))
+        else:
+            # Nobody needs what stands before a turn that stands alone: its own incoming gradient is handed on unused.
+            yield Carry(f"d{c.end}", start or f"d{c.end}", initial, self._make(unused, c.initial, "part"))
 
     def _initial(self, carry: Carry) -> str:
         if carry.final in self.seeded and not self.parts.get(carry.final):

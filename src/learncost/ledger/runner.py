@@ -10,6 +10,7 @@ from typing import Any
 
 from learncost.equation.count import shape_of
 from learncost.equation.table import Table
+from learncost.equation.value import RANDOM
 from learncost.ledger.memory_step import Step
 from learncost.plans.planner import chosen
 from learncost.readings.live import Held, Moment, Stay
@@ -107,7 +108,7 @@ def given_bytes(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str,
     """What a program is given: weights, states, the batch."""
     width = {"fp64": 8}.get(step.kind.name, 4)
     states, fixed = (
-        [name for name in table.inputs if table.values[name].role == role] for role in ("state", "projection")
+        [name for name in table.inputs if table.values[name].role in roles] for roles in (("state",), RANDOM)
     )
     others = [name for name in table.inputs if name not in (*states, *fixed)]
     parts = {

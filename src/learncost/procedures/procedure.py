@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Table
+from learncost.equation.table import Table, walk
+from learncost.layers.cuts import NONE
 from learncost.layers.derive import derive
-from learncost.models.model import Model
+from learncost.models.model import Model, Structure
+from learncost.procedures.moves import MOVES, Move, move
 from learncost.procedures.optimizer import optimizer, with_optimizer
 
 if TYPE_CHECKING:
@@ -27,38 +29,6 @@ MACRO_OPERATIONS = (
     "optimizer_step",
 )
 
-MOVES: Mapping[str, str] = {
-    "forward": "forward",
-    "forward again": "recomputation",
-    "forward with error": "forward",
-    "forward filling the cache": "forward",
-    "forward reading the cache": "forward",
-    "error": "",
-    "error elsewhere by LAYER": "error_projection",
-    "backward": "backward",
-    "backward reading NAME for weights": "backward",
-    "update": "weight_update",
-    "update of PART": "weight_update",
-    "update by differences": "weight_update",
-}
-"""What a schedule may say, in capitals what is named there, and the macro-operation that it is a pass of."""
-
-
-@dataclass(frozen=True)
-class Move:
-    """A move as `MOVES` has it, with what is named in it."""
-
-    form: str
-    named: str = ""
-
-
-def move(text: str) -> Move:
-    """The move that a text of a schedule says."""
-    for form in MOVES:
-        if match := re.fullmatch(re.sub("[A-Z]+", r"(\\S+)", form), text.strip()):
-            return Move(form, *match.groups())
-    raise InputError(f"no move is called {text.strip()!r}; there are: {', '.join(MOVES)}")
-
 
 @dataclass(frozen=True)
 class Mode:
@@ -71,7 +41,7 @@ class Mode:
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Procedure:
     """A row of procedures.toml.
 
@@ -96,9 +66,14 @@ class Procedure:
         return tuple(tuple(map(move, sweep.split(","))) for sweep in self.schedule)
 
     @property
+    def all_moves(self) -> tuple[Move, ...]:
+        """The moves of all sweeps, in their order."""
+        return tuple(move_of for sweep in self.sweeps for move_of in sweep)
+
+    @property
     def moves(self) -> Mapping[str, str]:
         """The moves of all sweeps, with what is named in each."""
-        return {move_of.form: move_of.named for sweep in self.sweeps for move_of in sweep}
+        return {move_of.form: move_of.named for move_of in self.all_moves}
 
     @property
     def learns(self) -> bool:
@@ -113,6 +88,11 @@ class Procedure:
     def differentiates(self) -> bool:
         """Whether its gradients are those of the loss, by all that is to learn: what any autograd gives."""
         return self.moves.keys() <= {"forward", "forward again", "backward", "update"}
+
+    @property
+    def cuts(self) -> bool:
+        """Whether its backward pass stops somewhere, or is given something else than gradients."""
+        return not self.moves.keys().isdisjoint(("stopped at PLACE", "given SIGNAL at PLACE"))
 
     @property
     def part(self) -> str:
@@ -181,12 +161,23 @@ def adaptation(chosen: Procedure) -> Adaptation | None:
 
 def trained_by(model: Model, name: str) -> Model:
     """The model with the weights that learn under a procedure: itself, but for one that updates a part."""
-    part = adaptation(procedure(name))
+    chosen = procedure(name)
+    if chosen.cuts:
+        gradients = _reached(Structure(model), chosen)
+        learning = tuple(weight for weight in model.learning if weight in gradients)
+        return model if learning == model.learning else replace(model, trained=learning)
+    part = adaptation(chosen)
     if part is None:
         return model
     from learncost.models.adaptation import adapted
 
     return adapted(model, part)
+
+
+@lru_cache(maxsize=64)
+def _reached(structure: Structure, chosen: Procedure) -> frozenset[str]:
+    """The weights that get something for a gradient."""
+    return frozenset(_by_gradients(structure.model, chosen, False)[1])
 
 
 def step(
@@ -216,8 +207,19 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
     reading = chosen.moves.get("backward reading NAME for weights")
     if reading and model.quantized:
         raise InputError(f"{chosen.name} reads other matrices for weights, which quantized ones have no room for")
-    derived = derive(model.table, wanted=(*model.differentiated, *model.learning), jacobian=jacobian)
+    cuts, drawn = NONE, {}
+    if chosen.cuts:
+        from learncost.procedures.signals import signals
+
+        made = signals(model, chosen)
+        cuts, drawn = made.cuts, dict(made.inputs)
+    wanted = (*model.differentiated, *model.learning)
+    derived = derive(model.table, wanted=wanted, jacobian=jacobian, cuts=cuts)
     table = derived.step
+    read = {name for line, _ in walk(table.lines) for name in line.reads}
+    drawn = {name: value for name, value in drawn.items() if name in read}
+    if drawn:
+        table = replace(table, values={**table.values, **drawn}, inputs=(*table.inputs, *drawn))
     if model.quantized:
         from learncost.layers.rewrite_quantized import made_again  # only where it is asked for: start-up counts
 

@@ -22,6 +22,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
 from learncost.equation.table import Line, Table, Word
 from learncost.equation.table import walk as each
+from learncost.equation.value import RANDOM
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS, Rules, calls
@@ -261,7 +262,7 @@ class _Walk:
         for array in self.arrays:
             array.first, array.last = max(array.first, 1), last if array.given else min(array.last, last)
         self._weights, self._indices, self._gradients = frozenset(table.weights), table.indices, _gradients(table)
-        self._fixed = frozenset(name for name in table.inputs if table.values[name].role == "projection")
+        self._fixed = frozenset(name for name in table.inputs if table.values[name].role in RANDOM)
 
     def role(self, array: Array) -> str:
         names = {array.name, array.stack[0] if array.stack else ""}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
+from learncost.equation.value import RANDOM
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import TYPES, Runner, Taken, at_line, bytes_of, given_bytes, grouped, refusal
 from learncost.ledger.runners import libraries
@@ -20,9 +21,7 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     program = placed(table, sizes, step.kind.name)
     parts = given_bytes(step, table, sizes)
     batch = [
-        name
-        for name in table.inputs
-        if name in program.given and table.values[name].role not in ("state", "projection")
+        name for name in table.inputs if name in program.given and table.values[name].role not in ("state", *RANDOM)
     ]
     parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[program.given[name][1]])
     return {**parts, "arena": program.bytes}

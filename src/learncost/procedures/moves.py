@@ -1,0 +1,48 @@
+"""The moves of a schedule: what the sweeps of procedures.toml may say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from learncost.equation.errors import InputError
+
+MOVES: Mapping[str, str] = {
+    "forward": "forward",
+    "forward again": "recomputation",
+    "forward with error": "forward",
+    "forward filling the cache": "forward",
+    "forward reading the cache": "forward",
+    "error": "",
+    "error elsewhere by LAYER": "error_projection",
+    "backward": "backward",
+    "backward reading NAME for weights": "backward",
+    "stopped at PLACE": "",
+    "given SIGNAL at PLACE": "",
+    "update": "weight_update",
+    "update of PART": "weight_update",
+    "update by differences": "weight_update",
+}
+"""What a schedule may say, in capitals what is named there, and the macro-operation that it is a pass of."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A move as `MOVES` has it, with what is named in it."""
+
+    form: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> str:
+        """The first that is named in it, or nothing."""
+        return self.names[0] if self.names else ""
+
+
+def move(text: str) -> Move:
+    """The move that a text of a schedule says."""
+    for form in MOVES:
+        if match := re.fullmatch(re.sub("[A-Z]+", r"(\\S+)", form), text.strip()):
+            return Move(form, match.groups())
+    raise InputError(f"no move is called {text.strip()!r}; there are: {', '.join(MOVES)}")

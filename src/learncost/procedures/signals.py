@@ -1,0 +1,191 @@
+"""What a backward pass has in the place of gradients: stopped at places, or given another signal there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError, named_one
+from learncost.equation.table import Line, Product, Repeat, Tag, Term, Word, features
+from learncost.equation.value import Axes, Same, Value
+from learncost.layers.cuts import Cuts, Elsewhere, Scope
+from learncost.models.model import Model
+from learncost.procedures.places import Place, blocks, followed, linears, places, scores, stream, sums
+from learncost.procedures.procedure import Procedure
+
+
+@dataclass(frozen=True)
+class Signals:
+    """The cuts of a derivation, and the inputs that the step reads for them beside the model's."""
+
+    cuts: Cuts
+    inputs: Mapping[str, Value]
+
+
+def signals(model: Model, chosen: Procedure) -> Signals:
+    """The cuts that a procedure's backward pass makes of a model. Raises `InputError` where it has no such place."""
+    making = _Signals(model, chosen)
+    for move in chosen.all_moves:
+        if move.form == "stopped at PLACE":
+            making.stopped |= _stops(model, chosen, move.named)
+        elif move.form == "given SIGNAL at PLACE":
+            making.give(*move.names)
+    return Signals(Cuts(frozenset(making.stopped), making.given, making.between, making.slices), making.inputs)
+
+
+# Where gradients stop.
+
+
+def _stops(model: Model, chosen: Procedure, place: str) -> set[tuple[Same[Line], int]]:
+    """The operands that get no gradient, the lines by themselves."""
+    found = named_one("place", place, _STOPS)
+    return {(Same(line), i) for block in blocks(model, chosen.name) for line, i in found(block, model)}
+
+
+def _block_inputs(block: Place, model: Model) -> Iterator[tuple[Line, int]]:
+    """What reads that which the block was handed, but for the stream."""
+    yield from _off(block, stream(block, model), frozenset(carry.start for carry in block.repeats[-1].carry))
+
+
+def _branch_inputs(block: Place, model: Model) -> Iterator[tuple[Line, int]]:
+    """What reads the stream, but for the stream."""
+    on_stream = stream(block, model)
+    yield from _off(block, on_stream, on_stream)
+
+
+def _off(block: Place, on_stream: frozenset[str], names: frozenset[str]) -> Iterator[tuple[Line, int]]:
+    for line in block.own:
+        if sums(line) or on_stream.isdisjoint(line.makes):
+            yield from ((line, i) for i, term in enumerate(line.right) if term.name in names)
+
+
+def _linear_inputs(block: Place, model: Model) -> Iterator[tuple[Line, int]]:
+    """What products with weights read beside them."""
+    for line, weight in linears(block):
+        yield from ((line, i) for i, term in enumerate(line.right) if i != weight and isinstance(term, Term))
+
+
+_STOPS: Mapping[str, Callable[[Place, Model], Iterator[tuple[Line, int]]]] = {
+    "block-inputs": _block_inputs,
+    "branch-inputs": _branch_inputs,
+    "linear-inputs": _linear_inputs,
+}
+"""Where a backward pass may be stopped."""
+
+
+# What is given in the place of gradients.
+
+
+@dataclass
+class _Signals:
+    """The cuts of one model by one procedure, on the way."""
+
+    model: Model
+    chosen: Procedure
+    stopped: set[tuple[Same[Line], int]] = field(default_factory=set)
+    given: dict[Scope, dict[str, Elsewhere]] = field(default_factory=dict)
+    between: dict[Scope, dict[str, Elsewhere]] = field(default_factory=dict)
+    slices: dict[Scope, dict[str, Value]] = field(default_factory=dict)
+    inputs: dict[str, Value] = field(default_factory=dict)
+    follows: dict[Scope, set[str]] = field(default_factory=dict)  # what a repeat is handed by another one
+
+    def give(self, signal: str, place: str) -> None:
+        """Give values of a place a signal: gradient (that of the last block's output), error or tangent."""
+        named_one("signal", signal, dict.fromkeys(("gradient", "error", "tangent")))
+        named_one("place", place, dict.fromkeys(("blocks", "linears")))
+        if signal == "error":
+            self.e = scores(self.model, self.chosen.name)
+        if place == "blocks":
+            if signal == "tangent":
+                raise InputError(f"{self.chosen.name}: a tangent is given at linears, not at blocks")
+            self.at_blocks(signal)
+        elif signal == "gradient":
+            raise InputError(f"{self.chosen.name}: the last gradient is given at blocks, not at linears")
+        else:
+            self.at_linears(signal)
+
+    def at_blocks(self, signal: str) -> None:
+        """Between the turns of repeats, and between repeats that follow one another."""
+        blocks(self.model, self.chosen.name)
+        for place in places(self.model.table):
+            repeats = [line for line in place.lines if isinstance(line, Repeat)]
+            finals = {carry.final for repeat in repeats for carry in repeat.carry}
+            self.follows |= {(*place.scope, r.makes): finals & {c.initial for c in r.carry} for r in repeats}
+            for carry in place.repeats[-1].carry if place.repeats else ():
+                incoming = Elsewhere(f"d{carry.end}")
+                source = incoming if signal == "gradient" else self.error(place, carry.start, "handed")
+                source = replace(source, beyond=carry.initial in self.follows[place.scope])
+                self.between.setdefault(place.scope, {})[carry.start] = source
+
+    def at_linears(self, signal: str) -> None:
+        """What products with weights make, followed through their shift and pointwise word; but the scores."""
+        constant = frozenset(self.model.table.inputs)
+        exact = self.exact()
+        for place in places(self.model.table):
+            for line, weight in linears(place):
+                name = followed(line.name, place, constant)
+                if not place.repeats and name in exact:
+                    continue
+                self.given.setdefault(place.scope, {})[name] = self.error(place, name)
+                self.stopped |= {
+                    (Same(line), i) for i, term in enumerate(line.right) if i != weight and isinstance(term, Term)
+                }
+        if not self.given:
+            name = self.model.configuration.name
+            raise InputError(f"{self.chosen.name} needs products with weights below the head: {name} has none")
+
+    def exact(self) -> frozenset[str]:
+        """The values from which the scores are made without a product that sums: their gradients are exact."""
+        gradient = scores(self.model, self.chosen.name)
+        names = {gradient.removeprefix("d")}
+        for line in reversed(self.model.table.lines):
+            if isinstance(line, Line) and not sums(line) and not names.isdisjoint(line.makes):
+                names |= {term.name for term in line.right if isinstance(term, Term)}
+        for line in self.model.table.lines:
+            if isinstance(line, Line) and not sums(line) and not names.isdisjoint(line.reads):
+                names |= set(line.makes)
+        return frozenset(names)
+
+    def axes(self, place: Place, name: str) -> Axes:
+        return place.values[name].axes
+
+    def error(self, place: Place, name: str, handed: str = "") -> Elsewhere:
+        """The gradient at the scores through a fixed random matrix, e F, in the place of a value's gradient.
+
+        It is summed over the positions that the value does not have, and is the same at those that the scores lack.
+        """
+        table = self.model.table
+        errors = self.scores_axes
+        e = Term(self.e, errors)
+        axes = self.axes(place, name)
+        wide = features(table)
+        own = tuple(axis for axis in axes if base(axis) in wide and axis not in errors)
+        classes = tuple(axis for axis in errors if base(axis) in wide and axis not in axes)
+        fixed = f"{name}.F" + (str(len(place.scope)) if len(place.scope) > 1 else "")
+        of = self.e.removeprefix("d")
+        self.inputs[fixed] = Value(place.turns((*classes, *own)), "feedback", of)
+        for depth in range(1, len(place.repeats) + 1):
+            inside = self.inputs[fixed].axes[depth:]
+            self.slices.setdefault(place.scope[:depth], {})[fixed] = Value(inside, "feedback", of)
+        inner = (*classes, *own)
+        matrix = Term(fixed, inner)
+        target = f"d{name}" + (f":{handed}" if handed else "")
+        reached = tuple(axis for axis in axes if axis in errors or axis in own)
+        layer = next((line.tag.layer for line in place.own if name in (*line.makes, *line.reads)), "")
+        tag = Tag(layer, next((line.tag.block for line in place.own), None), "backward", local="F e")
+        values = {fixed: Value(inner, "feedback", of), target: Value(axes, "gradient", name)}
+        if reached == axes:
+            return Elsewhere(target, (Product((Term(target, axes),), (e, matrix), (), tag),), values)
+        dense, ones = (
+            Term(f"{target}.dense", reached),
+            Term(f"{target}.ones", tuple(a for a in axes if a not in reached)),
+        )
+        values |= {term.name: Value(term.loops, "part", name) for term in (dense, ones)}
+        spread = Product((Term(target, axes),), (dense, ones), (), tag)
+        all_ones = Word((ones,), (), (), tag, word="ones", gives=("Y",))
+        return Elsewhere(target, (Product((dense,), (e, matrix), (), tag), all_ones, spread), values)
+
+    @property
+    def scores_axes(self) -> Axes:
+        return self.model.table.axes[self.e.removeprefix("d")]

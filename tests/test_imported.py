@@ -68,3 +68,39 @@ def open_block():
     """A block of attention whose example has a batch, a length and heads of one size."""
     module = Block(12, 3, True)
     return module, lc.layer(read_module(module, (torch.randn(3, 3, 12),), {"x": "B M 12"}).text)
+
+
+PAIRED = ("ab,bc,cd->ad", "abc,cd,de->abe", "a,b,c->abc", "ab,cb,cd->", "...a,ab,bc->...c", "aab,bc->ac", "ij,ij->")
+
+
+@pytest.mark.alike(every=2)
+@pytest.mark.parametrize("equation", PAIRED)
+def test_einsum_pairs_its_operands_as_pytorch_does(equation):
+    class E(torch.nn.Module):
+        def forward(self, *operands):
+            return torch.einsum(equation, *operands)
+
+    sizes = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 6, "i": 7, "j": 8}
+    parts = equation.partition("->")[0].replace("...", "").split(",")
+    operands = tuple(torch.randn(*(sizes[letter] for letter in part), requires_grad=True) for part in parts)
+    imported = read_module(E(), operands)
+    found = parity(E(), operands, imported)
+    assert max(found.value, found.gradient) < 1e-12
+    assert products(E(), operands, imported).equal
+
+
+def test_inputs_of_forward_by_row_and_by_name():
+    class V(torch.nn.Module):
+        def forward(self, x, *more, scale=2.0):
+            return (x + sum(more)) * scale
+
+    class K(torch.nn.Module):
+        def forward(self, **batch):
+            return (batch["x"] * batch["y"]).sum()
+
+    several = (torch.randn(5, 3), torch.randn(5, 3), torch.randn(3))
+    assert "more_0[B f]" in read_module(V(), several, {"x": "B f"}).text.replace("[B n]", "[B f]")
+    named = {"x": several[0], "y": several[1]}
+    assert parity(K(), named, read_module(K(), named)).value < 1e-12
+    with pytest.raises(lc.InputError, match="forward has no parameter x, and PyTorch keeps no size open"):
+        read_module(K(), named, {"x": "B f"})

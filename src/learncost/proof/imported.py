@@ -11,7 +11,7 @@ import numpy as np
 from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
-from learncost.models.imported.export import arguments, flattened
+from learncost.models.imported.export import arguments, as_called, flattened
 from learncost.models.imported.values import run_graph
 from learncost.models.imported.walk import Imported
 from learncost.readings.run import run
@@ -45,12 +45,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
     given = arguments(module, inputs)
     paths = dict(module.named_parameters())
     weights = {path: p.detach().double().requires_grad_(bool(p.requires_grad)) for path, p in paths.items()}
-    doubles = {
-        name: v.detach().double().requires_grad_(v.requires_grad)
-        if isinstance(v, torch.Tensor) and v.is_floating_point()
-        else v
-        for name, v in given.items()
-    }
+    doubles = torch.utils._pytree.tree_map(_double, given)
     flat = flattened(doubles)
     graph = run_graph(imported, module, flat, weights)
     sizes = _sizes(read, imported, flat)
@@ -94,6 +89,15 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
         sum(p.numel() for p in paths.values()),
         len(read.text.splitlines()),
     )
+
+
+def _double(value: Any) -> Any:
+    """An input in float64, apart from the one given; what is no number with a fraction stays."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_(value.requires_grad)
+    return value
 
 
 def read_output(read: Layer, name: str) -> str:
@@ -186,7 +190,8 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
     import torch
 
     with torch.no_grad():
-        result = module(**given)
+        row, by_name = as_called(module, given)
+        result = module(*row, **by_name)
     tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
     theirs = [graph.of_node[node] for node in imported.output_nodes]
     worst = 0.0
@@ -251,7 +256,8 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
         torch.backends.mkldnn.flags(enabled=False),  # else a recurrence is one operator that counts nothing
         FlopCounterMode(display=False, custom_mapping=dict(formulas)) as counter,
     ):
-        result = module(**given)
+        row, by_name = as_called(module, given)
+        result = module(*row, **by_name)
         forward = int(counter.get_total_flops())
         tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         floats = [t for t in tensors if t.is_floating_point() and t.requires_grad]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from learncost.models.imported.export import as_called
+
 
 def straight(module: Any, values: Mapping[str, Any]) -> Any:
     """A module that does what this one does with these values, operation by operation. It is run once, with numbers.
@@ -18,7 +20,8 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     others = {name: value for name, value in values.items() if name not in names}
 
     def run(*tensors: Any) -> Any:
-        return module(**dict(zip(names, tensors, strict=True)), **others)
+        row, by_name = as_called(module, {**others, **dict(zip(names, tensors, strict=True))})
+        return module(*row, **by_name)
 
     trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
     traced = trace(*(values[name].detach() for name in names))

@@ -38,20 +38,31 @@ class Exported:
 
 
 def arguments(module: Any, inputs: Any) -> dict[str, Any]:
-    """The example inputs by the names that forward has for them."""
-    names = list(inspect.signature(module.forward).parameters)
+    """The example inputs by the names that forward has for them; of `*several` all under that name."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
-    several = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    if (
-        names
-        and len(several) > len(names)
-        and not any(
-            p.kind is inspect.Parameter.VAR_POSITIONAL for p in inspect.signature(module.forward).parameters.values()
+    several = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+    given: dict[str, Any] = {}
+    parameters = inspect.signature(module.forward).parameters
+    for name, parameter in parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            given[name], several = tuple(several), []
+        elif several and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            given[name] = several.pop(0)
+    if several:
+        raise InputError(
+            f"forward takes {', '.join(parameters) or 'nothing'}, and {len(several) + len(given)} inputs were given"
         )
-    ):
-        raise InputError(f"forward takes {', '.join(names) or 'nothing'}, and {len(several)} inputs were given")
-    return dict(zip(names, several, strict=False))
+    return given
+
+
+def as_called(module: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Named inputs as forward is called with them: in a row as far as `*several`, by name from there on."""
+    kinds = {name: parameter.kind for name, parameter in inspect.signature(module.forward).parameters.items()}
+    row = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), "")
+    before = list(kinds)[: list(kinds).index(row)] if row in given else []
+    by_name = {name: value for name, value in given.items() if name not in (*before, row)}
+    return (*(given[name] for name in before if name in given), *(given.get(row, ()))), by_name
 
 
 def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
@@ -65,6 +76,12 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     tensors = {id(v): None for v in given.values() if isinstance(v, torch.Tensor)}
     if len(tensors) < sum(isinstance(v, torch.Tensor) for v in given.values()):
         given = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
+    unnamed = [name for name in symbols if name not in inspect.signature(module.forward).parameters]
+    if unnamed:
+        raise InputError(
+            f"forward has no parameter {unnamed[0]}, and PyTorch keeps no size open of what `**` takes; "
+            "name it in forward, or leave symbols out"
+        )
     shapes = {name: _dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
     apart = _apart(given, symbols)
     try:
@@ -152,11 +169,10 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     import torch
 
     opt_einsum = torch.backends.opt_einsum.enabled
-    torch.backends.opt_einsum.enabled = False  # it would fix the sizes of batches
+    torch.backends.opt_einsum.enabled = opt_einsum and not shapes  # it would fix the sizes of batches
+    row, by_name = as_called(module, given)
     try:
-        program = torch.export.export(module, (), dict(given), dynamic_shapes=shapes, strict=False).run_decompositions(
-            {}
-        )
+        program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False).run_decompositions({})
         for _ in range(MOST_ROUNDS):
             if not (parts := _decompositions(program)):
                 break
@@ -214,7 +230,7 @@ def _dynamic(name: str, value: Any, words: str) -> Any:
 
     letters = words.replace(",", " ").split()
     if not letters:
-        return None
+        return torch.utils._pytree.tree_map(lambda _: None, value)
     shape = getattr(value, "shape", None)
     if shape is None or len(shape) != len(letters):
         count = "no tensor" if shape is None else f"of {len(shape)} dimensions"

@@ -91,7 +91,10 @@ def outer(reader: Reader, x: Any, z: Any) -> View:
 
 
 @rule("einsum")
-def einsum(reader: Reader, equation: str, operands: Sequence[Any], **__: Any) -> View:
+def einsum(
+    reader: Reader, equation: str, operands: Sequence[Any], *, path: Sequence[int] | None = None, **__: Any
+) -> View:
+    """Products of two operands at a time, in the order of torch's path; without one from the left on."""
     equation = equation.replace(" ", "")
     ins, _, out = equation.partition("->")
     views = [reader.view(operand) for operand in operands]
@@ -132,11 +135,15 @@ def einsum(reader: Reader, equation: str, operands: Sequence[Any], **__: Any) ->
                 root = dim[-1].axis.root
                 root.letter = root.letter or letter
     reads = list(zip(views, letters, strict=True))
-    while len(reads) > 2:  # pairs from the left on, as torch does without an optimizer of paths
-        (x, first), (z, second), *rest = reads
+    pairs = list(zip(path[::2], path[1::2], strict=True)) if path else []
+    while len(reads) > 2:
+        first, second = sorted(pairs.pop(0)) if pairs else (0, 1)
+        (x, row_x), (z, row_z) = reads[first], reads[second]
+        rest = [read for place, read in enumerate(reads) if place not in (first, second)]
         later = {letter for _, row in rest for letter in row} | set(outs)
-        kept = [letter for letter in dict.fromkeys([*first, *second]) if letter in later]
-        reads = [(reader.recorder.line("product", [(x, first), (z, second)], kept, every=True), kept), *rest]
+        kept = [letter for letter in dict.fromkeys([*row_x, *row_z]) if letter in later]
+        made = (_paired(reader, [(x, row_x), (z, row_z)], kept), kept)
+        reads = [*rest, made] if path else [made, *rest]
     if len(reads) == 1:
         view, row = reads[0]
         if sorted(row) == sorted(outs):
@@ -144,7 +151,14 @@ def einsum(reader: Reader, equation: str, operands: Sequence[Any], **__: Any) ->
         from learncost.models.imported.equations import Number
 
         return reader.recorder.line("product", [Number(1.0), (view, row)], outs)
-    return reader.recorder.line("product", reads, outs, every=True)
+    return _paired(reader, reads, outs)
+
+
+def _paired(reader: Reader, reads: Sequence[tuple[View, Sequence[str]]], out: Sequence[str]) -> View:
+    """The product of two operands: torch multiplies them element by element where nothing is summed."""
+    summed_letters = {letter for _, row in reads for letter in row} - set(out)
+    reader.recorder.operator = "einsum" if summed_letters else "mul"
+    return reader.recorder.line("product", list(reads), out, every=bool(summed_letters))
 
 
 @rule("bilinear")

@@ -85,7 +85,7 @@ def time(rows: Sequence[Priced], sizes: Mapping[str, Any], rates: Rates, dtype: 
     Raises `InputError` where a size is missing.
     """
     lines = [row.source for row in rows if isinstance(row.source, Line)]
-    needed = {base(axis) for line in lines for axis in line.loops if not axis.isdigit()}
+    needed = {base(axis).partition("/")[0] for line in lines for axis in line.loops if not axis.isdigit()}
     needed |= {name.partition("/")[0] for row in rows for name in row.repeat.sizes}
     if missing := sorted(needed - sizes.keys()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")

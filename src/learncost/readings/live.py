@@ -239,6 +239,43 @@ def moments(
         yield line, tuple(turn for _, turn in path), level
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """An array between two moments, from 1, both included: its bytes as a polynomial, and whether it was given."""
+
+    name: str
+    count: Count
+    first: int
+    last: int
+    given: bool
+
+
+def stretches(
+    table: Table, widths: Mapping[str, int], rules: Rules = IN_KERNELS
+) -> tuple[tuple[tuple[str, str, tuple[str, ...]], ...], tuple[Stretch, ...]]:
+    """The moments of a table, by macro-operation, line and the counts around, and the arrays over them.
+
+    widths  bytes of an element by role or by name, as of `live`; 4 where neither is told
+    """
+    walk = _Walk(table, rules, {})
+    counts: dict[tuple[tuple[str, ...], int], Count] = {}
+    found = []
+    for array in walk.arrays:
+        width = walk.width(array, 4, widths)
+        if array.last < array.first or not width:
+            continue
+        key = array.axes, width
+        if key not in counts:
+            counts[key] = Count.of(array.axes, width)
+        alone = isinstance(array.times, int) and array.times == 1
+        count = counts[key] if alone else counts[key] * array.times
+        found.append(Stretch(_name(array), count, array.first, array.last, bool(array.given)))
+    moments = tuple(
+        (line.tag.macro, line.name, tuple(walk.loops[loop] for loop, _ in path)) for line, path, _ in walk.lines
+    )
+    return moments, tuple(found)
+
+
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
     """The turns of a repeat, or None where its size is left out."""
     has_size = count.isdigit() or base(count).partition("/")[0] in sizes

@@ -58,19 +58,28 @@ class Schedule(Displayed):
         return peak(self, device, [1.0] * self.stages) / self.chunks
 
 
-def peak(schedule: Schedule, device: int, kept: Sequence[float]) -> float:
-    """The most bytes of kept values that a device holds at once.
+def peak(
+    schedule: Schedule,
+    device: int,
+    kept: Sequence[float],
+    forward: Sequence[float] | None = None,
+    backward: Sequence[float] | None = None,
+) -> float:
+    """The most bytes of microbatches that a device holds at once.
 
-    kept  bytes that a stage keeps of one microbatch, by the number of the stage: from F until all that needs them ran
+    kept               bytes that a stage keeps of one microbatch, by its number: from F until all that needs them ran
+    forward, backward  the most that one takes while its F, or its B or W, runs; by default what is kept
     """
     held = most = 0.0
     last = "W" if schedule.parted else "B"
-    for run in schedule.orders[device]:
-        stage = run.chunk * schedule.devices + device
-        if run.kind == "F":
+    for task in schedule.orders[device]:
+        stage = task.chunk * schedule.devices + device
+        if task.kind == "F":
+            most = max(most, held + (forward or kept)[stage], held + kept[stage])
             held += kept[stage]
-            most = max(most, held)
-        elif run.kind == last:
+            continue
+        most = max(most, held - kept[stage] + (backward or kept)[stage])
+        if task.kind == last:
             held -= kept[stage]
     return most
 

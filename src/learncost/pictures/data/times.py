@@ -68,7 +68,10 @@ def _work(work: WorkAxes, rows: tuple[Row, ...], places: dict[int, int], monomia
         "repeat": monomials.exported(work.repeat),
         "flops": monomials.exported(total(rows[line.place].flops for line in work.lines) or Count()),
         "macro": work.macro,
-        "bytes": [[name, work.bits[name], [extent(part) for part in parts]] for name, parts in work.bytes.items()],
+        "bytes": [
+            [name, work.bits[name], [[*extent(part[:2]), axes(part[2])] for part in parts]]
+            for name, parts in work.bytes.items()
+        ],
         "made": [[extent(part)[0], work.width] for part in work.made.values()],
     }
     if work.kernel is not None:

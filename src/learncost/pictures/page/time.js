@@ -67,7 +67,9 @@ function workAt(work, monomials) {
   const moved = new Map(
     work.bytes.map(([name, bits, parts]) => [
       name,
-      Math.floor((Math.max(...parts.map(([place, often]) => size(place) * often)) * bits) / 8),
+      Math.floor(
+        (Math.max(...parts.map(([place, often, own]) => Math.min(size(place), size(own)) * often)) * bits) / 8,
+      ),
     ]),
   );
   const made = work.made.map(([place, width]) => size(place) * width);

@@ -89,10 +89,14 @@ def time(rows: Sequence[Priced], sizes: Mapping[str, Any], rates: Rates, dtype: 
     needed |= {name.partition("/")[0] for row in rows for name in row.repeat.sizes}
     if missing := sorted(needed - sizes.keys()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")
-    parts = list(works(rows, sizes, dtype, rates.operators, rates.words))
-    ago, new = _ago(parts), _new(parts)
-    seconds = tuple(_seconds(*work, rates) for work in zip(parts, ago, new, strict=True))
-    return Time(seconds, rates.step, rates.low, rates.high)
+    several = list(works(rows, sizes, dtype, rates.operators, rates.words))
+    return Time(parts(several, rates), rates.step, rates.low, rates.high)
+
+
+def parts(works_of_a_step: Sequence[Work], rates: Rates) -> tuple[Seconds, ...]:
+    """The time of each of the works of a step, which run in this order."""
+    ago, new = _ago(works_of_a_step), _new(works_of_a_step)
+    return tuple(_seconds(*work, rates) for work in zip(works_of_a_step, ago, new, strict=True))
 
 
 def _seconds(work: Work, ago: Mapping[str, float], new: int, rates: Rates) -> Seconds:

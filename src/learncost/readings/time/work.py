@@ -83,6 +83,9 @@ class Work:
 Extent = tuple[tuple[str, ...], int]
 """Axes that are gone through together, and how often: what is counted is the product of their sizes, times that."""
 
+Touched = tuple[tuple[str, ...], int, tuple[str, ...]]
+"""The same of an array that is gone through, and its own axes: a row that several read is read once."""
+
 
 @dataclass(frozen=True)
 class LineAxes:
@@ -121,7 +124,7 @@ class WorkAxes:
     repeat: Count
     macro: str
     bits: Mapping[str, int]
-    bytes: Mapping[str, tuple[Extent, ...]]
+    bytes: Mapping[str, tuple[Touched, ...]]
     made: Mapping[str, Extent]
     width: int
     kernel: tuple[str, ...] | None = None
@@ -147,7 +150,7 @@ class WorkAxes:
             products=products,
             points=points,
             bytes={
-                name: max(_points_of(axes, sizes) * often for axes, often in parts) * self.bits[name] // 8
+                name: max(_touched(part, sizes) for part in parts) * self.bits[name] // 8
                 for name, parts in self.bytes.items()
             },
             result_bytes={name: _points_of(axes, sizes) * self.width for name, (axes, _) in self.made.items()},
@@ -241,7 +244,8 @@ def product_axes(line: Line) -> ProductAxes:
     )
     if last_axis in first.loops:  # columns are what the result has last
         first, second = second, first
-    product_sides = sides(direct(first), direct(second), line.left[0].loops)
+    # What is written at an index that both factors have the loops of is summed there: experts' rows.
+    product_sides = sides(direct(first), direct(second), direct(line.left[0]))
     # The axes of an index are rows, or columns, of what it chooses.
     rows, columns = {*first.loops} - {*direct(second)}, {*second.loops} - {*first.loops}
     summed = {*product_sides.summed}
@@ -259,6 +263,11 @@ def product_axes(line: Line) -> ProductAxes:
 
 def _points_of(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
     return prod(_size(axis, sizes) for axis in axes)
+
+
+def _touched(part: Touched, sizes: Mapping[str, int]) -> int:
+    axes, often, own = part
+    return often * min(_points_of(axes, sizes), _points_of(own, sizes))
 
 
 def _blocks(group: list[_Numbered], blocks: tuple[str, int]) -> Blocks:
@@ -303,6 +312,11 @@ def _operations(
     return None, tuple(_points(line, word_names))
 
 
+def _at_index(term: Term) -> bool:
+    """Whether it is read where another value says; places that lines count themselves lie beyond its axes, too."""
+    return term.indexed and not term.beyond
+
+
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
     """Whether a word in the group is the whole of an operator that this line is a part of."""
     return of_norm(line) and not isinstance(line, Word) and any(isinstance(member, Word) for _, member in group)
@@ -337,15 +351,15 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
     return {name: width for line in lines for name, width in bits_of(line, bits).items()}
 
 
-def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Extent, ...]]:
-    """What is read or written of every array that enters or leaves."""
+def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Touched, ...]]:
+    """What is read or written of every array that enters or leaves; of rows that several read, each once."""
     makes = {term.name for line in lines for term in line.left}
-    found: dict[str, tuple[Extent, ...]] = {}
+    found: dict[str, tuple[Touched, ...]] = {}
     for line in lines:
         read = (term for operand in line.right for term in terms_of(operand) if term.name not in makes)
-        extents = [(term.name, (term.loops, 1)) for term in read]
+        extents = [(term.name, (term.loops, 1, term.declared if _at_index(term) else term.loops)) for term in read]
         # What is written at an index is filled with zeros before.
-        extents += [(t.name, (t.declared, 2 if t.indexed else 1)) for t in line.left if t.name in leaves]
+        extents += [(t.name, (t.declared, 2 if t.indexed else 1, t.declared)) for t in line.left if t.name in leaves]
         for name, extent in extents:
             if extent not in found.get(name, ()):
                 found[name] = (*found.get(name, ()), extent)

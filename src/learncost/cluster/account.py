@@ -1,0 +1,397 @@
+"""What a placed step of one microbatch takes on a device, by segments of the model, as polynomials in all sizes.
+
+It is read once for a structure of placement; the sizes of the mesh and of the stages are put in afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from learncost.books.book import book
+from learncost.cluster.segments import BACKWARD, Part, Walker, blocks_of
+from learncost.equation.count import Count, base, size_of
+from learncost.equation.precision import Precision
+from learncost.equation.table import Line, Repeat, Table, Term, Word, walk
+from learncost.equation.value import INDICES
+from learncost.layers.names import scores
+from learncost.models.model import Model
+from learncost.placement.clauses import Clause, Homes
+from learncost.placement.collective import BYTES_OF_AN_INDEX
+from learncost.placement.mesh import Mesh
+from learncost.placement.place import Placed, place
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import state_of, without_gradients
+from learncost.procedures.procedure import step
+from learncost.readings.live import Stretch, stretches
+from learncost.readings.price import Row, price
+from learncost.readings.time import Rates
+from learncost.readings.time.predict import parts as seconds_of
+from learncost.readings.time.work import WorkAxes, works_axes
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
+
+PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update": "W", "optimizer_step": "O"}
+"""Macro-operations by the pass of a pipeline that they are of; O is the optimizer, once a step."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A collective by the sizes: its word, mesh axis, the bytes of its payload, the pass and segment it stands in.
+
+    turns  how often it runs each time, of the repeats around it
+    role   what it moves: weights, gradients, states, values or inputs
+    """
+
+    word: str
+    mesh_axis: str
+    payload: Count
+    turns: Count
+    macro: str
+    segment: int
+    role: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """A weight on a device: its elements, those of its gradient, of the optimizer's state; and where it stands."""
+
+    name: str
+    weight: Count
+    gradient: Count
+    state: Count
+    segments: tuple[int, ...]
+    learns: bool
+
+
+@dataclass(frozen=True)
+class Static:
+    """Bytes that a stage holds all the time, by what they are."""
+
+    weights: int
+    gradients: int
+    states: int
+    masters: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.states + self.masters
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of a microbatch in a stage: what is kept from forward to backward, and the most while either runs."""
+
+    kept: int
+    forward: int
+    backward: int
+
+
+class Account:
+    """The account of a placed step.
+
+    model      its table is that of one device; `clauses` cut it over axes of `mesh`
+    sizes      of a step of one microbatch, all devices together
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sizes: Mapping[str, int],
+        mesh: Mesh,
+        clauses: Sequence[Clause],
+        kind: Precision,
+        plan: str = "",
+        procedure: str = "bp",
+        optimizer: str = "adamw",
+    ) -> None:
+        self.model, self.kind, self.plan = model, kind, plan
+        self.optimizer = optimizer
+        self.blocks = blocks_of(model.table)
+        stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
+        self.placed: Placed = place(stepped, mesh, clauses, sizes)
+        self.homes = Homes(stepped, mesh, clauses, sizes)
+        self.scores = scores(stepped)
+
+    @cached_property
+    def cuts(self) -> tuple[str, ...]:
+        """Every axis as it is cut, such as f/tp: what has to divide."""
+        table = self.placed.table
+        axes = {axis for value in table.known.values() for axis in value.axes}
+        return tuple(sorted({base(axis) for axis in axes if "/" in axis and not axis.partition("/")[2][0].isdigit()}))
+
+    def divides(self, sizes: Mapping[str, int]) -> str:
+        """Why sizes cannot be cut so; nothing where they can."""
+        for axis in self.cuts:
+            name, *over = axis.split("/")
+            number = 1
+            for each in over:
+                number *= sizes.get(each, 1) if not each.isdigit() else int(each)
+            size = int(size_of(name, sizes))
+            if size % number:
+                larger = -(-size // number) * number
+                return (
+                    f"{name} is {size:,} and cannot be cut over {' and '.join(over)}, {number:,} devices: the next "
+                    f"size that can is {larger:,}"
+                )
+        return ""
+
+    @cached_property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The mesh axes that cut the batch."""
+        return tuple(dict.fromkeys(each for axis in self.cuts if axis.startswith("B/") for each in axis.split("/")[1:]))
+
+    def width(self, name: str, role: str) -> int:
+        """Bytes of a number of an array of the placed table, by the role of what it holds."""
+        if self._score(name):
+            return self.kind.scores
+        widths = {"weights": self.kind.weight, "gradients": self.kind.gradient, "states": 4}
+        return widths.get(role, self.kind.value)
+
+    def _score(self, name: str) -> bool:
+        held = self.placed.holds.get(name, name)
+        return held.partition("!")[0] in self.scores
+
+    # What is held all the time.
+
+    @cached_property
+    def held(self) -> tuple[Held, ...]:
+        """The weights."""
+        table, whole = self.placed.table, self.placed.whole
+        where: dict[str, list[int]] = {name: [] for name in table.weights}
+        walker = Walker(self.blocks)
+
+        def visit(lines: Sequence[Line | Repeat], counts: tuple[str, ...], stacks: Mapping[str, str]) -> None:
+            for line in lines:
+                if isinstance(line, Repeat):
+                    inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
+                    visit(line.lines, (*counts, line.count), inner)
+                    continue
+                segment = walker.segment(line.tag.macro, counts)
+                if line.tag.macro == "optimizer_step":
+                    continue
+                for name in line.reads:
+                    weight = stacks.get(name, name)
+                    if weight in where and segment not in where[weight]:
+                        where[weight].append(segment)
+
+        visit(whole.lines, (), {})
+        states: dict[str, list[str]] = {}
+        for name in whole.inputs:
+            if whole.values[name].role == "state":
+                states.setdefault(whole.values[name].of, []).append(name)
+        result = []
+        for weight in table.weights:
+            gradient = f"d{weight}"
+            learns = weight in states or gradient in whole.values or gradient in whole.known
+            axes = table.axes[weight]
+            home = axes
+            if gradient in whole.known:
+                split = self.homes.home(gradient, whole.known[gradient])
+                if len(split) == len(whole.known[gradient].axes) == len(axes):
+                    home = tuple(
+                        "/".join((base(axis), *over))
+                        for axis, over in zip(whole.known[gradient].axes, split, strict=True)
+                    )
+                elif len(split) + 1 == len(axes):
+                    inner = (
+                        "/".join((base(a), *over)) for a, over in zip(whole.known[gradient].axes, split, strict=True)
+                    )
+                    home = (axes[0], *inner)
+            state = table.axes[states[weight][0]] if weight in states else axes
+            result.append(
+                Held(weight, Count.of(axes), Count.of(home), Count.of(state), tuple(where[weight] or [0]), learns)
+            )
+        return tuple(result)
+
+    def static(self, sizes: Mapping[str, int], part: Part) -> Static:
+        """Bytes that a stage holds all the time."""
+        kind, per_point = self.kind, self.bytes_of_state
+        weights = gradients = states = masters = 0
+        learning = set(self.model.learning)
+        for held in self.held:
+            if not self.within(held.segments, part):
+                continue
+            own = {**sizes, **{name: part.turns.get(name, 0) for name in self.blocks}}
+            weights += kind.weight * int(held.weight.at(own))
+            if held.name in learning:
+                gradients += kind.gradient * int(held.gradient.at(own))
+                points = int(held.state.at(own))
+                states += per_point * points
+                masters += kind.master * points
+        return Static(weights, gradients, states, masters)
+
+    @cached_property
+    def bytes_of_state(self) -> int:
+        """Bytes that the optimizer remembers of a number."""
+        return int(state_of(self.optimizer).bytes([1024, 1024], self.kind.states)) // 2**20
+
+    def within(self, segments: Sequence[int], part: Part) -> bool:
+        """Whether a stage has one of these segments."""
+        return any(
+            segment in part.outside if segment % 2 == 0 else self.blocks[segment // 2] in part.turns
+            for segment in segments
+        )
+
+    def workspace(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of one gradient of each of a block's matrices, in the type of the weights, of experts of one.
+
+        TransformerEngine's products that add to the gradient themselves give autograd an empty array of that shape in
+        its place, one of each shape, which is kept (transformer_engine/pytorch/module/base.py, get_dummy_wgrad).
+        """
+        most = 0
+        for number, name in enumerate(self.blocks):
+            one = {**sizes, **{block: int(block == name) for block in self.blocks}}
+            size = 0
+            for held in self.held:
+                if 2 * number + 1 in held.segments and len(self.placed.table.axes[held.name]) > 2:
+                    axes = self.placed.table.axes[held.name]
+                    experts = int(size_of(axes[1], one)) if base(axes[1]).partition("/")[0] == "e" else 1
+                    size += int(held.weight.at(one)) // experts
+            most = max(most, size)
+        return most * self.kind.weight
+
+    def optimizer_seconds(self, sizes: Mapping[str, int], part: Part, rates: Rates) -> float:
+        """Seconds of the optimizer in a stage: every number of a state is read and written, at the bandwidth."""
+        own = {**sizes, **{name: part.turns.get(name, 0) for name in self.blocks}}
+        kind, learning = self.kind, set(self.model.learning)
+        points = sum(
+            int(held.state.at(own)) for held in self.held if held.name in learning and self.within(held.segments, part)
+        )
+        moved = points * (2 * (self.bytes_of_state + kind.master) + kind.gradient + kind.weight)
+        return moved / rates.bandwidth(float("inf")) + rates.optimizer
+
+    # What passes leave.
+
+    @cached_property
+    def _stretches(self) -> tuple[tuple[tuple[str, str, int], ...], tuple[Stretch, ...]]:
+        """The moments of the passes, by macro-operation and segment, and the arrays over them."""
+        table = self.placed.table
+        lines = tuple(line for line in table.lines if isinstance(line, Repeat) or line.tag.macro != "optimizer_step")
+        read = {name for line in lines for name in line.reads}
+        made = {name for line in lines for name in line.makes}
+        updates = [line for line in table.lines if isinstance(line, Word) and line.tag.macro == "optimizer_step"]
+        gradients = {name for line in updates for name in line.reads if name in made}
+        outputs = tuple(name for name in table.outputs if name in made)
+        inputs = tuple(name for name in table.inputs if name in read)
+        passes = Table(
+            lines,
+            table.values,
+            inputs,
+            tuple(name for name in table.weights if name in read),
+            tuple(dict.fromkeys((*outputs, *sorted(gradients)))),
+        )
+        kind, persistent = self.kind, {f"d{weight}" for weight in table.weights} | gradients
+        widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
+        known = set(table.known)
+        widths |= {name: kind.scores for name in known if self._score(name)}
+        widths |= dict.fromkeys(persistent, 0)
+        moments, arrays = stretches(passes, widths)
+        walker = Walker(self.blocks)
+        places = [(macro, name, walker.segment(macro, counts)) for macro, name, counts in moments]
+        return tuple(places), arrays
+
+    def activations(self, sizes: Mapping[str, int], part: Part) -> Activations:
+        """Bytes of a microbatch in a stage."""
+        moments, arrays = self._stretches
+        own = {**sizes, **{name: part.turns.get(name, 0) for name in self.blocks}}
+        begin = next((moment for moment, (macro, *_) in enumerate(moments) if macro in BACKWARD), len(moments))
+        values: dict[int, int] = {}
+        changes = [0] * (len(moments) + 2)
+        kept = 0
+        mine = [self.within((segment,), part) for *_, segment in moments]
+        for array in arrays:
+            if not mine[array.first - 1]:
+                continue
+            key = id(array.count)
+            size = values.get(key)
+            if size is None:
+                size = values[key] = int(array.count.at(own))
+            changes[array.first] += size
+            changes[array.last + 1] -= size
+            if array.first <= begin < array.last and not array.given:
+                kept += size
+        level, forward, backward = 0, 0, 0
+        for moment in range(len(moments)):
+            level += changes[moment + 1]
+            if mine[moment]:
+                if moment < begin:
+                    forward = max(forward, level)
+                else:
+                    backward = max(backward, level)
+        return Activations(kept, forward, max(backward, kept))
+
+    # What is sent.
+
+    @cached_property
+    def sendings(self) -> tuple[Sending, ...]:
+        """The collectives of a step of one microbatch, in the order of the lines."""
+        placed, table, result = self.placed, self.placed.table, []
+        indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
+        walker = Walker(self.blocks)
+        owners = {held.name: held.segments[0] for held in self.held}
+        for line, counts in walk(table.lines):
+            segment = walker.segment(line.tag.macro, counts)
+            if not isinstance(line, Word) or entry(line.word).kind != KIND or line.word in SENDS_NOTHING:
+                continue
+            name = placed.holds.get(line.name, line.name)
+            known = placed.whole.known.get(name)
+            role, owner = self.homes.kind(name, known) if known else ("values", name)
+            if line.tag.macro == "optimizer_step":
+                segment = owners.get(owner, segment)
+            width = BYTES_OF_AN_INDEX if name in indices else self.width(line.name, role)
+            sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
+            result.append(
+                Sending(
+                    line.word,
+                    line.axes[0],
+                    Count.of(_larger(sides), width),
+                    Count.of(counts),
+                    line.tag.macro,
+                    segment,
+                    role,
+                    line.name,
+                )
+            )
+        return tuple(result)
+
+    # How long it takes.
+
+    @cached_property
+    def _rows(self) -> tuple[Row, ...]:
+        return price(self.placed.table, {}, book("run")).rows
+
+    def seconds(self, sizes: Mapping[str, int], rates: Rates, dtype: str) -> dict[tuple[int, str], float]:
+        """Seconds of one turn of each segment in each pass, computing alone."""
+        walker = Walker(self.blocks)
+        places = [
+            walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])
+            for row in self._rows
+        ]
+        key = dtype, rates.operators, tuple(rates.words)
+        if key not in self._works:
+            self._works[key] = tuple(works_axes(self._rows, dtype, rates.operators, rates.words))
+        works = [work.at(sizes) for work in self._works[key]]
+        found: dict[tuple[int, str], float] = {}
+        for work, seconds in zip(works, seconds_of(works, rates), strict=True):
+            segment = places[work.main]
+            turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
+            where = segment, PASSES.get(work.macro, "F")
+            found[where] = found.get(where, 0.0) + seconds.total / max(1, turns)
+        return found
+
+    @cached_property
+    def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:
+        return {}
+
+
+def _larger(sides: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> tuple[str, ...]:
+    """Of two sides of a collective the one that is cut less."""
+    return min(sides, key=lambda axes: sum(axis.count("/") for axis in axes))
+
+
+def replaced(part: Part, **turns: int) -> Part:
+    """A stage with other turns."""
+    return replace(part, turns={**part.turns, **turns})

@@ -1,0 +1,70 @@
+"""What devices attain in trainings that go on: products and attention by measured shares of the peak."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from typing import Any
+
+from learncost.devices.device import Device, devices
+from learncost.devices.rates import TILE, published
+from learncost.readings.time import Grid, Rates
+from learncost.readings.time.rates import ORIENTATIONS
+
+LARGE = 2048
+"""Rows, columns and sums from which on products attain what products of trainings do: those that were measured."""
+
+_SIZES = tuple(2**power for power in range(15))
+
+
+@cache
+def _measured() -> dict[str, dict[str, Any]]:
+    text = (files("learncost.devices") / "sustained.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def shares(device: Device, dtype: str) -> tuple[float, float, str]:
+    """The shares of its peak that a device attains in products and in attention, and who says so."""
+    row = _measured().get(device.name)
+    if row is not None:
+        return row["products"], row["attention"], f"measured: {row['source']}"
+    known = [(devices()[name], each) for name, each in _measured().items()]
+    ratios = [
+        each["products"] * other.peak_tflops["bf16"] / other.measured_tflops["bf16"]
+        for other, each in known
+        if "bf16" in other.measured_tflops
+    ]
+    best = device.measured_tflops.get(dtype, device.measured_tflops.get("bf16", 0)) / device.peak_tflops.get(
+        dtype if dtype in device.measured_tflops else "bf16", 1e9
+    )
+    usual = [
+        other.measured_tflops["bf16"] / other.peak_tflops["bf16"]
+        for other in devices().values()
+        if "bf16" in other.measured_tflops and "bf16" in other.peak_tflops
+    ]
+    share = (best or sum(usual) / len(usual)) * sum(ratios) / len(ratios)
+    attention = sum(each["attention"] for _, each in known) / len(known)
+    said = f"assumed: the best product known, times {sum(ratios) / len(ratios):.2f} as of devices that were measured"
+    return share, min(attention, 1.0), said
+
+
+def sustained(device: Device, dtype: str) -> Rates:
+    """The rates of a published device in a training that goes on. Raises `InputError` where its peak is not known."""
+    usual = published(device, dtype, "kernels")
+    products, attention, said = shares(device, usual.dtype or dtype)
+    peak = device.peak_tflops[dtype] * 1e12
+
+    def filled(size: int) -> float:
+        return min(1.0, size / (size + TILE) * (LARGE + TILE) / LARGE)
+
+    rate = products * peak
+    grid = Grid(_SIZES, tuple(rate * filled(m) * filled(n) * filled(k) for m, n, k in product(_SIZES, repeat=3)))
+    flat = Grid((1, 2), (attention * peak,) * 8)
+    source = (
+        f"products at {products:.0%} and attention at {attention:.0%} of the dense {peak / 1e12:,.0f} TFLOP/s in "
+        f"{dtype} ({said}); {usual.source.partition('; ')[2]}"
+    )
+    return replace(usual, products=dict.fromkeys(ORIENTATIONS, grid), inner=flat, source=source)

@@ -1,0 +1,407 @@
+"""One step of training on a cluster: bytes on every device, seconds of the pipeline, what is sent over which link.
+
+Time is modelled: lines at what a device attains, collectives at latency and bytes over a link, pipelines by running
+their orders. What waits for what is an assumption with a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from learncost.cluster.account import PASSES, Account, Activations, Sending, Static
+from learncost.cluster.segments import Part, parts_of
+from learncost.devices.cluster import Cluster
+from learncost.devices.collective import Group, Transfer, groups, transfer
+from learncost.equation.count import Count, base
+from learncost.equation.displayed import Displayed
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Repeat
+from learncost.readings.time import Rates
+from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
+
+PIPELINE = "pp"
+"""The mesh axis of a pipeline."""
+
+ASSUMED = {
+    "waits": "collectives of values (tp, cp, ep) wait: nothing is computed beside them",
+    "beside": "collectives of weights and gradients run beside the passes that need them, and wait for the rest",
+    "sends": "sends between stages run beside what is computed; a stage waits for what it needs",
+}
+"""What is assumed of streams."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a step is run on many devices.
+
+    mesh          devices by axis, the last one between neighbours; `pp` is the pipeline
+    microbatch    sequences of a microbatch on each part of the batch
+    microbatches  of a step, one after the other
+    schedule      of the pipeline, and chunks: stages a device
+    layers        blocks of each stage; none: as many in each
+    overlap       whether collectives of weights and gradients run beside what is computed
+    workspace     whether a fused weight update has a buffer of a block's gradients in the type of its weights
+    """
+
+    mesh: Mapping[str, int]
+    microbatch: int = 1
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    layers: tuple[int, ...] = ()
+    overlap: bool = True
+    workspace: bool = False
+
+    @property
+    def stages(self) -> int:
+        return self.mesh.get(PIPELINE, 1)
+
+    @property
+    def devices(self) -> int:
+        return prod(self.mesh.values())
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in self.mesh.items())
+
+
+@dataclass(frozen=True)
+class StageTakes(Displayed):
+    """What a device with a stage, or with several, takes: bytes by what they are for, and seconds of a microbatch."""
+
+    layers: int
+    static: Static
+    activations: int
+    workspace: int
+    forward: float
+    backward: float
+    update: float
+    sent: float
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst moment."""
+        return self.static.total + self.activations + self.workspace
+
+
+@dataclass(frozen=True)
+class Sent(Displayed):
+    """What a device sends over a mesh axis in a step by one word, for one purpose: calls, bytes and seconds."""
+
+    word: str
+    mesh_axis: str
+    role: str
+    calls: int
+    payload: float
+    sent: float
+    link: str
+    algorithm: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepTakes(Displayed):
+    """One step on many devices.
+
+    stages     of each device of the pipeline
+    sent       of the device that sends the most
+    seconds    of the step: passes in the pipeline, then what is once a step (`once`)
+    bubble     what the pipeline adds, as a share of its busiest device
+    computing  seconds that the busiest device computes; `waiting`, those it waits for collectives
+    """
+
+    way: Way
+    cluster: Cluster
+    stages: tuple[StageTakes, ...]
+    sent: tuple[Sent, ...]
+    seconds: float
+    once: float
+    bubble: float
+    computing: float
+    waiting: float
+    tokens: int
+    flops: float = 0.0
+    low: float = 1.0
+    high: float = 1.0
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> int:
+        """Bytes on the fullest device."""
+        return max(stage.peak for stage in self.stages)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of a device."""
+        return self.tokens / self.seconds / self.way.devices
+
+
+def stages_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[Part, ...]:
+    """The stages of a way, by the number of the stage. Raises `InputError` where blocks cannot be cut so."""
+    number = way.stages * way.chunks
+    turns = [sizes[name] for name in account.blocks]
+    parts = [max(1, int(_several(account, name))) for name in account.blocks]
+    total = sum(turn // part for turn, part in zip(turns, parts, strict=True))
+    layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
+    if len(layers) != number:
+        raise InputError(f"{len(layers)} numbers of blocks are not one for each of the {number} stages")
+    if total < number:
+        raise InputError(f"{total} blocks are too few for {number} stages")
+    return parts_of(account.model.table, sizes, layers)
+
+
+def _several(account: Account, name: str) -> str:
+    for line in account.model.table.lines:
+        if isinstance(line, Repeat) and base(line.count).partition("/")[0] == name:
+            return base(line.count).partition("/")[2] or "1"
+    return "1"
+
+
+def sizes_of(account: Account, way: Way, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of one microbatch, all devices of the mesh but the pipeline's together."""
+    batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.batch_axes)
+    return {**sizes, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
+
+
+def memory_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[StageTakes, ...]:
+    """What every device of the pipeline holds; seconds are left out."""
+    own = sizes_of(account, way, sizes)
+    parts = stages_of(account, way, sizes)
+    return _memory(account, way, own, parts, {})
+
+
+def _memory(
+    account: Account, way: Way, own: Mapping[str, int], parts: Sequence[Part], times: Mapping[int, tuple[float, ...]]
+) -> tuple[StageTakes, ...]:
+    statics: dict[Part, Static] = {}
+    values: dict[Part, Activations] = {}
+    for part in parts:
+        if part not in statics:
+            statics[part], values[part] = account.static(own, part), account.activations(own, part)
+    most = min(way.microbatches, 4 * len(parts) * way.stages)
+    if way.chunks > 1:
+        most = max(way.stages, most // way.stages * way.stages)
+    order = schedule(way.schedule, way.stages, most, way.chunks)
+    kept = [float(values[part].kept) for part in parts]
+    forward = [float(values[part].forward) for part in parts]
+    backward = [float(values[part].backward) for part in parts]
+    result = []
+    for device in range(way.stages):
+        mine = [parts[chunk * way.stages + device] for chunk in range(way.chunks)]
+        several = [statics[part] for part in mine]
+        static = Static(
+            *(sum(getattr(each, name) for each in several) for name in ("weights", "gradients", "states", "masters"))
+        )
+        seconds_of = times.get(device, (0.0, 0.0, 0.0, 0.0))
+        result.append(
+            StageTakes(
+                sum(part.layers for part in mine),
+                static,
+                int(peak(order, device, kept, forward, backward)),
+                account.workspace(own) if way.workspace else 0,
+                *seconds_of,
+            )
+        )
+    return tuple(result)
+
+
+def step_of(
+    account: Account, way: Way, sizes: Mapping[str, int], cluster: Cluster, rates: Rates, tokens: int
+) -> StepTakes:
+    """A step of a model on a cluster.
+
+    sizes   of the model, with the lengths of a sequence
+    tokens  of a sequence
+    Raises `InputError` for what does not divide, and for a mesh that the cluster has no links for.
+    """
+    own = sizes_of(account, way, sizes)
+    if why := account.divides(own):
+        raise InputError(why)
+    parts = stages_of(account, way, sizes)
+    kind = KINDS[way.schedule]
+    mesh_groups = groups(way.mesh, cluster.devices)
+    computed = account.seconds(own, rates, account.kind.values)
+    transfers = _transfers(account.sendings, own, mesh_groups, cluster)
+    passes: list[dict[str, tuple[float, float]]] = []
+    for part in parts:
+        found = {}
+        for name in "FBWO":
+            compute = sum(
+                seconds_of * _turns(account, part, segment)
+                for (segment, which), seconds_of in computed.items()
+                if which == name
+            )
+            if name == "O":
+                compute = account.optimizer_seconds(own, part, rates)
+            waits = beside = 0.0
+            for sending, moved in transfers:
+                if PASSES.get(sending.macro, "F") != name:
+                    continue
+                calls = _calls(account, sending, own, part)
+                if name == "O":  # of stacks the payload grows with the turns
+                    moved = _moved(sending, _own(own, account, part), mesh_groups, cluster)
+                    calls = 1 if account.within((sending.segment,), part) else 0
+                if way.overlap and sending.role in ("weights", "gradients"):
+                    beside += calls * moved.seconds
+                else:
+                    waits += calls * moved.seconds
+            found[name] = compute, waits, beside
+        passes.append(_joined(found, way.overlap))
+    columns = {name: [entry[name][0] + entry[name][1] for entry in passes] for name in "FBWO"}
+    send = _send(account, own, mesh_groups, cluster) if way.stages > 1 else 0.0
+    pipeline = seconds(
+        way.schedule, way.stages, way.microbatches, way.chunks, columns["F"], columns["B"], columns["W"], send
+    )
+    per_device = [
+        [sum(columns[name][chunk * way.stages + device] for chunk in range(way.chunks)) for name in "FBW"]
+        for device in range(way.stages)
+    ]
+    once = max(columns["O"]) + (_tied(account, own, parts, cluster, mesh_groups) if way.stages > 1 else 0.0)
+    busiest = max(range(way.stages), key=lambda device: sum(per_device[device]))
+    busy = way.microbatches * sum(per_device[busiest])
+    waited = way.microbatches * sum(
+        passes[chunk * way.stages + busiest][name][1] for chunk in range(way.chunks) for name in "FBW"
+    )
+    times = {device: (*per_device[device], send) for device in range(way.stages)}
+    sent = _sent(account, own, parts, way, mesh_groups, cluster, kind.several)
+    batch = own["B"] * way.microbatches
+    return StepTakes(
+        way,
+        cluster,
+        _memory(account, way, own, parts, times),
+        sent,
+        pipeline + once,
+        once,
+        pipeline / busy - 1 if busy else 0.0,
+        busy - waited,
+        waited,
+        batch * tokens,
+        low=rates.low,
+        high=rates.high,
+        groups=mesh_groups,
+    )
+
+
+def _joined(found: Mapping[str, tuple[float, float, float]], overlap: bool) -> dict[str, tuple[float, float]]:
+    """Seconds that each pass computes, and those that it waits for what does not fit beside it.
+
+    What is sent once a step, behind the last backward pass, fits beside that.
+    """
+    result = {}
+    for name in "FBW":
+        compute, waits, beside = found[name]
+        result[name] = compute, waits + max(0.0, beside - compute)
+    compute, waits, beside = found["O"]
+    room = found["B"][0] + found["W"][0] if overlap else 0.0
+    result["O"] = compute, waits + max(0.0, beside - room)
+    return result
+
+
+def _own(own: Mapping[str, int], account: Account, part: Part) -> dict[str, int]:
+    return {**own, **{name: part.turns.get(name, 0) for name in account.blocks}}
+
+
+def _turns(account: Account, part: Part, segment: int) -> int:
+    if segment % 2 == 0:
+        return int(segment in part.outside)
+    return part.turns.get(account.blocks[segment // 2], 0)
+
+
+def _calls(account: Account, sending: Sending, own: Mapping[str, int], part: Part) -> int:
+    """How often a stage makes a collective for one microbatch."""
+    if not account.within((sending.segment,), part):
+        return 0
+    return int(sending.turns.at(_own(own, account, part)))
+
+
+def _moved(sending: Sending, own: Mapping[str, int], found: Mapping[str, Group], cluster: Cluster) -> Transfer:
+    group = found.get(sending.mesh_axis, Group(1, 1))
+    return transfer(sending.word, float(sending.payload.at(own)), group, cluster)
+
+
+def _transfers(
+    sendings: Sequence[Sending], own: Mapping[str, int], found: Mapping[str, Group], cluster: Cluster
+) -> list[tuple[Sending, Transfer]]:
+    return [(sending, _moved(sending, own, found, cluster)) for sending in sendings]
+
+
+def carried(account: Account) -> Count:
+    """Elements of what a stage sends to the next one, of a device: what the repeats of blocks carry."""
+    for line in account.placed.table.lines:
+        if isinstance(line, Repeat) and line.carry and not isinstance(line, Line):
+            axes = line.values[line.carry[0].start].axes
+            return Count.of(axes)
+    return Count()
+
+
+def _send(account: Account, own: Mapping[str, int], found: Mapping[str, Group], cluster: Cluster) -> float:
+    size = float(carried(account).at(own)) * account.kind.value
+    return transfer("send", size, found[PIPELINE], cluster).seconds
+
+
+def _tied(
+    account: Account, own: Mapping[str, int], parts: Sequence[Part], cluster: Cluster, found: Mapping[str, Group]
+) -> float:
+    """Seconds for the gradients of weights that the first and the last stage have: an all_reduce between two."""
+    total = 0.0
+    for held in account.held:
+        if len([part for part in parts if account.within(held.segments, part)]) > 1 and all(
+            segment % 2 == 0 for segment in held.segments
+        ):
+            size = float(held.gradient.at(own)) * account.kind.gradient
+            total += transfer("all_reduce", size, Group(2, min(2, found[PIPELINE].inside)), cluster).seconds
+    return total
+
+
+def _sent(
+    account: Account,
+    own: Mapping[str, int],
+    parts: Sequence[Part],
+    way: Way,
+    found: Mapping[str, Group],
+    cluster: Cluster,
+    several: bool,
+) -> tuple[Sent, ...]:
+    """What the device sends that sends the most, by word, axis and purpose, in a step."""
+    best: tuple[Sent, ...] = ()
+    for device in range(way.stages):
+        table: dict[tuple[str, str, str], Sent] = {}
+        for chunk in range(way.chunks):
+            part = parts[chunk * way.stages + device]
+            for sending in account.sendings:
+                once = PASSES.get(sending.macro) == "O"
+                if not account.within((sending.segment,), part):
+                    continue
+                inner = _own(own, account, part)
+                moved = _moved(sending, inner, found, cluster)
+                calls = 1 if once else int(sending.turns.at(inner)) * way.microbatches
+                if moved.group.devices > 1:
+                    _add(table, sending, moved, calls)
+        if way.stages > 1:
+            size = float(carried(account).at(own)) * account.kind.value
+            moved = transfer("send", size, found[PIPELINE], cluster)
+            stages = [chunk * way.stages + device for chunk in range(way.chunks)]
+            calls = way.microbatches * sum((stage < len(parts) - 1) + (stage > 0) for stage in stages)
+            key = "send", PIPELINE, "values"
+            table[key] = Sent(
+                *key, calls, calls * size, calls * moved.sent, moved.link, moved.algorithm, calls * moved.seconds
+            )
+        rows = tuple(table.values())
+        if sum(row.sent for row in rows) >= sum(row.sent for row in best):
+            best = rows
+    return best
+
+
+def _add(table: dict[tuple[str, str, str], Sent], sending: Sending, moved: Transfer, calls: int) -> None:
+    key = sending.word, sending.mesh_axis, sending.role
+    old = table.get(key, Sent(*key, 0, 0.0, 0.0, moved.link, moved.algorithm, 0.0))
+    table[key] = Sent(
+        *key,
+        old.calls + calls,
+        old.payload + calls * moved.payload,
+        old.sent + calls * moved.sent,
+        moved.link,
+        moved.algorithm,
+        old.seconds + calls * moved.seconds,
+    )

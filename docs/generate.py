@@ -42,6 +42,7 @@ EXAMPLE_PLANS = (
     "flash,fused,head,at-once",
     "flash,fused,head,at-once,recompute=gelu+norm",
     "flash,fused,head,at-once,recompute=all",
+    "flash,fused,head,in-product,recompute=all",
 )
 SEGMENTS = tuple(
     f"flash,head,at-once{more}"

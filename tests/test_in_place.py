@@ -66,7 +66,7 @@ def _steps(training: Training, plan: str, dtype: str, steps: int = 2) -> tuple[l
 
 
 @pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
-@pytest.mark.parametrize("plan", ["", "fused", "flash,fused", "head,at-once,fused", ALL])
+@pytest.mark.parametrize("plan", ["", "fused", "flash,fused", "head,at-once,fused", "in-product", f"{ALL},in-product"])
 def test_equals_the_interpreter(model: Any, plan: str) -> None:
     """Two steps, of which the second sees what the first did to weights and moments."""
     losses, weights = _steps(_training(model, "bp", "momentum", np.float64), plan, "fp64")

@@ -47,6 +47,8 @@ TOGETHER = [
     "flash,fused",
     "head,at-once,recompute=gelu+silu+norm",
     "at-once,recompute=block",
+    "in-product",
+    "flash,fused,head,in-product,recompute=gelu+silu+norm",
     "flash,fused,head,at-once,recompute=gelu+silu+norm",
     "flash,fused,head,at-once,recompute=all",
     "flash,fused,recompute=attention",

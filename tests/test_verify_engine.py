@@ -52,6 +52,8 @@ def _failures(report: Any) -> list[str]:
         (LLAMA, "fused", "bp"),
         (LLAMA, ALL, "bp"),
         (LLAMA, ALL, "pepita"),
+        (GPT2, "fused,in-product", "bp"),
+        (LLAMA, "in-product", "pepita"),
     ],
 )
 def test_in_place_executes_what_is_priced(model: Any, plan: str, procedure: str) -> None:

@@ -19,12 +19,14 @@ from learncost.ledger.runners import USUAL, runners
 from learncost.ledger.sheet import Drawn
 from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
+from learncost.plans.plan import plan_of
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
 from learncost.readings.live import Held, Moment, Stay
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_several import Several
+    from learncost.plans.in_product import Updates
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +90,9 @@ class Memory(Drawn):
         Whose code is assumed where autograd runs the step: transformers or plain; else "".
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
+    updates
+        Under the plan in-product: which weights are updated `inside` of the product of their gradient, and what the
+        gradient of each one `outside` is; else None.
 
     Examples
     --------
@@ -127,12 +132,15 @@ class Memory(Drawn):
     rules: Mapping[str, str] = field(default_factory=dict)
     arrays: tuple[Stay, ...] = ()
     letters: str = ""  # of a run of a table: its sizes as the table calls them
+    updates: Updates | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
         result: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         moment = {"line": self.moment.line, "layer": self.moment.layer, "macro_operation": self.moment.macro_operation}
         result |= {"engine": self.engine, **({"module": self.module} if self.module else {})}
+        if self.updates:
+            result["updates"] = {"inside": list(self.updates.inside), "outside": dict(self.updates.outside)}
         result |= {"convention": self.convention, "rules": dict(self.rules)}
         result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
         if self.mode:
@@ -349,5 +357,15 @@ def _described(step: Step) -> dict[str, Any]:
         "accumulate": step.accumulate,
         "trained": step.run.trained,
         "mode": step.mode,
+        "updates": _updates(step),
         "letters": letters_of(step.model.configuration.layer, axes),
     }
+
+
+def _updates(step: Step) -> Updates | None:
+    """Which weights are updated in a product, where the plan has that."""
+    if not any(plan.name == "in-product" for plan, _ in plan_of(step.plan)):
+        return None
+    from learncost.plans.in_product import updates  # only where it is asked for: start-up counts
+
+    return updates(step.table)

@@ -24,11 +24,18 @@ from learncost.models.module import usual_module
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import LEARNING, PROCEDURES, several
 from learncost.schedule.autograd import module_named
+from learncost.vocabulary.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_lengths import Lengths
 
-PLANS = ("", "at-once", "flash,fused,at-once", "flash,fused,at-once,recompute=all")
+PLANS = (
+    "",
+    "at-once",
+    "flash,fused,at-once",
+    "flash,fused,at-once,recompute=all",
+    "flash,fused,in-product,recompute=all",
+)
 """What is tried of every procedure, from what runs the step as it is derived to what takes least."""
 
 SERVED = ("", "flash,fused")
@@ -410,7 +417,8 @@ class Asked:
             return (self.plan.strip(),)
         if procedure == NAME:
             return SERVED
-        return (runners()[self.engine].plans if self.engine else None) or PLANS
+        plans = (runners()[self.engine].plans if self.engine else None) or PLANS
+        return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "in-product" not in plan)
 
     def fits(self, procedure: str) -> bool:
         """Whether a sample fits under any plan that is tried, those that need least first; not where it is refused."""

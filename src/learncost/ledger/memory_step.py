@@ -18,6 +18,7 @@ from learncost.models.model import Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
 from learncost.models.wording import counted, shown
+from learncost.plans.in_product import KERNELS
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.procedures.accumulation import accumulated
@@ -28,6 +29,7 @@ from learncost.readings.live import Live, levels, live, moments
 from learncost.schedule.autograd.module import module_named
 from learncost.schedule.calls import IN_KERNELS
 from learncost.schedule.lifetimes import FEW, Walked, every_turn
+from learncost.vocabulary.optimizers import OPTIMIZERS
 
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
 
@@ -84,6 +86,10 @@ class Step:
             room = None if budget is None else budget - self.beside
             part = accumulated(table).gather if self.accumulate > 1 else table
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)
+            if optimizer not in OPTIMIZERS:
+                self.plan = self.plan.replace(",in-product", "")
+        if "in-product" in self.plan and optimizer not in OPTIMIZERS:
+            raise InputError(f"the plan in-product goes element by element, by one of {', '.join(OPTIMIZERS)}")
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self.table = _under_plan(structure, procedure, mode, self.plan, self.accumulate > 1)
         counts = {count for _, turns in walk(self.table.lines) for count in turns if not count.isdigit()}
@@ -202,11 +208,10 @@ def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, in
 
 def _gathering(table: Table) -> Table:
     """A microbatch, whose gradients are added in place to those of the ones before."""
-    if any(
-        isinstance(line, Repeat) and any(line.tag.macro == "optimizer_step" for line, _ in walk((line,)))
-        for line in table.lines
-    ):
-        raise InputError("accumulate waits for the gradients of all microbatches: leave the plan at-once out")
+    inside = any(line.tag.kernel and line.tag.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
+    if inside or any(turns and line.tag.macro == "optimizer_step" for line, turns in walk(table.lines)):
+        plan = "in-product" if inside else "at-once"
+        raise InputError(f"accumulate waits for the gradients of all microbatches: leave the plan {plan} out")
     accumulation = accumulated(table).gather
 
     def in_place(line: Line) -> tuple[Line, ...]:

@@ -135,6 +135,8 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
     macro = f", {at.macro_operation.replace('_', ' ')}" if at.macro_operation else ""
     notes = [f"The peak is at line {at.line}{layer}{macro}."] if at.line else []
+    if memory.updates:
+        notes.append(str(memory.updates))
     if memory.trained != "all":
         notes.append(f"Learns: {memory.trained}.")
     if _executed(memory):

@@ -41,6 +41,7 @@ def _chains(table: Table) -> dict[str, list[Line]]:
     gradients = defined(line for line in table.lines if not _updates(line))
     chains: dict[str, list[Line]] = {}
     gradient_of: dict[str, str] = {}
+    before: dict[str, Line] = {}  # what reads a weight alone, as its decay does
     for line in table.lines:
         if not isinstance(line, Line) or not _updates(line):
             continue
@@ -50,8 +51,11 @@ def _chains(table: Table) -> dict[str, list[Line]]:
                 "the plan at-once updates a weight as soon as its gradient is there, but here it waits for others: "
                 f"{line.name} is made of {len(read)} (to clip gradients by their norm, leave at-once out)"
             )
+        if not read:
+            before |= dict.fromkeys(line.makes, line)
         for gradient in read:
-            chains.setdefault(gradient, []).append(line)
+            first = [before.pop(name) for name in line.reads if name in before]
+            chains.setdefault(gradient, []).extend((*first, line))
             gradient_of |= dict.fromkeys(line.makes, gradient)
     return chains
 

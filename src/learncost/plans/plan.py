@@ -78,6 +78,12 @@ PLANS: Mapping[str, Plan] = {
             _found_in("at_once"),
         ),
         Plan(
+            "in-product",
+            "at once, and where one product makes a gradient, the optimizer stands in it: it is never stored",
+            "Lv et al. 2023 (LOMO) update a weight once its whole gradient is there; this goes on, tile by tile of it",
+            _found_in("in_product"),
+        ),
+        Plan(
             "fused",
             "the lines between two matrix products as one kernel, which reads and writes every row once",
             "Ivanov et al. 2021, Data movement is all you need: a case study on optimizing transformers",

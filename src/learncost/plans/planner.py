@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import gcd, isqrt
 from typing import TypeAlias
 
@@ -61,8 +62,9 @@ def chosen(
         return ",".join((*plan, *cheap) if is_worth else plan)
     ladder = ["", *cheap, *(f"{choice}+feed_forward" for choice in cheap), "recompute=all", *segments(table, sizes)]
     needs: dict[str, int] = {}
-    for more in ladder:
-        text = ",".join((*plan, *filter(None, (more,))))
+    endings = ("", "in-product") if "at-once" in plan else ("",)  # no gradient of a product stored, for no FLOP more
+    for more, ending in product(ladder, endings):
+        text = ",".join((*plan, *filter(None, (ending, more))))
         needs[text] = memory(planned(table, text), sizes, dtype, widths).peak
         if needs[text] <= budget:
             return text

@@ -17,7 +17,7 @@ from typing import Any
 from learncost.equation.count import base, shape_of
 from learncost.equation.table import Line, Product, Repeat, Statement, Table, Word
 from learncost.proof.engine import Lines, factors, places
-from learncost.readings.emit.c.sides import is_library
+from learncost.readings.emit.c.sides import is_ended, is_library
 from learncost.readings.emit.placed import Placed
 from learncost.schedule.calls import Call, Item, Loop
 
@@ -145,7 +145,7 @@ def note(lines: Lines, table: Table, program: Placed, sizes: Mapping[str, int], 
         if isinstance(line, Product)
         and not (
             statement.call.function.name in calling
-            and is_library(line, set(line.tag.kernel.axes if line.tag.kernel else ()))
+            and (is_ended(line) or is_library(line, set(line.tag.kernel.axes if line.tag.kernel else ())))
         )
     }
     marks = [statement.mark for statement in expected]
@@ -213,10 +213,14 @@ def _by_line(
 ) -> dict[str, Counter[Shape]]:
     """The products of a statement by the names that its lines make: those that a line asks for, the rest to the last.
 
+    Where lines end a product, all are tiles of it.
+
     Lines that ask for the same shapes cannot be told apart; together they have what was executed.
     """
     left, shapes_of = Counter(ran), dict[str, Counter[Shape]]()
     names = [line.name for line in call.lines]
+    if call.function and is_ended(call.lines[0]):
+        return {call.lines[0].name: left}
     for line in call.lines:
         shapes_asked = (
             _asked(line, sizes, lines.skips(numbers[line.name]), set(names)) if call.function else Counter(ran)

@@ -15,6 +15,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Kernel, Line, Sum, Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
+from learncost.readings.emit.c.ending import Ending, ended, ending
 from learncost.readings.emit.c.function import routine
 from learncost.readings.emit.c.gnu import GNU
 from learncost.readings.emit.c.printer import Printer, indented
@@ -82,8 +83,7 @@ def kernel(
     computed = "fp64" if any(dtypes.get(array) == "fp64" for array in names) else "fp32"
     schedule = _scheduled(normal, plan, outputs, dtypes, computed)
     real = printer.real or printer.types[computed]
-    arrays = Arrays(schedule.joined(), axes, dtypes, printer, real, unified(lines), sizes)
-    turns_of = routine(arrays)
+    arrays, turns_of = _routine(schedule.joined(), axes, dtypes, printer, real, lines, sizes)
     scratch = _scratch(turns_of, sizes, computed, printer) if printer.alone else ()
     reads = turns_of.arrays("read")
     makes = [arrays.output(value) for value in arrays.values.values() if value.output]
@@ -106,6 +106,25 @@ def _scratch(turns_of: tree.Routine, sizes: Mapping[str, int], computed: str, pr
     dtypes = {printer.types[dtype]: dtype for dtype in ("int64", "bool", computed)}
     arrays = turns_of.arrays("scratch")
     return tuple(Scratch(array.name, dtypes[array.type], tree.evaluated(array.points, known)) for array in arrays)
+
+
+def _routine(
+    schedule: Schedule,
+    axes: Mapping[str, tuple[str, ...]],
+    dtypes: Mapping[str, str],
+    printer: Printer,
+    real: str,
+    lines: Sequence[Line],
+    sizes: Mapping[str, int],
+) -> tuple[Arrays, tree.Routine]:
+    """The kernel and its arrays: tile by tile where it ends a product of matrices, else turn by turn."""
+    tile = ended(schedule)
+    if tile:
+        arrays = Ending(schedule, axes, dtypes, printer, real, sizes, tile)
+        if arrays.can_be_tiled():
+            return arrays, ending(arrays)
+    whole = Arrays(schedule, axes, dtypes, printer, real, unified(lines), sizes)
+    return whole, routine(whole)
 
 
 def _check(

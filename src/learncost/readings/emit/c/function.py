@@ -17,13 +17,8 @@ def routine(arrays: Arrays) -> tree.Routine:
     """The kernel that computes a schedule."""
     schedule, values = arrays.schedule, arrays.values.values()
     added = [value for value in values if value.added and not value.shared]
-    body = (
-        *(zero(arrays, value, [axis for axis in value.axes if axis not in schedule.turns]) for value in added),
-        *_phase(arrays, BEFORE),
-        *_main(arrays),
-        *_phase(arrays, AFTER),
-    )
-    before, turns = computed_once(_turns(arrays, body), arrays.parameters)
+    zeros = (zero(arrays, value, [axis for axis in value.axes if axis not in schedule.turns]) for value in added)
+    before, turns = computed_once(_turns(arrays, (*zeros, *turn(arrays))), arrays.parameters)
     shared = [value for value in values if value.shared]
     if arrays.alone:  # added up where they are to lie
         before = (*(zero(arrays, value, value.axes) for value in shared), *before)
@@ -31,6 +26,13 @@ def routine(arrays: Arrays) -> tree.Routine:
     widest = max(values, key=lambda value: len(value.space))
     work = arrays.count([*dict.fromkeys((*schedule.turns, *widest.space))])
     return tree.Routine(before, turns, totals, work if schedule.turns else None)
+
+
+def turn(arrays: Arrays) -> Iterator[tree.Statement]:
+    """What is done in one turn."""
+    yield from _phase(arrays, BEFORE)
+    yield from _main(arrays)
+    yield from _phase(arrays, AFTER)
 
 
 def _turns(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:

@@ -100,4 +100,11 @@ def _factor(factor: tree.Matrix | tree.Packed) -> str:
     return f"{array.name}{'' if factor.first == (ZERO, ZERO) else first}, {length}"
 
 
-GNU = Printer(BASIS.lstrip() + PRELUDE + PACKED + TILES + "\n", _function, _product, ("#pragma GCC ivdep",), tiles=True)
+GNU = Printer(
+    BASIS.lstrip() + PRELUDE + PACKED + TILES + "\n",
+    _function,
+    _product,
+    ("#pragma GCC ivdep",),
+    tiles=True,
+    tile=(16, 128),
+)

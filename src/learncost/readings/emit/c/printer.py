@@ -36,6 +36,7 @@ class Printer:
     types        of arrays by what the notation calls theirs
     alone        whether a single thread runs it, in memory that is handed in: sums over turns are made where they are
                  to lie, scratch is a parameter, and numbers of sizes are written out
+    tile         rows and columns of a product that are there at once in a kernel that ends it
     """
 
     preamble: str
@@ -46,6 +47,7 @@ class Printer:
     real: str = ""
     types: Mapping[str, str] = field(default_factory=lambda: STORED)
     alone: bool = False
+    tile: tuple[int, int] = (4, 4)
 
 
 def number(expression: tree.Expression, level: int = 0) -> str:

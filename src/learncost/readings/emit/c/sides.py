@@ -32,6 +32,12 @@ def is_library(line: Line, fixed: set[str]) -> bool:
     return sides_within(line, fixed).are_of_matrices
 
 
+def is_ended(line: Line) -> bool:
+    """Whether the line is a matrix product of a kernel whose turns are its elements: it is then made tile by tile."""
+    turns = set(line.tag.kernel.axes if line.tag.kernel else ())
+    return is_library(line, set()) and turns == {*line.left[0].loops}
+
+
 def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Axes that always stand side by side are one axis: for every axis of such a group, the group."""
     following: dict[str, set[str]] = {}

@@ -1,0 +1,175 @@
+"""In product: an elementwise optimizer stands where the product that makes a weight's gradient ends.
+
+A sum of the product is complete while it is still in a register: the weight's element and its states are then updated
+there, and the gradient is never stored. It is what `at-once` does for a whole weight, done for a tile of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Term, Word
+from learncost.layers.names import named_once
+from learncost.plans.at_once import at_once
+from learncost.plans.kernels import Names
+from learncost.vocabulary import entry
+
+KERNELS = "in_product"
+"""How kernels of this plan begin."""
+
+
+def in_product(table: Table) -> Table:
+    """The step, at once, with every weight's update in the product that makes its gradient, where that is possible.
+
+    Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
+    """
+    try:
+        table = named_once(at_once(table))
+    except InputError as error:
+        raise InputError(str(error).replace("at-once", "in-product")) from None
+    return replace(table, lines=_within(table.lines, set(table.outputs), Names(table)))
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Which weights a step updates in the product of their gradient.
+
+    inside   their names
+    outside  all others that learn, each with what its gradient is instead of one product
+    """
+
+    inside: tuple[str, ...]
+    outside: Mapping[str, str]
+
+    def __str__(self) -> str:
+        names: dict[str, list[str]] = {}
+        for weight, reason in self.outside.items():
+            names.setdefault(reason, []).append(weight)
+        others = "; ".join(f"{', '.join(weights)} ({reason})" for reason, weights in names.items())
+        text = f"In the product of their gradient, which is never stored: {', '.join(self.inside) or 'no weight'}."
+        return f"{text} Stored is the gradient of {others}." if others else text
+
+
+def updates(table: Table) -> Updates:
+    """Of a step under the plan: the weights that are updated in their product, and why others are not."""
+    inside: list[str] = []
+    outside: dict[str, str] = {}
+    for scope, handed in _scopes(table.lines, set(table.outputs)):
+        for line in scope:
+            if isinstance(line, Word) and line.tag.macro == "optimizer_step" and line.given[:1] == ("W",):
+                weight = line.right[0].names[0]
+                weight = table.known[weight].of or weight if weight in table.known else weight
+                if line.tag.kernel and line.tag.kernel.name.startswith(KERNELS):
+                    inside.append(weight)
+                else:
+                    outside[weight] = _reason(scope, handed, line)
+    return Updates(tuple(inside), outside)
+
+
+def _scopes(lines: Sequence[Statement], handed: set[str]) -> Iterator[tuple[Sequence[Statement], set[str]]]:
+    """The lines of every scope, and the names that leave it."""
+    yield lines, handed
+    for line in lines:
+        if isinstance(line, Repeat):
+            yield from _scopes(line.lines, _leaving(line))
+
+
+def _leaving(repeat: Repeat) -> set[str]:
+    return {carry.end for carry in repeat.carry} | {inner for inner, _ in repeat.keep}
+
+
+def _within(lines: Sequence[Statement], handed: set[str], names: Names) -> tuple[Statement, ...]:
+    """One scope, with the products of gradients moved to the updates that alone read them."""
+    result = [
+        replace(line, lines=_within(line.lines, _leaving(line), names)) if isinstance(line, Repeat) else line
+        for line in lines
+    ]
+    for line in lines:
+        if not isinstance(line, Product) or _no_gradient(line):
+            continue
+        chain = _chain(result, line.name)
+        if not chain or _refusal(result, handed, line, chain):
+            continue
+        axes = line.left[0].loops
+        kernel = Kernel(names.of("_".join((KERNELS, *_words(chain)))), axes)
+        together = [replace(member, tag=replace(member.tag, kernel=kernel)) for member in (line, *chain)]
+        place = result.index(chain[-1])
+        gone = {id(member) for member in (line, *chain)}
+        after = [member for member in result[place + 1 :] if id(member) not in gone]
+        result = [*(member for member in result[: place + 1] if id(member) not in gone), *together, *after]
+    return tuple(result)
+
+
+def _words(chain: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(line.word for line in chain if isinstance(line, Word)))
+
+
+def _no_gradient(line: Product) -> str:
+    """Why a line is no product of two matrices whose sums could be used where they end; nothing if it is one."""
+    if line.left[0].indexed:
+        return "rows added up at an index"
+    if len(line.right) != 2 or not all(isinstance(term, Term) for term in line.right) or not line.sides.are_of_matrices:
+        return "a sum over rows, no product of two matrices"
+    if line.where or line.tag.kernel:
+        return "made inside of another kernel" if line.tag.kernel else "a product with a condition"
+    if line.left[0].loops != line.left[0].declared or len({*line.left[0].loops}) < len(line.left[0].loops):
+        return "a product that has an axis twice"
+    return ""
+
+
+def _chain(lines: Sequence[Statement], gradient: str) -> list[Line]:
+    """The optimizer's lines that wait for a gradient, in order, with those that only they read."""
+    steps = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+    waiting = {gradient}
+    chain: list[Line] = []
+    for line in steps:
+        if not waiting.isdisjoint(line.reads):
+            chain.append(line)
+            waiting |= {*line.makes}
+    while True:
+        read = {name for line in chain for name in line.reads}
+        feeding = [line for line in steps if line not in chain and not read.isdisjoint(line.makes)]
+        if not feeding:
+            return [line for line in steps if line in chain]
+        chain += feeding
+
+
+def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, chain: Sequence[Line]) -> str:
+    """Why a product and the optimizer's lines behind it are not one kernel; nothing if they can be."""
+    axes = line.left[0].loops
+    if line.name in handed or any(line.name in other.reads and other not in chain for other in lines):
+        return "read by others than the optimizer"
+    for member in chain:
+        terms = [term for term in (*member.left, *member.right) if isinstance(term, Term) and term.axes]
+        whole = isinstance(member, Word) and not entry(member.word).pointwise
+        if whole or any(term.axes != axes for term in terms):
+            return "for an optimizer that does not go element by element"
+    between = lines[_place(lines, line) + 1 : _place(lines, chain[-1])]
+    again = {name for other in between for name in other.makes} & {*line.reads}
+    return f"of {min(again)}, which is made again before the weight may change" if again else ""
+
+
+def _place(lines: Sequence[Statement], line: Line) -> int:
+    return next(i for i, other in enumerate(lines) if other is line)
+
+
+def _reason(scope: Sequence[Statement], handed: Collection[str], update: Word) -> str:
+    """What the gradient of a weight is that is not updated in a product."""
+    name = update.right[1].names[0]
+    seen: set[str] = set()
+    while name not in seen:
+        seen.add(name)
+        maker = next((line for line in scope if name in line.makes), None)
+        if isinstance(maker, Line) and maker.tag.macro == "optimizer_step":  # weight decay: the gradient is the first
+            name = maker.right[0].names[0]
+            continue
+        if maker is None or isinstance(maker, Repeat):
+            return "added up over the turns of a loop"
+        if isinstance(maker, Sum):
+            return f"a sum of {len(maker.right)}"
+        if not isinstance(maker, Product):
+            return f"made by {getattr(maker, 'word', 'a word')}"
+        return _no_gradient(maker) or _refusal(scope, handed, maker, _chain(scope, name)) or "made elsewhere"
+    return "made elsewhere"

@@ -108,7 +108,7 @@ def ending(arrays: Ending) -> tree.Routine:
     row, column = arrays.sides
     last = tree.Loop(arrays.counter(column), *_edges(arrays, column), tuple(turn(arrays)), independent=True)
     behind = tree.Loop(arrays.counter(row), *_edges(arrays, row), (last,))
-    body = [_blocks(arrays, row, arrays.extents[0], (*_product(arrays), behind))]
+    body: list[tree.Statement] = [_blocks(arrays, row, arrays.extents[0], (*_product(arrays), behind))]
     if len(tile.summed) == 1:
         body[:0] = _packed(arrays)
     for axis in reversed(tile.others):
@@ -135,9 +135,9 @@ def _product(arrays: Ending) -> Iterator[tree.Statement]:
     several = tile.summed[:-1]
     left, right = _factors(arrays)
     row, column = arrays.sides
-    extents = tuple(minus(last, first) for first, last in (_edges(arrays, row), _edges(arrays, column)))
+    rows, columns = (minus(last, first) for first, last in (_edges(arrays, row), _edges(arrays, column)))
     to = tree.Matrix(tree.Element(arrays.room_of_tile.array, (), ()), (arrays.room_of_tile.extents[-1], ONE))
-    dot = tree.Dot(str(tile.product), (*extents, arrays.size(tile.summed[-1])), left, right, to, bool(several))
+    dot = tree.Dot(str(tile.product), (rows, columns, arrays.size(tile.summed[-1])), left, right, to, bool(several))
     statements: list[tree.Statement] = [*(_packed(arrays) if several else ()), *_rows(arrays), dot]
     if several:
         zero = tree.Store(tree.Element(arrays.room_of_tile.array, (ONE,), (tree.Counter("i"),)), ZERO)

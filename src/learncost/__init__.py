@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from learncost.ledger.memory import memory as memory
     from learncost.ledger.memory_fit import Fit as Fit
     from learncost.ledger.memory_fit import fit as fit
+    from learncost.ledger.placed import PlacedStep as PlacedStep
+    from learncost.ledger.placed import place as place
     from learncost.ledger.record import Cost as Cost
     from learncost.ledger.rules import rules as rules
     from learncost.ledger.sweep import Sweep as Sweep
@@ -111,6 +113,8 @@ _PUBLIC = {
     "memory": "learncost.ledger.memory",
     "Memory": "learncost.ledger.memory",
     "NotationError": "learncost.equation.errors",
+    "place": "learncost.ledger.placed",
+    "PlacedStep": "learncost.ledger.placed",
     "price": "learncost.books.book",
     "Price": "learncost.readings.price",
     "rates": "learncost.devices.rates",

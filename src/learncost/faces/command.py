@@ -108,6 +108,9 @@ _COMMANDS: Mapping[str, Command] = {
     "fit": Command(
         "ledger.memory_fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
     ),
+    "place": Command(
+        "ledger.placed:place", "The table that each of many devices runs, and why every collective is in it."
+    ),
     "figure": Command(
         "pictures.figure:figure", "A figure for a paper: memory, roofline, procedures, crossover and others.", (), False
     ),

@@ -22,8 +22,8 @@ def listing(
     like: str | None = None,
     support: bool = False,
 ) -> Listed:
-    """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, layers, words,
-    devices, clusters, countries, runs, peaks, commands, flags.
+    """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements, layers,
+    words, devices, clusters, countries, runs, peaks, commands, flags.
 
     Parameters
     ----------
@@ -301,6 +301,21 @@ def _plans() -> Listed:
     return Listed(entries, {"plan": _field("name"), "what it does": _told})
 
 
+def _placements() -> Listed:
+    from learncost.placement.presets import PLACEMENTS
+
+    entries: list[Known] = [
+        {"name": row.name, "also": [*row.also], "title": row.title, "place": row.place, "source": row.source}
+        for row in PLACEMENTS.values()
+    ]
+    columns: dict[str, Cell] = {
+        "placement": lambda entry: ", ".join((entry["name"], *entry["also"])),
+        "its clauses": _field("place"),
+        "what it cuts": _field("title"),
+    }
+    return Listed(entries, columns)
+
+
 def _layers() -> Listed:
     from learncost.layers.layer import shipped, shipped_layer
 
@@ -454,6 +469,7 @@ _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "optimizers": _optimizers,
     "precisions": _precisions,
     "plans": _plans,
+    "placements": _placements,
     "layers": _layers,
     "words": _words,
     "devices": _devices,

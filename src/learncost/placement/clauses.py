@@ -1,14 +1,14 @@
 """What is cut over the mesh: clauses such as `h f v over tp`, and the home that they give every value.
 
-A clause is `AXES over MESH [of NAMES]`. Of its axes the first that a value has is cut; `*` is the largest one that
-divides. NAMES are roles or names of the table, or their beginnings; a gradient goes with its value. For one axis of the
-mesh the first clause that fits a value wins.
+A clause is `AXES over MESH [of NAMES]`. Of its axes the first that a value has is cut, one of a single place aside; `*`
+is the largest one that divides. NAMES are roles or names of the table, or their beginnings; a gradient goes with its
+value. For one axis of the mesh the first clause that fits a value wins.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from learncost.equation.count import base, size_of
@@ -154,7 +154,7 @@ class Homes:
         for place, clause in enumerate(self.clauses):
             if clause.mesh in taken or self.mesh.sizes[clause.mesh] == 1:
                 continue
-            has_axis = clause.largest or any(axis in value.axes for axis in clause.axes)
+            has_axis = clause.largest or any(map(self._long(value), clause.axes))
             if has_axis and self._named(clause, role, owner, name, value):
                 taken.add(clause.mesh)
                 yield place, clause.mesh
@@ -169,6 +169,10 @@ class Homes:
             roles.add("experts")
         return any(one in roles or _begins(owner, one) or _begins(name, one) for one in clause.names)
 
+    def _long(self, value: Value) -> Callable[[str], bool]:
+        """Whether a value has an axis of several places: one of a single place is passed over."""
+        return lambda axis: axis in value.axes and self.sizes[base(axis)] > 1
+
     def _axis(self, clause: Clause, value: Value, cut: Mapping[str, list[str]], name: str) -> str | None:
         number = self.mesh.sizes[clause.mesh]
 
@@ -176,7 +180,7 @@ class Homes:
             return int(size_of("/".join((base(axis), *cut.get(axis, ()))), self.sizes))
 
         if not clause.largest:
-            axis = next(axis for axis in clause.axes if axis in value.axes)
+            axis = next(filter(self._long(value), clause.axes))
             if left(axis) % number:
                 raise InputError(_not_dividing(axis, size_of(axis, self.sizes), cut.get(axis, []), clause, self.mesh))
             return axis

@@ -22,8 +22,8 @@ def listing(
     like: str | None = None,
     support: bool = False,
 ) -> Listed:
-    """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements, layers,
-    words, devices, clusters, countries, runs, peaks, commands, flags.
+    """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements,
+    layers, words, devices, clusters, countries, runs, peaks, commands, flags.
 
     Parameters
     ----------

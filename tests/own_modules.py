@@ -225,6 +225,26 @@ def smoothed_and_tied():
 
 
 @case
+def weighted_losses():
+    class W(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(6, 4)
+            self.register_buffer("of_classes", torch.rand(4) + 0.2)
+
+        def forward(self, x, classes, holds):
+            scores = self.l(x)
+            weights = self.of_classes
+            return (
+                functional.cross_entropy(scores.transpose(1, 2), classes, weights, ignore_index=2)
+                + functional.cross_entropy(scores.transpose(1, 2), classes, weights, reduction="none").sum()
+                + functional.binary_cross_entropy_with_logits(scores, holds, pos_weight=weights)
+            )
+
+    return W(), (torch.randn(3, 5, 6), torch.arange(15).view(3, 5) % 4, torch.rand(3, 5, 4)), None
+
+
+@case
 def gru():
     class L(nn.Module):
         def __init__(self):

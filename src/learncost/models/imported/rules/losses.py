@@ -6,7 +6,7 @@ from typing import Any
 
 from learncost.models.imported.axes import Size, product
 from learncost.models.imported.reader import Outside, Reader, rule
-from learncost.models.imported.rules.indexing import read_at
+from learncost.models.imported.rules.indexing import at_index, read_at
 from learncost.models.imported.rules.reductions import share, summed
 from learncost.models.imported.views import View
 
@@ -40,9 +40,9 @@ def cross_entropy(
         total = summed(reader, taken, range(len(taken.dims)))
         count: Size = product([size for dim, size in enumerate(x.shape) if dim != classes])
         return _times(reader, reader.multiply(-1.0, total), count, reduction)
-    if smoothing or weight is not None:
+    if smoothing:
         return _smoothed(reader, logs, classes, targets, weight, reduction, ignore, smoothing)
-    return nll(reader, logs, classes, targets, reduction, ignore)
+    return nll(reader, logs, classes, targets, reduction, ignore, weight)
 
 
 def _times(reader: Reader, total: View, count: Size, reduction: int) -> View:
@@ -53,8 +53,27 @@ def _times(reader: Reader, total: View, count: Size, reduction: int) -> View:
     return reader.multiply(total, 1.0 / count)
 
 
-def nll(reader: Reader, logs: View, classes: int, targets: Outside, reduction: int, ignore: int) -> View:
-    """T = P at the targets; loss = the sum of T share, where share is -1/count of each target that counts."""
+def nll(
+    reader: Reader, logs: View, classes: int, targets: Outside, reduction: int, ignore: int, weight: Any = None
+) -> View:
+    """T = P at the targets; loss = the sum of T share, where share is -1/count of each target that counts.
+
+    With weights of classes it is the sum of T w share over that of w share, and share is -1 of what counts.
+    """
+    if weight is not None:
+        places, by_class = reader.targets(targets, logs, classes), reader.view(weight)
+        reader.recorder.same(by_class.dims[0], logs.dims[classes])
+        of_targets = at_index(reader, by_class, 0, places, range(len(places.dims)))
+        counted = reader.multiply(of_targets, reader.shares(targets, "none", ignore))
+        each = reader.multiply(read_at(reader, logs, classes, reader.targets(targets, logs, classes)), counted)
+        if reduction == 0:
+            return each
+        total = summed(reader, each, range(len(each.dims)))
+        if reduction == 2:
+            return total
+        return reader.word(
+            "divide", reader.multiply(-1.0, total), summed(reader, counted, range(len(counted.dims))), hint="loss"
+        )
     taken = read_at(reader, logs, classes, reader.targets(targets, logs, classes))
     if reduction == 0:
         return reader.multiply(taken, reader.shares(targets, "none", ignore))
@@ -75,7 +94,7 @@ def _smoothed(
     smoothing: float,
 ) -> View:
     if weight is not None:
-        raise reader.refusal("a cross-entropy with weights of classes")
+        raise reader.refusal("a cross-entropy with weights of classes and smoothed labels")
     plain = nll(reader, logs, classes, targets, reduction, ignore)
     shares = reader.shares(targets, REDUCTIONS[reduction], ignore)
     count = logs.shape[classes]
@@ -89,9 +108,7 @@ def _smoothed(
 
 @rule("nll_loss_nd", "nll_loss", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward")
 def nll_loss(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100) -> Any:
-    if weight is not None:
-        raise reader.refusal("a negative log-likelihood with weights of classes")
-    result = nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore)
+    result = nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore, weight)
     return [result, None] if isinstance(reader.node.meta["val"], tuple | list) else result
 
 
@@ -124,11 +141,15 @@ def smooth_l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1, beta: flo
 def binary_with_logits(
     reader: Reader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1
 ) -> View:
-    """-(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x)."""
-    if positive is not None:
-        raise reader.refusal("a binary cross-entropy with weights of what holds")
+    """-(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x).
+
+    With weights p of what holds, p z stands for z: -((p z + 1 - z) log s(-x) + p z x).
+    """
     below = reader.word("log_sigmoid", reader.multiply(-1.0, x))
-    value = reader.multiply(-1.0, reader.add(below, reader.multiply(targets, x)))
+    holds = targets if positive is None else reader.multiply(positive, targets)
+    if positive is not None:
+        below = reader.multiply(reader.add(holds, 1.0, targets, signs=[1, 1, -1]), below)
+    value = reader.multiply(-1.0, reader.add(below, reader.multiply(holds, x)))
     if weight is not None:
         value = reader.multiply(value, weight)
     return reduced(reader, value, reduction)

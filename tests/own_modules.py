@@ -232,16 +232,19 @@ def weighted_losses():
             self.l = nn.Linear(6, 4)
             self.register_buffer("of_classes", torch.rand(4) + 0.2)
 
-        def forward(self, x, classes, holds):
+        def forward(self, x, classes, holds, shares):
             scores = self.l(x)
             weights = self.of_classes
             return (
                 functional.cross_entropy(scores.transpose(1, 2), classes, weights, ignore_index=2)
                 + functional.cross_entropy(scores.transpose(1, 2), classes, weights, reduction="none").sum()
                 + functional.binary_cross_entropy_with_logits(scores, holds, pos_weight=weights)
+                + functional.cross_entropy(scores[0], shares, weights, label_smoothing=0.1)
+                + functional.cross_entropy(scores[1], shares, reduction="none").square().sum()
             )
 
-    return W(), (torch.randn(3, 5, 6), torch.arange(15).view(3, 5) % 4, torch.rand(3, 5, 4)), None
+    classes = torch.arange(15).view(3, 5) % 4
+    return W(), (torch.randn(3, 5, 6), classes, torch.rand(3, 5, 4), torch.rand(5, 4).softmax(-1)), None
 
 
 @case

@@ -33,10 +33,20 @@ def cross_entropy(
     """The negative logarithm of the target's share, times what each target counts; what is ignored counts nothing."""
     classes = 1 if len(x.dims) > 1 else 0
     logs = reader.along("log_softmax", x, [classes], hint="P") if x.dims[classes] else reader.multiply(0.0, x)
-    if not isinstance(targets, Outside):
-        raise reader.refusal("a loss whose targets are shares that learn")
-    if targets.node.meta["val"].dtype.is_floating_point:
+    if isinstance(targets, View) or targets.node.meta["val"].dtype.is_floating_point:
+        if smoothing:
+            classes_count = logs.shape[classes]
+            if not isinstance(classes_count, int):
+                raise reader.refusal("label smoothing over classes without a fixed number")
+            targets = reader.add(reader.multiply(targets, 1.0 - smoothing), smoothing / classes_count)
         taken = reader.multiply(logs, targets)
+        if weight is not None:
+            by_class = reader.view(weight)
+            taken = reader.multiply(
+                taken, by_class.with_dims([*by_class.dims, *[() for _ in logs.dims[classes + 1 :]]])
+            )
+        if reduction == 0:
+            return reader.multiply(-1.0, summed(reader, taken, [classes]))
         total = summed(reader, taken, range(len(taken.dims)))
         count: Size = product([size for dim, size in enumerate(x.shape) if dim != classes])
         return _times(reader, reader.multiply(-1.0, total), count, reduction)

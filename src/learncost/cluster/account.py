@@ -147,7 +147,8 @@ class Account:
         """Bytes of a number of an array of the placed table, by the role of what it holds."""
         if self._score(name):
             return self.kind.scores
-        widths = {"weights": self.kind.weight, "gradients": self.kind.gradient, "states": 4}
+        weight = min(self.kind.weight, self.kind.value)  # weights are sent in the type that they are multiplied in
+        widths = {"weights": weight, "gradients": self.kind.gradient, "states": 4}
         return widths.get(role, self.kind.value)
 
     def _score(self, name: str) -> bool:
@@ -287,7 +288,7 @@ class Account:
         widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
         known = set(table.known)
         widths |= {name: kind.scores for name in known if self._score(name)}
-        widths |= dict.fromkeys(persistent, 0)
+        widths |= dict.fromkeys((*persistent, *self.model.masks), 0)
         moments, arrays = stretches(passes, widths)
         walker = Walker(self.blocks)
         places = [(macro, name, walker.segment(macro, counts)) for macro, name, counts in moments]
@@ -303,7 +304,8 @@ class Account:
         kept = 0
         mine = [self.within((segment,), part) for *_, segment in moments]
         for array in arrays:
-            if not mine[array.first - 1]:
+            turns = base(array.turns).partition("/")[0]
+            if not (turns in part.turns if turns in self.blocks else mine[array.first - 1]):
                 continue
             key = id(array.count)
             size = values.get(key)
@@ -321,7 +323,36 @@ class Account:
                     forward = max(forward, level)
                 else:
                     backward = max(backward, level)
-        return Activations(kept, forward, max(backward, kept))
+        masks = sum(
+            int(Count.of(self.placed.table.axes[name]).at(own))
+            for name, segment in self._masks.items()
+            if self.within((segment,), part)
+        )
+        return Activations(kept + masks, forward + masks, max(backward, kept) + masks)
+
+    @cached_property
+    def _masks(self) -> dict[str, int]:
+        """The drawn masks of dropout, a byte an element, with the segment that reads them.
+
+        One that lines read which run again is drawn again, from the seed, and not kept.
+        """
+        table, found, again = self.placed.table, dict[str, int](), set[str]()
+        walker = Walker(self.blocks)
+
+        def visit(lines: Sequence[Line | Repeat], counts: tuple[str, ...], stacks: Mapping[str, str]) -> None:
+            for line in lines:
+                if isinstance(line, Repeat):
+                    inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
+                    visit(line.lines, (*counts, line.count), inner)
+                    continue
+                segment = walker.segment(line.tag.macro, counts)
+                for name in line.reads:
+                    if (mask := stacks.get(name, name)) in self.model.masks:
+                        found.setdefault(mask, segment)
+                        again.update([mask] if line.tag.macro == "recomputation" else [])
+
+        visit(table.lines, (), {})
+        return {mask: segment for mask, segment in found.items() if mask not in again}
 
     # What is sent.
 

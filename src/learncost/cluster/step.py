@@ -42,6 +42,7 @@ class Way:
     schedule      of the pipeline, and chunks: stages a device
     layers        blocks of each stage; none: as many in each
     overlap       whether collectives of weights and gradients run beside what is computed
+    beside        axes whose other collectives do so, too, as products that are cut for it have them (async TP)
     workspace     whether a fused weight update has a buffer of a block's gradients in the type of its weights
     """
 
@@ -52,6 +53,7 @@ class Way:
     chunks: int = 1
     layers: tuple[int, ...] = ()
     overlap: bool = True
+    beside: tuple[str, ...] = ()
     workspace: bool = False
 
     @property
@@ -242,7 +244,7 @@ def step_of(
                 if name == "O":  # of stacks the payload grows with the turns
                     moved = _moved(sending, _own(own, account, part), mesh_groups, cluster)
                     calls = 1 if account.within((sending.segment,), part) else 0
-                if way.overlap and sending.role in ("weights", "gradients"):
+                if way.overlap and (sending.role in ("weights", "gradients") or sending.mesh_axis in way.beside):
                     beside += calls * moved.seconds
                 else:
                     waits += calls * moved.seconds

@@ -241,13 +241,17 @@ def moments(
 
 @dataclass(frozen=True)
 class Stretch:
-    """An array between two moments, from 1, both included: its bytes as a polynomial, and whether it was given."""
+    """An array between two moments, from 1, both included: its bytes as a polynomial, and whether it was given.
+
+    turns  the count of the repeat whose turns keep it; "" of any other
+    """
 
     name: str
     count: Count
     first: int
     last: int
     given: bool
+    turns: str = ""
 
 
 def stretches(
@@ -269,7 +273,8 @@ def stretches(
             counts[key] = Count.of(array.axes, width)
         alone = isinstance(array.times, int) and array.times == 1
         count = counts[key] if alone else counts[key] * array.times
-        found.append(Stretch(_name(array), count, array.first, array.last, bool(array.given)))
+        turns = array.stack[1][0] if array.stack and array.stack[1] else ""
+        found.append(Stretch(_name(array), count, array.first, array.last, bool(array.given), turns))
     moments = tuple(
         (line.tag.macro, line.name, tuple(walk.loops[loop] for loop, _ in path)) for line, path, _ in walk.lines
     )

@@ -1,0 +1,386 @@
+"""Published memory and time of trainings on many devices, beside what learncost predicts from the tables.
+
+    python benchmarks/clusters.py [ROWS.json] [--only TEXT] [--format table|json]
+
+ROWS.json has the form of benchmarks/clusters.json, which is taken by default: `rows`, each with id, config, quantity,
+value and unit. A row is answered where its configuration is complete; the others are listed with what is missing.
+Nothing is fitted to a row: what is assumed of a device is in src/learncost/devices (devices.toml, sustained.toml,
+clusters.toml), and what frameworks do is said here, once for each of them (FRAMEWORKS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from learncost.cluster.account import Account
+from learncost.cluster.rates import sustained
+from learncost.cluster.segments import Part
+from learncost.cluster.step import Way, memory_of, sizes_of, stages_of, step_of
+from learncost.devices.cluster import cluster
+from learncost.equation.errors import InputError
+from learncost.equation.precision import PRECISIONS, Precision
+from learncost.models.configuration import configure
+from learncost.models.model import Model, build, run_sizes
+from learncost.placement.clauses import clauses
+from learncost.placement.mesh import mesh
+from learncost.readings.time import Rates
+from learncost.schedule.pipeline import peak, schedule
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a framework does, as it says itself: the plan that stands for its kernels, types, overlap, buffers."""
+
+    plan: str
+    kind: Precision
+    overlap: bool
+    workspace: bool
+    why: str
+
+
+_MIXED = PRECISIONS["bf16"]
+
+FRAMEWORKS = {
+    "megatron-2022": Framework(
+        "fused", replace(PRECISIONS["fp16"], gradients="fp32"), False, False,
+        "Korthikanti et al. 2022: scores are stored, dropout has masks of a byte, gradients are summed in fp32",
+    ),
+    "megatron-te": Framework(
+        "flash,fused,recompute=silu", replace(_MIXED, gradients="fp32"), False, True,
+        "flash attention and TransformerEngine's kernels: a gate's activation is made again; gradients are summed in "
+        "fp32 by products that leave a buffer of each shape; nothing overlaps, as the rows' guide says",
+    ),
+    "bridge": Framework(
+        "flash,fused,recompute=silu", replace(_MIXED, gradients="fp32"), True, True,
+        "as Megatron-LM with TransformerEngine, with its overlaps of gradients and weights",
+    ),
+    "fsdp-eager": Framework(
+        "flash", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
+        "FSDP2: weights, gradients and states in fp32, cut; weights gathered in bf16 beside what is computed",
+    ),
+    "fsdp-compile": Framework(
+        "flash,fused", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
+        "FSDP2 under torch.compile, whose kernels join pointwise lines",
+    ),
+}  # fmt: skip
+
+TENSOR, SEQUENCE = "h f v over tp", "h f v over tp, M over tp of values"
+ZERO_1, ZERO_3 = "B over dp, * over dp of states", "B over dp, * over dp of weights gradients states"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a row says, and what is predicted; `kind`: memory, reserved or time; or why it is not answered."""
+
+    name: str
+    kind: str
+    published: float = 0.0
+    predicted: float = 0.0
+    unit: str = ""
+    why: str = ""
+
+    @property
+    def off(self) -> float:
+        return self.predicted / self.published - 1
+
+
+@cache
+def account(setting: tuple[Any, ...]) -> Account:
+    """The account of a placed step, one for all rows that have it."""
+    name, overrides, dropout, inner, text, plan, framework, seq, microbatch = setting
+    model = _model(name, overrides, dropout)
+    batch = microbatch * prod(size for axis, size in inner if axis in ("dp", "ep"))
+    sizes = {**model.sizes, **run_sizes(model, max(1, batch), seq, None)}
+    shape = ",".join(f"{axis}={size}" for axis, size in inner) or "dp=1"
+    return Account(model, sizes, mesh(shape), clauses(text or ZERO_1), FRAMEWORKS[framework].kind, plan)
+
+
+@cache
+def _model(name: str, overrides: tuple[tuple[str, Any], ...], dropout: bool) -> Model:
+    return build(configure(name, dict(overrides)), dropout=dropout)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row's configuration: what its account is of, and the way."""
+
+    key: tuple[Any, ...]
+    way: Way
+    seq: int
+    framework: str
+    on: str
+    blocks_only: bool = False
+    bandwidth_gbs: float | None = None
+    watts: float | None = None
+
+    def account(self) -> Account:
+        return account(self.key)
+
+    def sizes(self) -> dict[str, int]:
+        model = self.account().model
+        return {**model.sizes, **run_sizes(model, 1, self.seq, None)}
+
+
+def korthikanti(row: Mapping[str, Any]) -> Case:
+    """GPT of Megatron-LM on A100s; the sources of figure 1 have no vocabulary: there blocks alone are counted."""
+    config = row["config"]
+    mode, figure = config["mode"], "fig" in row["id"]
+    overrides = {
+        "n_embd": config["hidden"], "n_head": config["heads"], "n_layer": config["blocks"],
+        "n_positions": config["seq"], "vocab_size": config["vocab"], "n_inner": config["feedforward"],
+    }  # fmt: skip
+    plan = "fused"
+    if "full" in mode:
+        plan += ",recompute=block"
+    elif "selective" in mode:
+        plan += ",recompute=attn.R+attn.S+softmax"  # from queries, keys and values
+    tensor = SEQUENCE if "sequence" in mode else TENSOR
+    pipeline, chunks = config["pp"], config["interleave"]
+    way = Way(
+        _mesh(pp=pipeline, tp=config["tp"]),
+        config["micro_batch"],
+        config["global_batch"] // config["micro_batch"] // config["dp"],
+        "interleaved" if chunks > 1 else "1f1b",
+        chunks,
+        overlap=False,
+    )
+    key = _key("gpt2", overrides, True, way, tensor, plan, "megatron-2022", config["seq"])
+    return Case(key, way, config["seq"], "megatron-2022", "DGX A100", figure)
+
+
+def simumax(row: Mapping[str, Any]) -> Case:
+    """Megatron-LM with TransformerEngine on 8 B200."""
+    config = row["config"]
+    latent = config["model"].startswith("deepseek")
+    names = {"llama3_70b": "llama-3-70b", "llama3_405b": "llama-3.1-405b", "deepseekv3": "deepseek-v3"}
+    names |= {"deepseekv2": "deepseek-v2", "llama3_8b": "llama-3-8b"}
+    overrides: dict[str, Any] = {"num_hidden_layers": config["layers"]}
+    if latent:
+        overrides["first_k_dense_replace"] = config["dense_layers"]
+    else:
+        overrides["num_key_value_heads"] = config["kv_heads"]
+    experts = config["ep"]
+    axes = _mesh(pp=config["pp"], dp=config["dp"] // experts, ep=experts, cp=config["cp"], tp=config["tp"])
+    text = []
+    if config["tp"] > 1:
+        text.append(SEQUENCE)
+    if experts > 1:
+        text.append("e over ep of experts, B over ep, * over ep of states")
+    if config["cp"] > 1:
+        text.append("M over cp, * over cp of states")
+    if "dp" in axes:
+        text.append(ZERO_1)
+    way = Way(axes, config["micro_batch"], config["micro_batches"], overlap=False, workspace=True)
+    plan = FRAMEWORKS["megatron-te"].plan
+    key = _key(names[config["model"]], overrides, False, way, ", ".join(text), plan, "megatron-te", config["seq"])
+    return Case(key, way, config["seq"], "megatron-te", "DGX B200")
+
+
+def torchtitan(row: Mapping[str, Any]) -> Case:
+    """FSDP2 with tensor, context and pipeline parallelism on H100s of 2.4 TB/s."""
+    config = row["config"]
+    name = {"8b": "llama-3-8b", "70b": "llama-3-70b", "405b": "llama-3.1-405b"}[config["model"].rsplit("-", 1)[1]]
+    axes = _mesh(pp=config.get("pp", 1), dp=config.get("fsdp", 1), cp=config.get("cp", 1), tp=config.get("tp", 1))
+    text = [SEQUENCE] if "tp" in axes else []
+    text += ["M over cp, * over cp of weights gradients states"] if "cp" in axes else []
+    text += [ZERO_3] if "dp" in axes else []
+    framework = "fsdp-eager" if config.get("mode") == "eager" else "fsdp-compile"
+    plan = FRAMEWORKS[framework].plan
+    if config.get("recompute") == "full":
+        plan += ",recompute=block"
+    elif "selective" in config.get("recompute", ""):
+        plan += ",recompute=norm+silu+attn.K.unturned+A+mlp.V"  # every other product, and all that is pointwise
+    pipeline = axes.get("pp", 1)
+    batch = config["local_batch"]
+    several = config.get("schedule") == "Interleaved1F1B"
+    way = Way(axes, 1 if pipeline > 1 else batch, batch if pipeline > 1 else 1,
+              "interleaved" if several else "1f1b", 2 if several else 1,
+              beside=("tp",) if "async" in config.get("mode", "").lower() else ())  # fmt: skip
+    overrides = {"max_position_embeddings": config["seq"]}
+    key = _key(name, overrides, False, way, ", ".join(text), plan, framework, config["seq"])
+    return Case(key, way, config["seq"], framework, "DGX H100", bandwidth_gbs=2400, watts=500)
+
+
+def bridge(row: Mapping[str, Any]) -> Case:
+    """Megatron Bridge: the tables of its performance summary."""
+    config = row["config"]
+    names = {"DeepSeekV3": "deepseek-v3", "GPT-OSS-120B": "gpt-oss-120b", "Qwen3_235B_a22B": "qwen3-235b-a22b"}
+    names |= {"Qwen3_30B_a3B": "qwen3-30b-a3b", "LLAMA3_8B": "llama-3-8b", "LLAMA3_70B": "llama-3-70b"}
+    names |= {"LLAMA3.1_405B": "llama-3.1-405b"}
+    systems = {"DGX-GB300": "GB200 NVL72", "DGX-GB200": "GB200 NVL72", "DGX-B200": "DGX B200", "DGX-H100": "DGX H100"}
+    if config["system"] == "DGX-GB300":
+        raise InputError("links of GB300 are not known here")
+    parallel = config["tp"] * config["pp"] * config["cp"] * config["ep"]
+    if config["gpus"] % parallel:
+        raise InputError("experts lie over other axes than the mesh has")
+    chunks = int(config["vp"]) if str(config["vp"]).isdigit() else 1
+    axes = _mesh(pp=config["pp"], dp=config["gpus"] // parallel, ep=config["ep"], cp=config["cp"], tp=config["tp"])
+    text = [SEQUENCE] if "tp" in axes else []
+    text += ["e over ep of experts, B over ep, * over ep of states"] if "ep" in axes else []
+    text += ["M over cp, * over cp of states"] if "cp" in axes else []
+    zero = ZERO_3 if config["fsdp"] else ZERO_1
+    text += [zero] if "dp" in axes else []
+    way = Way(axes, config["mbs"], config["ga"], "interleaved" if chunks > 1 and config["pp"] > 1 else "1f1b",
+              chunks if config["pp"] > 1 else 1, workspace=True)  # fmt: skip
+    plan = FRAMEWORKS["bridge"].plan
+    key = _key(names[config["model"]], {}, False, way, ", ".join(text), plan, "bridge", config["seq"])
+    return Case(key, way, config["seq"], "bridge", systems[config["system"]])
+
+
+def _mesh(**axes: int) -> dict[str, int]:
+    return {axis: size for axis, size in axes.items() if size > 1}
+
+
+def _key(
+    name: str, overrides: Mapping[str, Any], dropout: bool, way: Way, text: str, plan: str, framework: str, seq: int
+) -> tuple[Any, ...]:
+    inner = tuple((axis, size) for axis, size in way.mesh.items() if axis != "pp")
+    return name, tuple(overrides.items()), dropout, inner, text, plan, framework, seq, way.microbatch
+
+
+SOURCES = {"korthikanti": korthikanti, "simumax": simumax, "torchtitan": torchtitan, "bridge": bridge}
+
+
+def answer(row: Mapping[str, Any]) -> Answer:
+    """One row answered."""
+    source = next((make for name, make in SOURCES.items() if row["id"].startswith(name)), None)
+    if source is None or not isinstance(row.get("config"), dict):
+        return Answer(row["id"], "", why="its source is not among those that are known here")
+    if "fp8" in json.dumps(row["config"]).lower() and "memory" not in row["quantity"]:
+        return Answer(row["id"], "", why="computes in FP8")
+    try:
+        case = source(row)
+        return _answered(row, case)
+    except (InputError, KeyError) as error:
+        return Answer(
+            row["id"], "", why=f"{error}" if isinstance(error, InputError) else f"its configuration lacks {error}"
+        )
+
+
+def _answered(row: Mapping[str, Any], case: Case) -> Answer:
+    quantity, value = row["quantity"], row["value"]
+    if isinstance(value, list):
+        value = value[0]
+    found, sizes = case.account(), case.sizes()
+    own = sizes_of(found, case.way, sizes)
+    if why := found.divides(own):
+        raise InputError(why)
+    if "percent" in quantity:
+        alone = replace_mode(row, "TP, no recomputation")
+        share = _activations(case, sizes) / _activations(korthikanti(alone), sizes)
+        return Answer(row["id"], "memory", value, 100 * share, "%")
+    if quantity.startswith("activations"):
+        return Answer(row["id"], "memory", value, _activations(case, sizes) / GIB, "GiB")
+    if quantity.startswith("parameters"):
+        several = stages_of(found, case.way, sizes)[:: case.way.stages]
+        total = sum(found.static(own, Part(each.turns, frozenset())).total for each in several)
+        return Answer(row["id"], "memory", value, total / GIB, "GiB")
+    if "allocated" in quantity or "reserved" in quantity or "peak memory" in quantity:
+        stages = memory_of(found, case.way, sizes)
+        peak_bytes = max(stage.peak for stage in stages)
+        unit = GIB if row["unit"] == "GiB" else 1e9
+        kind = "memory" if "allocated" in quantity else "reserved"
+        return Answer(row["id"], kind, value, peak_bytes / unit, row["unit"])
+    machine = cluster(case.on)
+    rates = sustained(machine.device, "bf16" if case.framework != "megatron-2022" else "fp16")
+    if case.bandwidth_gbs:
+        usual = max(machine.device.bandwidth_gbs)
+        curve = replace(rates.bandwidth, values=tuple(v * case.bandwidth_gbs / usual for v in rates.bandwidth.values))
+        rates = replace(rates, bandwidth=curve)
+    if case.watts:  # a device with less power has its clock lowered in products: in proportion, it is assumed
+        rates = slower(rates, case.watts / float(machine.device.tdp_w or case.watts))
+    takes = step_of(found, case.way, sizes, machine, rates, case.seq)
+    if row["unit"] == "ms":
+        return Answer(row["id"], "time", value, 1e3 * takes.seconds, "ms")
+    if row["unit"] == "s":
+        return Answer(row["id"], "time", value, takes.seconds, "s")
+    return Answer(row["id"], "time", value, takes.tokens_per_second, "tokens/s")
+
+
+def slower(rates: Rates, share: float) -> Rates:
+    """The rates of products at a share of the clock."""
+    grids = {
+        name: replace(grid, rates=tuple(rate * share for rate in grid.rates)) for name, grid in rates.products.items()
+    }
+    inner = replace(rates.inner, rates=tuple(rate * share for rate in rates.inner.rates))
+    return replace(rates, products=grids, inner=inner)
+
+
+def replace_mode(row: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    """The same row in another mode."""
+    return {**row, "config": {**row["config"], "mode": mode}}
+
+
+def _activations(case: Case, sizes: Mapping[str, int]) -> float:
+    """Bytes that the first device of a pipeline keeps of microbatches, of its blocks alone."""
+    found, own = case.account(), sizes_of(case.account(), case.way, sizes)
+    way = case.way
+    kept = [float(found.activations(own, Part(part.turns, frozenset())).kept) for part in stages_of(found, way, sizes)]
+    most = min(way.microbatches, 8 * way.stages * way.chunks)
+    most = max(way.stages, most // way.stages * way.stages) if way.chunks > 1 else most
+    return peak(schedule(way.schedule, way.stages, most, way.chunks), 0, kept)
+
+
+def answers(rows: list[Mapping[str, Any]]) -> Iterator[Answer]:
+    """Rows answered; figures of one account one after the other."""
+    yield from map(answer, rows)
+
+
+def summary(found: list[Answer]) -> str:
+    """How far the answers are off, in words."""
+    lines = []
+    for kind, title in (("memory", "allocated memory"), ("time", "time without FP8")):
+        off = sorted(abs(each.off) for each in found if each.kind == kind)
+        if off:
+            lines.append(
+                f"{title}: {len(off)} rows, {100 * statistics.median(off):.1f} % off in the median, "
+                f"{100 * off[-1]:.1f} % at worst"
+            )
+    reserved = [each for each in found if each.kind == "reserved"]
+    if reserved:
+        above = [each.name for each in reserved if each.off > 0]
+        lines.append(
+            f"reserved or rounded memory: {len(reserved)} rows, {len(above)} predicted above what was published"
+            + (f": {', '.join(above)}" if above else "")
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print all rows and how far they are off."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", nargs="?", default=str(Path(__file__).with_name("clusters.json")))
+    parser.add_argument("--only", default="", help="rows with this in their id")
+    parser.add_argument("--format", default="table", choices=("table", "json"))
+    arguments = parser.parse_args()
+    content = json.loads(Path(arguments.rows).read_text(encoding="utf-8"))
+    rows = [row for row in content["rows"] if arguments.only in row["id"]]
+    found = list(answers(rows))
+    if arguments.format == "json":
+        print(json.dumps([each.__dict__ for each in found], indent=1))
+        return
+    for each in found:
+        if each.kind:
+            print(
+                f"{each.name:<62} {each.kind:<8} {each.published:>10,.2f} {each.predicted:>10,.2f} {each.unit:<8} "
+                f"{100 * each.off:+6.1f} %"
+            )
+        else:
+            print(f"{each.name:<62} not answered: {each.why}")
+    print()
+    print(summary(found))
+    print(f"not answered: {sum(not each.kind for each in found)} of {len(found)}")
+
+
+if __name__ == "__main__":
+    main()

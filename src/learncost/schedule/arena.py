@@ -5,7 +5,9 @@ An array that a call may write over one that nothing reads afterwards takes its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 
 import numpy as np
 
@@ -26,9 +28,16 @@ def laid_out(lifetimes: Lifetimes, size: Callable[[Array], int]) -> int:
 
 
 def apart(
-    lifetimes: Lifetimes, size: Callable[[Array], int], kind: Callable[[Array], str], aligned: int = ALIGNED
+    lifetimes: Lifetimes,
+    size: Callable[[Array], int],
+    kind: Callable[[Array], str],
+    aligned: int = ALIGNED,
+    trials: int = 1,
 ) -> dict[str, int]:
-    """The same with an arena for arrays of each kind, in which places begin at multiples of `aligned` bytes."""
+    """The same with an arena for arrays of each kind, in which places begin at multiples of `aligned` bytes.
+
+    trials  how many orders of the arrays are tried, where a better one may be found
+    """
     for fields in lifetimes.fields.values():
         for array in fields.values():
             array.bytes = size(array)
@@ -39,7 +48,7 @@ def apart(
     by_kind: dict[str, list[Array]] = {"": []}
     for array in own:
         by_kind.setdefault(kind(array), []).append(array)
-    return {name: _place(arrays, aligned) for name, arrays in by_kind.items()}
+    return {name: _tried(arrays, aligned, trials) for name, arrays in by_kind.items()}
 
 
 def _share(lifetimes: Lifetimes) -> None:
@@ -62,9 +71,36 @@ def _share(lifetimes: Lifetimes) -> None:
         replaced.add((root, moment))
 
 
-def _place(arrays: Iterable[Array], aligned: int) -> int:
-    """Offsets in an arena, the largest arrays first, each where it is free from its first to its last moment."""
-    free_arrays = sorted(arrays, key=lambda array: (-array.bytes, array.first))
+def alive(arrays: Iterable[Array]) -> int:
+    """The most bytes of arrays that are there at any moment."""
+    changes: Counter[int] = Counter()
+    for array in arrays:
+        changes[array.first] += array.bytes
+        changes[array.last + 1] -= array.bytes
+    return max(accumulate(changes[moment] for moment in sorted(changes)), default=0)
+
+
+def _tried(arrays: list[Array], aligned: int, trials: int) -> int:
+    """Offsets in an arena, the largest arrays first; while it is larger than what is alive at once, with those before
+    the others that reached its end."""
+    order = sorted(arrays, key=lambda array: (-array.bytes, array.first))
+    best, places = _place(order, aligned), [array.place for array in order]
+    least, kept = alive(arrays), list(order)
+    for _ in range(trials - 1):
+        if best <= least:
+            break
+        last = max(order, key=lambda array: array.place + array.bytes)
+        order.remove(last)
+        order.insert(0, last)
+        if (size := _place(order, aligned)) < best:
+            best, kept, places = size, list(order), [array.place for array in order]
+    for array, place in zip(kept, places, strict=True):
+        array.place = place
+    return best
+
+
+def _place(free_arrays: list[Array], aligned: int) -> int:
+    """Offsets in an arena, one array after the other, each where it is free from its first to its last moment."""
     begins, ends, firsts, lasts = (np.zeros(len(free_arrays), np.int64) for _ in range(4))
     for done, array in enumerate(free_arrays):
         size = -(-array.bytes // aligned) * aligned

@@ -66,7 +66,8 @@ def number(expression: tree.Expression, level: int = 0) -> str:
     if sign == "?":
         text = "{} ? {} : {}".format(*(number(operand, 1) for operand in expression.operands))
     else:
-        text = f" {sign} ".join((number(first, binding), *(number(operand, binding + 1) for operand in rest)))
+        inner = _ALONE if sign == "||" else binding  # compilers warn of && in || without brackets
+        text = f" {sign} ".join((number(first, inner), *(number(operand, max(inner, binding + 1)) for operand in rest)))
     return f"({text})" if binding < level else text
 
 

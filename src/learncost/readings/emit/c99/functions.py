@@ -47,4 +47,9 @@ def functions(text: str, dtype: str) -> list[str]:
 
 def called(text: str) -> list[str]:
     """What is called in a text, comments aside."""
-    return re.findall(r"\b(\w+)\(", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL))
+    return re.findall(r"\b(\w+)\(", without_comments(text))
+
+
+def without_comments(text: str) -> str:
+    """What a compiler reads of a text."""
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)

@@ -25,6 +25,10 @@ ARENAS = {"fp32": "arena", "fp64": "arena", "int64": "places", "uint8": "flags",
 """The arena in which arrays of a type lie: memory never changes its type, which C forbids."""
 
 
+TRIALS = 100
+"""Orders in which arrays are put into an arena."""
+
+
 class Alone(Layout):
     """The calls of a step, its kernels in C99 with what they need for the time of a call, and every array's place.
 
@@ -57,7 +61,7 @@ class Alone(Layout):
         return ARENAS[self.dtypes[array.name]]
 
     def _arranged(self) -> int:
-        taken = arena.apart(self.lifetimes, lambda a: self.points(a) * self.width(a), self.arena, aligned=1)
+        taken = arena.apart(self.lifetimes, lambda a: self.points(a) * self.width(a), self.arena, 1, TRIALS)
         wide = {ARENAS[dtype]: WIDTHS[dtype] for dtype in self.dtypes.values()}
         self.arenas = {name: size // wide[name] for name, size in taken.items() if size}
         return sum(taken.values())
@@ -66,9 +70,7 @@ class Alone(Layout):
     def alive(self) -> int:
         """The most bytes that are alive in the arenas at any call."""
         lifetimes = self.lifetimes
-        own = [array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None]
-        moments = sorted({array.first for array in own})
-        return max((sum(a.bytes for a in own if a.first <= moment <= a.last) for moment in moments), default=0)
+        return arena.alive(a for a in lifetimes.arrays if a.over is None and not a.given and a.part is None)
 
 
 def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: Kernels | None = None) -> Alone:

@@ -105,7 +105,7 @@ class _Writer:
             for entry, layout in self.layouts.items()
         }
         entries = [self._entry(entry, step) for entry, step in steps.items()]
-        tables = [table for step in steps.values() for table in step.tables]
+        tables = [table for step in steps.values() for table in step.tables.values()]
         turns = [text for step in steps.values() for text in step.texts]
         kernels = [function.text for function in self.kernels.functions]
         begin = self._begin()

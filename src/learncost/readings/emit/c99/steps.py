@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from learncost.equation.table import Line, Word
 from learncost.readings.emit.c.c99 import C99
+from learncost.readings.emit.c99.functions import without_comments
 from learncost.readings.emit.c99.layout import Alone
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.lines import heading_of
@@ -36,7 +38,7 @@ class Steps:
     constant     whether C knows an array by this name as one that never changes
     identifiers  of the functions in the file
     texts        functions of turns, in the order in which they are to stand
-    tables       addresses that do not follow from the turn, as constants
+    tables       addresses that do not follow from the turn, as constants: their text by their name
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Steps:
     ) -> None:
         self.layout, self.spell, self.constant, self.identifiers = layout, spell, constant, identifiers
         self.texts: list[str] = []
-        self.tables: list[str] = []
+        self.tables: dict[str, str] = {}
 
     def body(self) -> list[str]:
         """The statements of the step."""
@@ -82,15 +84,15 @@ class Steps:
         wish = _layers(loop) if repeat.count == "B" else turn_title(repeat, self.layout.table)
         title = self.identifiers.of(wish, f"loop {number} {id(self)}")
         inner = _Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number))
-        turns = [turn(at) for at in range(depth + 1)]
-        parameters = ", ".join(f"place {name}" for name in turns)
         body = "\n".join(f"    {line}".rstrip() for line in self._statements(inner))
+        needed = [name for name in map(turn, range(depth + 1)) if re.search(rf"\b{name}\b", without_comments(body))]
+        parameters = ", ".join(f"place {name}" for name in needed) or "void"
         self.texts.append(f"static void {title}({parameters}) {{\n{body}\n}}\n")
-        count, counter = self.layout.count(repeat.count), turns[-1]
+        count, counter = self.layout.count(repeat.count), turn(depth)
         order = f"place {counter} = {count} - 1; {counter} >= 0; {counter}--"
         if not repeat.reverse:
             order = f"place {counter} = 0; {counter} < {count}; {counter}++"
-        return ["", f"for ({order})", f"    {title}({', '.join(turns)});"]
+        return ["", f"for ({order})", f"    {title}({', '.join(needed)});"]
 
     def _call(self, call: Call, scope: _Scope) -> Iterator[str]:
         line = call.lines[-1]
@@ -193,10 +195,10 @@ class Steps:
             return str(place) if len(bases) == 1 else _sum(base, (place,))
 
         if len(bases) == 1:
-            self.tables.append(f"static const place {title}{extent} = {rows(())};\n")
+            self.tables[title] = f"static const place {title}{extent} = {rows(())};\n"
             return f"{next(iter(bases))} + {title}{at}"
         kind = "const " * any(map(self.constant, bases)) + C99.types[self.layout.dtypes[name]]
-        self.tables.append(f"static {kind} *const {title}{extent} = {rows(())};\n")
+        self.tables[title] = f"static {kind} *const {title}{extent} = {rows(())};\n"
         return f"{title}{at}"
 
 

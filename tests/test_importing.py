@@ -450,7 +450,7 @@ print("torch" in sys.modules)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["cost", "gpt2", "--input", "x: int B"], "--input is about a module of a file of yours"),
+        (["cost", "gpt2", "--input", "x: int B"], "--input is about a module that is read"),
         (["import", "gpt2"], "'gpt2' is no module of a file of yours: write FILE.py:NAME"),
         (["import", "none.py:build"], "no such file: none.py"),
         (["cost", "none.py:build", "--unknown", "one"], "--unknown is refuse or zero, not 'one'"),

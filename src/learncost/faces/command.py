@@ -247,11 +247,13 @@ def _answer(name: str, words: Sequence[str]) -> Any:
 
 
 def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mapping[str, Any]) -> list[Any]:
-    """The arguments, and in the place of each `FILE.py:NAME` the table of the module that the file builds."""
-    if not any(".py" in argument for argument in arguments):
+    """The arguments, and in the place of each module of a file, or of a config.json, its table."""
+    from learncost.models.argument import described_elsewhere
+
+    if not any(".py" in argument or described_elsewhere(argument) for argument in arguments):
         if flags_given:
             flag = next(iter(flags_given)).replace("_", "-")
-            raise InputError(f"--{flag} is about a module of a file of yours: name it as FILE.py:NAME")
+            raise InputError(f"--{flag} is about a module that is read: name it as FILE.py:NAME, or a config.json")
         return [*arguments]
     from learncost.faces.importing.command import layer_of
     from learncost.faces.importing.flags import reading

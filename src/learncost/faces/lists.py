@@ -65,9 +65,12 @@ def _how_many(name: str, text: str | None) -> int:
     """The entries of a list; where all are counted, without making what takes seconds to make."""
     from learncost.ledger.memory_measured import measured
     from learncost.models.argument import GENERIC
-    from learncost.models.presets import presets
+    from learncost.models.presets import presets, table_presets
 
-    quick = {"models": lambda: len(presets()) + len(GENERIC), "peaks": lambda: len({run.name for run in measured()})}
+    quick = {
+        "models": lambda: len(presets()) + len(table_presets()) + len(GENERIC),
+        "peaks": lambda: len({run.name for run in measured()}),
+    }
     return quick[name]() if text is None and name in quick else len(_like(_REGISTRIES[name](), text))
 
 
@@ -114,7 +117,7 @@ def _models() -> Listed:
     from learncost.models.argument import GENERIC
     from learncost.models.configuration import configure
     from learncost.models.model import build
-    from learncost.models.presets import presets
+    from learncost.models.presets import presets, table_presets
 
     entries: list[Known] = []
     for preset in presets():
@@ -128,6 +131,9 @@ def _models() -> Listed:
         }
         model_entry["hub"] = list(preset.hub)
         entries.append(model_entry)
+    for preset in table_presets():
+        also = {"aliases": list(preset.aliases), "hub": list(preset.hub)}
+        entries.append({"name": preset.name, "parameters": preset.parameters, "title": preset.title, **also})
     for name in GENERIC:
         title = f"generic {name}: all sizes as flags"
         entries.append({"name": name, "parameters": None, "title": title, "aliases": [], "hub": []})

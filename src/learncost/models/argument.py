@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,7 +14,7 @@ from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, shipped, shipped_layer, usual_names
 from learncost.models.families import names as family_names
 from learncost.models.files import NOTATION, looks_like_path, read_layer, read_path, read_stream
-from learncost.models.presets import preset, preset_names
+from learncost.models.presets import preset, preset_names, preset_of
 from learncost.models.wording import nearest, printable, shown
 from learncost.vocabulary import plain
 
@@ -52,12 +54,39 @@ def layer_given(model: object) -> Layer | None:
     if isinstance(model, Layer):
         return model
     path = model.__fspath__() if hasattr(model, "__fspath__") else model
-    return read_layer(Path(path)) if isinstance(path, str) and path.endswith(NOTATION) else None
+    if not isinstance(path, str):
+        return None
+    if path.endswith(NOTATION):
+        return read_layer(Path(path))
+    known = preset(path)
+    return _read_once(known.table) if known and known.table else None
+
+
+@cache
+def _read_once(table: Path) -> Layer:
+    return read_layer(table)
 
 
 def names_own_sizes(argument: str) -> bool:
     """Whether a MODEL argument has sizes of its own names, which are known once it is read."""
-    return argument.endswith(NOTATION) or ".py:" in argument
+    known = preset(argument)
+    is_table = known is not None and known.table is not None
+    return is_table or argument.endswith(NOTATION) or ".py:" in argument or described_elsewhere(argument) is not None
+
+
+def described_elsewhere(model: str) -> Mapping[str, Any] | None:
+    """The keys of a configuration file whose model type no family here has, but another package may; None otherwise."""
+    if not model.endswith(".json") and not (
+        looks_like_path(model) and os.path.isfile(os.path.join(model, "config.json"))
+    ):
+        return None
+    try:
+        values = read_path(model)
+    except InputError:  # which is said where the file is needed
+        return None
+    is_class = isinstance(values.get("_class_name"), str)
+    model_type = _nested(Argument(model, model, values)).values.get("model_type")
+    return values if is_class or (isinstance(model_type, str) and model_type not in family_names()) else None
 
 
 def find(model: object, stdin: TextIO | None = None) -> Argument:
@@ -67,8 +96,12 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
     """
     if layer := layer_given(model):
         path = layer.name if isinstance(model, Layer) else str(model)
+        if not isinstance(model, Layer) and (known := preset(path)):
+            return Argument(path.lower(), f"preset {known.name}", {}, layer=layer)
         return Argument(path, f"the layer {layer.name}" if isinstance(model, Layer) else path, {}, layer=layer)
     if isinstance(model, Mapping):
+        if (known := preset_of(model)) and known.table:
+            return Argument(known.name, f"preset {known.name}", {}, layer=_read_once(known.table))
         return _nested(Argument(str(model.get("model_type", "model")), "a mapping", model, "the mapping"))
     if hasattr(model, "__fspath__"):
         model = model.__fspath__()
@@ -87,6 +120,8 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
         last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]
         hub = "; nothing is fetched: save the Hub model's config.json and give its path" if _is_hub_name(model) else ""
         values = read_path(model, hint=nearest(last, everything) + hub)
+        if (known := preset_of(values)) and known.table:
+            return Argument(model, f"preset {known.name}", {}, layer=_read_once(known.table))
         return _nested(Argument(model, model, values, printable(model)))
     raise InputError(
         f"unknown model {shown(model)}{nearest(model, everything) or '; learncost list models shows all'}"

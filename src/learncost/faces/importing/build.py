@@ -9,6 +9,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.faces.importing.user_file import Ran, Target, UserError, run, user_code
+from learncost.models.files import read_path
 from learncost.models.imported.inputs import Input, examples
 from learncost.models.imported.room import give_room, without_memory
 from learncost.models.wording import shown
@@ -51,6 +52,11 @@ def built(wanted: Target, real: bool, say: Callable[[str], None]) -> Built:
 def _built(wanted: Target) -> Built:
     from torch import nn
 
+    if not wanted.name:
+        from learncost.models.imported.configured import inputs_of, module_of
+
+        module = module_of(read_path(str(wanted.file)))
+        return Built(module, inputs_of(module))
     ran = run(wanted)
     value = ran.named(wanted.name)
     if not isinstance(value, nn.Module):

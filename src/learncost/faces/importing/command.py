@@ -59,7 +59,8 @@ def import_module(
     ----------
     file
         FILE.py:NAME, a file of yours and the name in it of a function without arguments that returns the module, of a
-        class that is called without arguments, or of a module. The file is run.
+        class that is called without arguments, or of a module. The file is run. Or a config.json, or its folder, of a
+        model type that transformers or diffusers has and no family here: their class is built, and nothing is fetched.
     output
         The file of the table, which ends in .table. Without it the table is printed.
 
@@ -73,7 +74,10 @@ def import_module(
     """
     wanted = target(file)
     if wanted is None:
-        raise InputError(f"{shown(file)} is no module of a file of yours: write FILE.py:NAME, as in model.py:build")
+        raise InputError(
+            f"{shown(file)} is no module of a file of yours: write FILE.py:NAME, as in model.py:build; a config.json "
+            "is read where its model type is one that no family here has"
+        )
     path = None if output is None else path_of("table", (NOTATION,), output)
     text = imported(
         wanted, reading(input=input, as_run=as_run, unknown=unknown, no_fold=no_fold, no_cache=no_cache)

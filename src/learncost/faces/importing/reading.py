@@ -34,7 +34,8 @@ def imported(wanted: Target, how: How) -> Remembered:
             raise InputError(f"no such file: {printable(str(wanted.file))}{folder}")
         if find_spec("torch") is None:
             raise InputError("reading a module needs the package torch: pip install 'learncost[torch]'")
-        say(f"runs {printable(str(wanted.file))}")
+        file = printable(str(wanted.file))
+        say(f"runs {file}" if wanted.name else f"reads {file} as the package that has its model type builds it")
         known, files = _read(wanted, inputs, how)
         if how.cache:
             place.write(known, files)
@@ -46,19 +47,25 @@ def imported(wanted: Target, how: How) -> Remembered:
 def _read(wanted: Target, inputs: Sequence[Input], how: How) -> tuple[Remembered, set[Path]]:
     from learncost.faces.importing.build import built
     from learncost.faces.importing.user_file import watched
+    from learncost.models.imported.refusals import OnValuesError
     from learncost.models.imported.whole import table_of
 
     said: list[str] = []
     with _shown() as stage, watched() as files, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as PyTorch has about itself; what the user's code prints is shown
-        stage(f"running {wanted.file.name}")
+        stage(f"{'running' if wanted.name else 'building'} {wanted.file.name}")
         building = built(wanted, how.as_run, said.append)
         given = inputs or building.inputs or ()
         if not given:
             checked((), building.module, str(wanted))
-        text, described = table_of(
-            building.module, given, str(wanted), unknown=how.unknown, as_run=how.as_run, fold=how.fold, stage=stage
-        )
+        ways = {"unknown": how.unknown, "as_run": how.as_run, "fold": how.fold, "stage": stage}
+        try:
+            text, described = table_of(building.module, given, str(wanted), **ways)
+        except OnValuesError:
+            if wanted.name:
+                raise
+            text, described = table_of(building.module.eval(), given, str(wanted), **ways)
+            said.append(f"{wanted} is read as in evaluation: in training it draws numbers to decide what it computes")
         if how.as_run:
             said.append("the table has the operations of one run, of these sizes and with the branches that it took")
     return Remembered(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(said)), files
@@ -69,9 +76,9 @@ def _remarks(wanted: Target, inputs: Sequence[str], how: How) -> str:
     from importlib.metadata import version
 
     python = ".".join(map(str, sys.version_info[:3]))
+    what = f"{wanted.file.name}:{wanted.name}" if wanted.name else wanted.file.name
     lines = [
-        f"{wanted.file.name}:{wanted.name}, read by learncost {__version__}, torch {version('torch')} and "
-        f"Python {python}.",
+        f"{what}, read by learncost {__version__}, torch {version('torch')} and Python {python}.",
         f"Inputs: {'; '.join(inputs) or 'none'}.",
     ]
     if how.as_run:

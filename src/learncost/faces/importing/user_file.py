@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.argument import described_elsewhere
 from learncost.models.imported.refusals import is_local, told
 from learncost.models.wording import nearest, printable, shown
 
@@ -23,17 +24,20 @@ _SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)", re
 
 @dataclass(frozen=True)
 class Target:
-    """A file, and the name in it of what builds a module."""
+    """A file, and the name in it of what builds a module; no name: a config.json, which describes one."""
 
     file: Path
     name: str
 
     def __str__(self) -> str:
-        return f"{printable(str(self.file))}:{self.name}"
+        return f"{printable(str(self.file))}:{self.name}" if self.name else printable(str(self.file))
 
 
 def target(text: object) -> Target | None:
-    """What `FILE.py:NAME` names; None where a text is written otherwise. Raises `InputError` for one without a name."""
+    """What `FILE.py:NAME` names, or a config.json of a type that other packages have; None for any other text.
+
+    Raises `InputError` for a file of Python without a name.
+    """
     if not isinstance(text, str):
         return None
     if match := _SPEC.fullmatch(text):
@@ -41,6 +45,8 @@ def target(text: object) -> Target | None:
     if text.endswith((".py", ".py:")) and not text.startswith("-"):
         file = text.removesuffix(":")
         raise InputError(f"{printable(file)} needs the name of what builds the module, as in {printable(file)}:build")
+    if described_elsewhere(text) is not None:
+        return Target(Path(text, "config.json") if Path(text).is_dir() else Path(text), "")
     return None
 
 

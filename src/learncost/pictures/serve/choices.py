@@ -10,7 +10,7 @@ from learncost.devices.device import devices
 from learncost.equation.precision import PRECISIONS
 from learncost.ledger.question import flags_of, schema_of, typed
 from learncost.models.argument import GENERIC
-from learncost.models.presets import presets
+from learncost.models.presets import presets, table_presets
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.plans.plan import PLANS
 from learncost.procedures.optimizer_state import STATES
@@ -40,7 +40,10 @@ def fields(question: Callable[..., Any]) -> dict[str, Any]:
 
 def choices() -> Mapping[str, list[Choice]]:
     """What there is, by the name of the flag that takes it."""
-    models = [{"name": preset.name, "title": preset.title, "also": list(preset.aliases)} for preset in presets()]
+    models = [
+        {"name": preset.name, "title": preset.title, "also": list(preset.aliases)}
+        for preset in (*presets(), *table_presets())
+    ]
     generic = [{"name": name, "title": f"generic {name}: give all sizes", "also": []} for name in GENERIC]
     procedures = {**LEARNING, **INFERENCE}
     precisions = [

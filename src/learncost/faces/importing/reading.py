@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.faces.importing.cache import Place, Remembered
@@ -58,7 +59,7 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How) -> tuple[Remembered
         given = inputs or building.inputs or ()
         if not given:
             checked((), building.module, str(wanted))
-        ways = {"unknown": how.unknown, "as_run": how.as_run, "fold": how.fold, "stage": stage}
+        ways: dict[str, Any] = {"unknown": how.unknown, "as_run": how.as_run, "fold": how.fold, "stage": stage}
         try:
             text, described = table_of(building.module, given, str(wanted), **ways)
         except OnValuesError:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from learncost.equation.errors import named_one
+from learncost.readings.emit import between
 from learncost.readings.emit.expression import ATOM, Code, shape
 
 # Helpers that a program has on its top where it uses them.
@@ -203,7 +204,7 @@ _TORCH = Backend(
     "torch",
     "torch.Tensor",
     keep="keepdim",
-    helpers={"taken": TORCH_TAKEN, "laid": TORCH_LAID},
+    helpers={"taken": TORCH_TAKEN, "laid": TORCH_LAID, **between.TORCH},
     casts={"fp32": "float()", "bf16": "bfloat16()"},
 )
 _JAX = Backend(

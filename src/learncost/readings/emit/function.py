@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learncost.equation.count import base
+from learncost.equation.count import base, cuts
 from learncost.readings.emit.scope import Mask, Scope, Statement
 
 COLUMN = 64
@@ -73,19 +73,26 @@ def masks(scope: Scope) -> list[Statement]:
 def _inside(scope: Scope, key: Mask) -> str:
     """Lower <= upper (or <, =, !=), and upper - lower < window."""
     upper, lower, relation, window = key
+    ahead = "".join(f" {sign} {scope.first(axis)}" for sign, axis in (("+", upper), ("-", lower)) if cuts(axis))
     if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit():
-        lower_index, upper_index = (
-            side if side.isdigit() else scope.backend.arange(scope.size(side), scope.like).text
-            for side in (lower, upper)
-        )
+        lower_index, upper_index = (_positions(scope, side) for side in (lower, upper))
         if not upper.isdigit() and not lower.isdigit():
             upper_index += "[:, None]"
         return f"{lower_index} {'==' if relation == '=' else relation} {upper_index}"
     rows, columns = scope.size(upper), scope.size(lower)
-    text = scope.backend.ones_below(rows, columns, "-1" if relation == "<" else "0", scope.like).text
+    place = f"{'-1' if relation == '<' else '0'}{ahead}".removeprefix("0 + ")
+    text = scope.backend.ones_below(rows, columns, place, scope.like).text
     if window is not None:
-        text += f" & ~{scope.backend.ones_below(rows, columns, f'-{scope.size(window)}', scope.like).text}"
+        text += f" & ~{scope.backend.ones_below(rows, columns, f'-{scope.size(window)}{ahead}', scope.like).text}"
     return text
+
+
+def _positions(scope: Scope, side: str) -> str:
+    """The positions of an axis, counted over all devices; a number as it is."""
+    if side.isdigit():
+        return side
+    text = scope.backend.arange(scope.size(side), scope.like).text
+    return f"({text} + {scope.first(side)})" if cuts(side) else text
 
 
 def freed(scope: Scope, keep: set[str]) -> list[Statement]:

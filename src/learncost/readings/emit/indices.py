@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from learncost.equation.affine import Affine
+from learncost.equation.count import cuts
 from learncost.equation.table import Line, Product, Read, Term
 from learncost.readings.emit.expression import Code, number, shape
 from learncost.readings.emit.scope import Scope
@@ -52,7 +53,14 @@ def gathered(scope: Scope, term: Term, want: tuple[str, ...]) -> Code:
         for at, affine in term.beyond:
             inside = scope.within(affine, scope.size(scope.axes[term.name][at]), term.loops)
             code = scope.backend.where(inside, code, number(affine.outside).text)
+    for axis in _parts(term):  # what other devices have is theirs to add
+        code = scope.backend.where(scope.on_device(axis, have), code, "0.0")
     return scope.spread(code, have, want)
+
+
+def _parts(term: Term) -> list[Read]:
+    """The axes that are read or written at an index, of which the device has a part."""
+    return [axis for axis in term.axes if isinstance(axis, Read) and cuts(axis.axis)]
 
 
 def is_taken(line: Line) -> bool:
@@ -113,6 +121,8 @@ def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
     for at, affine in left.beyond:  # what is beyond the ends is nothing, wherever it is put
         inside = scope.within(affine, scope.size(scope.axes[left.name][at]), left.loops)
         value = scope.backend.where(inside, value, "0.0")
+    for axis in _parts(left):
+        value = scope.backend.where(scope.on_device(axis, left.loops), value, "0.0")
     if scope.backend.name == "torch":
         # PyTorch adds in place to arrays of the same type alone, and under autocast not all have that of the weights.
         if value.text.isidentifier():

@@ -6,12 +6,14 @@ from string import ascii_letters
 
 from learncost.equation.count import base
 from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word, alias
+from learncost.readings.emit.collected import collected
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
 from learncost.readings.emit.indices import gathered, is_taken, scatter, take
 from learncost.readings.emit.precision import contraction
 from learncost.readings.emit.scope import Layout, Scope
 from learncost.readings.emit.words import is_along, primitive
 from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND
 
 
 def write(scope: Scope, line: Line, heading: str = "") -> None:
@@ -171,6 +173,8 @@ def _primitive(scope: Scope, line: Word) -> Code:
     if line.word == "inside":
         return scope.backend.typed(scope.inside(line.where, want), scope.like)
     row = entry(line.word)
+    if row.kind == KIND:
+        return collected(scope, line)
     if row.fill is not None:
         return scope.full(scope.shape(want), repr(row.fill)) if row.fill else scope.zeros(left.name)
     if line.word == "eye":

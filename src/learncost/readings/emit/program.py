@@ -6,25 +6,28 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from learncost.equation.count import cuts, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Line, Repeat, Statement, Table, check_derived, walk, windows
+from learncost.equation.table import Line, Repeat, Statement, Table, Word, check_derived, walk, windows
 from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
-from learncost.readings.emit.expression import WIDTH, call, returned
+from learncost.readings.emit.between import MESH, MESH_IMPORT, MESH_TYPE
+from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.lines import heading_of, write
 from learncost.readings.emit.optimizer import collapsed
 from learncost.readings.emit.precision import typed
 from learncost.readings.emit.records import Node, Tree, Weights, leaves, renamed
-from learncost.readings.emit.scope import Scope
+from learncost.readings.emit.scope import FIRST, Scope
 from learncost.readings.emit.scope import Statement as Made
 from learncost.readings.emit.turns import Turns
 from learncost.readings.emit.words import Helpers
-from learncost.vocabulary import entries
+from learncost.vocabulary import entries, entry
+from learncost.vocabulary.collectives import KIND
 
 _RESERVED = (
     "np",
@@ -41,6 +44,8 @@ _RESERVED = (
     "each",
     "updated",
     "_",
+    MESH,
+    MESH_TYPE,
 )
 
 
@@ -52,6 +57,7 @@ class Program:
     parameters   what the function takes, in order: a name each, or a record of names
     results      what it returns, in the same way; a single result comes without a tuple
     sizes        what cannot be read off an array, such as a window, with its identifier: further parameters, by name
+    meets        whether it is one of several devices: its last parameter, `mesh`, is their DeviceMesh
     """
 
     text: str
@@ -60,6 +66,7 @@ class Program:
     parameters: tuple[Tree, ...]
     results: tuple[Tree, ...]
     sizes: Mapping[str, str]
+    meets: bool = False
 
 
 def program(
@@ -200,14 +207,18 @@ class _Writer:
         arguments = [*table.weights, *table.inputs]
         sources = [Source(scope.paths.get(n) or self.identifiers.of(n), table.axes[n]) for n in arguments]
         mask_lines = function.masks(scope)
+        places = self._places(scope)
         first, missing = function.sizes(scope, sources)
-        constants = [Made(f"{scope.sizes[n]} = {self.given[n]}") for n in missing if n in self.given]
-        missing = [name for name in missing if name not in self.given]
+        numbers = {name: number for name in missing if (number := self._number(name)) is not None}
+        constants = [Made(f"{scope.sizes[name]} = {number}") for name, number in numbers.items()]
+        missing = [name for name in missing if name not in numbers and not name.endswith(FIRST)]
         parameters += [Parameter(scope.sizes[name], "int") for name in missing]
+        if scope.meets:
+            parameters.append(Parameter(MESH, MESH_TYPE))
         about = f"Returns {', '.join(self._says(tree) for tree in results)}."
         body = function.freed(scope, {*table.inputs, *table.weights})
         self.turns.functions.append(
-            function.text(self.function, parameters, about, [*constants, *first, *mask_lines], body)
+            function.text(self.function, parameters, about, [*constants, *first, *places, *mask_lines], body)
         )
         return Program(
             self._text(),
@@ -216,7 +227,29 @@ class _Writer:
             inputs,
             results,
             {name: scope.sizes[name] for name in missing},
+            scope.meets,
         )
+
+    def _number(self, size: str) -> int | None:
+        """A size that is given, or that is a part of one."""
+        try:
+            return int(size_of(size, self.given))
+        except KeyError:
+            return None
+
+    def _places(self, scope: Scope) -> list[Made]:
+        """Where this device stands on axes that are cut: the first position of each that it has."""
+        statements = []
+        for name in [name for name in scope.sizes if name.endswith(FIRST)]:
+            axis = name.removesuffix(FIRST)
+            scope.meets = True
+            place = Code("")
+            for mesh_axis in cuts(axis):
+                rank = Code(f'{MESH}.get_local_rank("{mesh_axis}")')
+                outer = Code(f'{place.at(PRODUCT)} * {MESH}["{mesh_axis}"].size()', PRODUCT)
+                place = binary(outer, "+", rank, SUM) if place.text else rank
+            statements.append(Made(f"{scope.sizes[name]} = {place.at(PRODUCT)} * {scope.size(axis)}"))
+        return statements
 
     def _parameters(self) -> tuple[tuple[Tree, ...], list[Parameter]]:
         table, names = self.table, self.identifiers
@@ -248,7 +281,7 @@ class _Writer:
         scope.again = {name for name, count in makes.items() if count > 1}
         before = ""
         rest = list(lines)
-        if self.weights.tree is not None and scope is self.scope:
+        if self.weights.tree is not None and scope is self.scope and not _meets(lines):
             updates = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
             rest = [line for line in lines if line not in updates]
         else:
@@ -336,6 +369,7 @@ class _Writer:
             imports.append("from typing import NamedTuple")
         used = {"from torch.nn import functional": "functional.", "import jax": "jax."}
         needed = [line for line in self.backend.imports if line not in used or self._uses(used[line])]
+        needed += [MESH_IMPORT] if self._uses(MESH_TYPE) else []
         parts = [f'"""{self.title}"""' if self.title else "", "\n".join(imports), "\n".join(needed)]
         head = "\n\n".join(part for part in parts if part)
         return "\n\n\n".join((head, *map(str, records), *self.helpers.texts.values(), *self.turns.functions)) + "\n"
@@ -347,6 +381,11 @@ class _Writer:
             *self.turns.functions,
         )
         return any(module in text for text in texts)
+
+
+def _meets(lines: Iterable[Statement]) -> bool:
+    """Whether some lines are collectives."""
+    return any(isinstance(line, Word) and entry(line.word).kind == KIND for line in lines)
 
 
 def _read_once(lines: Iterable[Statement], steps: Set[str]) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isinf
 
 from learncost.equation.affine import Affine, Part
-from learncost.equation.count import base, summands
+from learncost.equation.count import base, cuts, summands
 from learncost.equation.table import Condition, Literal, Operand, Read, Term
 from learncost.readings.emit.backend import Backend
 from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
@@ -18,6 +18,10 @@ Layout = tuple[int | None, ...]
 """The places of an array's axes among those declared; None is an axis of length 1 that a word has kept."""
 Mask = tuple[str, str, str, str | None]
 """Sizes of the upper (rows) and of the lower axis (columns) of a condition, or a number, its relation, its window."""
+
+
+FIRST = ":first"
+"""How sizes end that are a device's first position of an axis."""
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Scope:
     low: Set[str] = frozenset()  # names in bf16, which is widened where other than a matrix product reads it
     codes: Set[str] = frozenset()  # names of indices that are kept in bytes
     product: bool = False  # whether the line being written is a matrix product in bf16
+    meets: bool = False  # whether the function needs the mesh, as its lines are between devices
 
     # Values.
 
@@ -157,6 +162,10 @@ class Scope:
         rest = "".join(f" {'+' if sign > 0 else '-'} {self.size(summand)}" for sign, summand in more)
         return f"({self.size(first)}{rest})" if more else self.size(first)
 
+    def first(self, axis: str) -> str:
+        """The first position that this device has of an axis that is cut over the mesh."""
+        return self.size(f"{base(axis)}{FIRST}")
+
     def shape(self, axes: Iterable[str]) -> list[str]:
         return [self.size(axis) for axis in axes]
 
@@ -192,8 +201,11 @@ class Scope:
         if isinstance(axis.at, Affine):
             return self._affine(axis.at)
         code = self.value(axis.at.name)
-        # PyTorch takes bytes for a mask.
-        return Code(f"{code.atom}.long()") if axis.at.name in self.codes and self.backend.name == "torch" else code
+        if axis.at.name in self.codes and self.backend.name == "torch":
+            code = Code(f"{code.atom}.long()")  # PyTorch takes bytes for a mask
+        if cuts(axis.axis):
+            return Code(f"({code.text} - {self.first(axis.axis)}).clip(0, {self.size(axis.axis)} - 1)")
+        return code
 
     def _affine(self, at: Affine) -> Code:
         """A place, `2 * np.arange(I)[:, None] + np.arange(U) - 1`."""
@@ -223,6 +235,13 @@ class Scope:
         """Whether a place is on an axis of this size, over the axes wanted."""
         place = self.spread(self._affine(at), at.loops, want)
         return Code(f"({place.at(SUM)} >= 0) & ({place.at(SUM)} < {size})", COMPARISON)
+
+    def on_device(self, axis: Read, want: tuple[str, ...]) -> Code:
+        """Whether an index is within the part of an axis that this device has, over the axes wanted."""
+        assert not isinstance(axis.at, Affine)
+        place = self.spread(self.value(axis.at.name), axis.at.loops, want)
+        first, size = self.first(axis.axis), self.size(axis.axis)
+        return Code(f"({place.at(SUM)} >= {first}) & ({place.at(SUM)} < {first} + {size})", COMPARISON)
 
     def _point(self, axis: Read, want: tuple[str, ...], size: str) -> Code:
         """The positions over the axes wanted, those beyond an axis of this size moved onto it.

@@ -8,6 +8,7 @@ from itertools import count
 
 from learncost.equation.table import Repeat, Statement, Table, walk
 from learncost.readings.emit import function
+from learncost.readings.emit.between import MESH, MESH_TYPE
 from learncost.readings.emit.expression import PRODUCT, Code, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.records import Group, Record, Weights
@@ -249,6 +250,9 @@ class _Loop:
             Parameter(name, argument=self.scope.own_mask(key, inner)) for key, name in inner.masks.items()
         ]
         self.parameters += [Parameter(inner.sizes[size], "int", argument=self.scope.size(size)) for size in missing]
+        if inner.meets:
+            self.parameters.append(Parameter(MESH, MESH_TYPE, argument=MESH))
+            self.scope.meets = True
         starts = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.releasable}
         body = function.freed(inner, starts)
         self.name = self.names.of(self.title, f"function {self.number}")
@@ -259,7 +263,8 @@ class _Loop:
     def _loop(self, read: list[str]) -> None:
         line, scope, names = self.line, self.scope, self.names
         size, _, parts = line.count.partition("/")
-        count = Code(f"{scope.size(size)} // {parts}", PRODUCT) if parts else Code(scope.size(size))
+        segments = parts.isdigit()
+        count = Code(f"{scope.size(size)} // {parts}", PRODUCT) if segments else Code(scope.size(line.count))
         first = len(scope.statements)
         for carry in line.carry:
             if carry.initial != carry.final:
@@ -298,4 +303,4 @@ def title(line: Repeat, table: Table) -> str:
 
 def _what(line: Repeat) -> str:
     """What its turns are: blocks, or several of them."""
-    return "segment" if "/" in line.count else "block"
+    return "segment" if line.count.partition("/")[2].isdigit() else "block"

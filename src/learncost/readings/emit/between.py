@@ -1,0 +1,55 @@
+"""Collectives of PyTorch as helpers of a program: functional ones, over the axes of a DeviceMesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MESH, MESH_TYPE = "mesh", "DeviceMesh"
+"""What programs call the mesh of devices that they run on, and its type."""
+
+MESH_IMPORT = "from torch.distributed.device_mesh import DeviceMesh"
+
+_SENT = "torch.ops._c10d_functional"
+
+_REDUCED = """\
+def {name}(X, mesh, over):
+    \"\"\"{says} along an axis of the mesh.\"\"\"
+    group = mesh.get_group(over).group_name
+    return {sent}.wait_tensor({sent}.all_reduce(X.contiguous(), "{how}", group))"""
+
+TORCH: Mapping[str, str] = {
+    **{
+        name: _REDUCED.format(name=name, says=says, how=how, sent=_SENT)
+        for name, how, says in (
+            ("all_reduce", "sum", "The sum of the arrays of all devices"),
+            ("all_reduce_max", "max", "The largest of the numbers of all devices"),
+            ("all_reduce_min", "min", "The smallest of the numbers of all devices"),
+        )
+    },
+    "all_gather": f'''\
+def all_gather(X, mesh, over, place):
+    """The parts of all devices along an axis of the mesh, one behind another on an axis of the array."""
+    group = mesh.get_group(over)
+    X = X.movedim(place, 0).contiguous()
+    X = {_SENT}.all_gather_into_tensor(X, group.size(), group.group_name)
+    return {_SENT}.wait_tensor(X).movedim(0, place)''',
+    "reduce_scatter": f'''\
+def reduce_scatter(X, mesh, over, place):
+    """This device's part, on an axis of the array, of the sum of the arrays of all along an axis of the mesh."""
+    group = mesh.get_group(over)
+    X = X.movedim(place, 0).contiguous()
+    X = {_SENT}.reduce_scatter_tensor(X, "sum", group.size(), group.group_name)
+    return {_SENT}.wait_tensor(X).movedim(0, place)''',
+    "all_to_all": f'''\
+def all_to_all(X, mesh, over, before, after):
+    """What is cut on an axis of the array along an axis of the mesh, cut on another one."""
+    group = mesh.get_group(over)
+    X = torch.stack(X.chunk(group.size(), after))
+    X = {_SENT}.all_to_all_single(X, [1] * group.size(), [1] * group.size(), group.group_name)
+    return torch.cat({_SENT}.wait_tensor(X).unbind(), before)''',
+    "shard": '''\
+def shard(X, mesh, over, place):
+    """This device's part of what it has whole."""
+    return X.chunk(mesh.size(mesh.mesh_dim_names.index(over)), place)[mesh.get_local_rank(over)]''',
+}
+"""The helper of every collective, by its word."""

@@ -61,8 +61,9 @@ def moves(start: Layout, goal: Layout) -> Iterator[Move]:
     A mesh axis that cuts another axis than before is exchanged; inner cuts are gathered before outer ones.
     """
     now = start
+    # By name where all else is equal: every device, a process of its own, has to send in the same order.
     for mesh_axis, how in sorted(
-        start.partial - goal.partial, key=lambda pair: _scatters(start, goal, pair[0]) is None
+        start.partial - goal.partial, key=lambda pair: (_scatters(start, goal, pair[0]) is None, *pair)
     ):
         place = _scatters(now, goal, mesh_axis) if how == "sum" else None
         left = now.partial - {(mesh_axis, how)}

@@ -23,7 +23,7 @@ from learncost.models.made import names_made
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.wording import nearest, shown
 from learncost.plans.plan import plan_of, planned
-from learncost.plans.planner import smallest
+from learncost.plans.planner import frugal
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed
@@ -188,7 +188,7 @@ def _tables(
     first = next(iter(tables.values()), step)
     plan = settings.plan
     if plan is None:
-        plan = smallest(first, sizes, settings.dtype)
+        plan = frugal(first, sizes, settings.dtype)
     tables = {entry: planned(table, _fitting(plan, entry), sizes) for entry, table in tables.items()}
     if settings.entry != "step":
         model = training.evaluated.table

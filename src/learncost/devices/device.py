@@ -16,7 +16,7 @@ from learncost.equation.precision import BYTES
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import nearest, shown
 
-FILE = Path(__file__).with_name("devices.toml")
+FILES = tuple(Path(__file__).with_name(name) for name in ("devices.toml", "microcontrollers.toml"))
 
 LARGEST = 1e9  # of any figure of a device, in its unit
 RATES = (*BYTES, "tf32", "fp4")  # data types that a rate may be of
@@ -64,6 +64,14 @@ class Device(Displayed):
         Whose published runs say how fast and how hungry it is.
     note
         What else is to be known.
+    core
+        Of a microcontroller, the processor, whose cycles a MACC are published or assumed (`microcontrollers.toml`).
+    clock_mhz
+        The highest clock of the core, in 10^6 a second.
+    ua_per_mhz
+        Current of the running core, in 10^-6 ampere for 10^6 cycles a second.
+    volts
+        The supply at which that is.
 
     Examples
     --------
@@ -87,11 +95,25 @@ class Device(Displayed):
     names: tuple[str, ...] = ()
     family: str = ""
     note: str = ""
+    core: str = ""
+    clock_mhz: float | None = None
+    ua_per_mhz: float | None = None
+    volts: float | None = None
 
     @property
     def trained_in(self) -> str:
         """The data type of training, where none is named."""
         return next((dtype for dtype in TRAINED_IN if dtype in self.peak_tflops), TRAINED_IN[0])
+
+    @property
+    def ram(self) -> int:
+        """Bytes of memory, of the smallest size that is sold; 0 where that is not known."""
+        return round(min(self.memory_gb, default=0) * 1e9)
+
+    @property
+    def flash(self) -> int | None:
+        """Bytes of flash on the chip; None where that is not known, or it stands outside."""
+        return None if self.flash_gb is None else round(self.flash_gb * 1e9)
 
     @property
     def cited(self) -> str:
@@ -102,8 +124,11 @@ class Device(Displayed):
 @cache
 def devices() -> Mapping[str, Device]:
     """The published devices by name, in the order of the file."""
-    rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["device"]
-    return {row["name"]: _device(row, "devices.toml") for row in rows}
+    return {
+        row["name"]: _device(row, file.name)
+        for file in FILES
+        for row in tomllib.loads(file.read_text(encoding="utf-8"))["device"]
+    }
 
 
 def device(name: object) -> Device:
@@ -218,7 +243,7 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
             if not several:
                 raise InputError(f"{where}: {key} has no number")
             checked[key] = tuple(_number(key, each, where) for each in several)
-        elif key in ("tdp_w", "flash_gb"):
+        elif key in ("tdp_w", "flash_gb", "clock_mhz", "ua_per_mhz", "volts"):
             checked[key] = _number(key, value, where)
         elif key == "names":
             if not isinstance(value, list) or not all(isinstance(text, str) and text.isprintable() for text in value):

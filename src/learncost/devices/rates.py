@@ -9,6 +9,7 @@ from learncost.devices import assumptions
 from learncost.devices.calibration import is_calibration, load, own_file
 from learncost.devices.device import Device, devices
 from learncost.devices.device import device as find_device
+from learncost.devices.microcontroller import rates_of
 from learncost.equation.errors import InputError
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import shown
@@ -103,6 +104,10 @@ def _measured(path: Path, dtype: str | None, engine: str) -> Rates:
 
 def published(device: Device, dtype: str | None = None, engine: str = "operators") -> Rates:
     """The rates of a published device, with what is assumed where nothing is measured."""
+    if device.core:
+        if dtype not in (None, "fp32"):
+            raise InputError(f"the cycles of {device.name} are modelled in fp32, not in {dtype}")
+        return rates_of(device)
     dtype = dtype or device.trained_in
     if dtype not in device.peak_tflops or not device.bandwidth_gbs:
         has = ", ".join(device.peak_tflops) or "none"

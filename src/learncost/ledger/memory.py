@@ -334,7 +334,7 @@ def memory_on(step: Step, chosen: Chosen) -> Memory:
         witnesses=needs.witnesses,
         curve=needs.curve,
         arrays=needs.stays,
-        flash=step.flash,
+        flash=step.flash if needs.flash is None else needs.flash,
         engine=runner.name,
         convention=(needs.said or runner.convention) + why,
         rules=runner.rules,

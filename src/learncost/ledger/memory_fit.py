@@ -122,6 +122,8 @@ class Fit(Shown):
         For every procedure that does not fit what to change, and which procedures the model cannot learn by.
     module
         Whose code is assumed where autograd runs the step; "" where it does not.
+    on
+        The device that was named, or "".
 
     Examples
     --------
@@ -140,10 +142,11 @@ class Fit(Shown):
     rows: tuple[Fitting, ...]
     advice: tuple[str, ...]
     module: str = ""
+    on: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
-        names = ("model", "dtype", "optimizer", "seq_len", "ram", "flash", "engine", "module")
+        names = ("model", "dtype", "optimizer", "seq_len", "ram", "flash", "engine", "module", "on")
         rows = [
             {"procedure": r.procedure, "plan": r.plan, "engine": r.engine, "ram": r.ram, "flash": r.flash}
             | {"fits": r.fits, "batch_size": r.largest, "most": r.most}
@@ -167,7 +170,8 @@ class Fit(Shown):
         columns = tuple(name for visible, name, _ in all_columns if visible)
         rows = [Row(cells) for cells in zip(*(column for visible, _, column in all_columns if visible), strict=True)]
         flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
-        title = f"{self.model} in {said_bytes(self.ram)} of RAM{flash}: {self.dtype}, {self.optimizer}, "
+        where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.ram)}"
+        title = f"{where} of RAM{flash}: {self.dtype}, {self.optimizer}, "
         title += f"sequences of {self.seq_len:,} tokens"
         left = frozenset(
             place for place, name in enumerate(columns) if name in ("procedure", "plan", "run by", "most is")
@@ -208,6 +212,8 @@ class Fit(Shown):
         if others := [name for name in engines if name != TABLE]:
             rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells"
             rule += f" of the module {self.module}." if self.module else "."
+            if "c99" in others:
+                rule += " Stack and code are not measured, and in no total."
         return rule
 
     @property
@@ -226,7 +232,7 @@ class Fit(Shown):
 @question()
 def fit(
     model: str | Configuration | Layer,
-    ram: int | str,
+    ram: int | str | None = None,
     flash: int | str | None = None,
     procedures: Iterable[str] | str | None = None,
     seq_len: int | str | Sequence[int] | None = None,
@@ -243,6 +249,7 @@ def fit(
     lora_rank: object = None,
     lora_alpha: object = None,
     target_len: int | str | None = None,
+    on: str | None = None,
     **sizes: Any,
 ) -> Fit | Lengths:
     """Which learning procedures fit a device's memory, how large a batch does, and what to change where none does.
@@ -268,6 +275,9 @@ def fit(
         table, as the step is written, elsewhere: under a plan, with `flash`, in int8.
     module
         Whose code autograd trains: transformers (the default) or plain, as in learncost memory.
+    on
+        A published device (`learncost list devices`) or a file that describes one, whose RAM and flash these are where
+        they are not given. On a microcontroller the step is that of `engine` c99 where no other is named.
 
     Returns
     -------
@@ -283,6 +293,8 @@ def fit(
     --------
     learncost fit gpt2 --ram 8GB
         Which procedures fit in 8 GB, and how large a batch.
+    learncost fit net.table --on stm32h743
+        A microcontroller: its RAM and flash, and the step as freestanding C99.
     learncost fit gpt2 --ram 256MB --flash 1GB --seq-len 128
         A small device whose frozen weights lie in flash.
     learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --ram 24GB
@@ -294,6 +306,16 @@ def fit(
     >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
     [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 11)]
     """
+    device = None
+    if on is not None:
+        from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
+
+        device = find_device(on)
+        ram, flash = ram or device.ram or None, device.flash if flash is None else flash
+        engine = engine or ("c99" if device.core else "")
+    if ram is None:
+        known = f"{device.name} has no memory in its data: " if device else ""
+        raise InputError(f"{known}give --ram, how many bytes there are, or --on, a device that has them")
     question = Asked(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
@@ -333,7 +355,7 @@ def fit(
     by_module = any(runners()[row.engine].module for row in rows)
     ran = module_named(question.module or usual_module(run.model)).name if by_module else ""
     settings = question.dtype, question.optimizer, length, question.ram, question.flash, engine
-    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran)
+    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, device.name if device else "")
 
 
 def refusal(refused: tuple[bool, str], procedures: Sequence[str]) -> str:
@@ -448,13 +470,14 @@ class Asked:
         step, chosen = self.step(run, procedure)
         runner, answer = chosen.runner, memory_on(step, chosen)
         most = max(answer.split, key=lambda part: answer.split[part])
-        batch = self.stored(step.flash) * largest(step, runner, self.ram)
-        fitting = Fitting(procedure, step.plan, runner.name, answer.peak, step.flash, batch, most, chosen.why)
+        batch = self.stored(answer.flash) * largest(step, runner, self.ram)
+        fitting = Fitting(procedure, step.plan, runner.name, answer.peak, answer.flash, batch, most, chosen.why)
         return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram))
 
     def _serving(self, run: Run) -> Way:
         served = self.serving(run)
         lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
+        flash = served.flash
         if self.engine in ("", TABLE):
             split = served.split()
             most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
@@ -462,7 +485,8 @@ class Asked:
             if (peak_of_pass := runners()[self.engine].passes) is None:
                 others = (name for name, runner in runners().items() if runner.passes)
                 raise InputError(f"{NAME} is told by --engine {' or '.join((TABLE, *others))}")
-            if self.dtype not in TYPES or self.flash is not None:
+            stored = runners()[self.engine].stored
+            if self.dtype not in TYPES or (self.flash is not None and stored is None):
                 raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
 
             def peak_of(batch: int) -> int:
@@ -472,8 +496,11 @@ class Asked:
                 )
 
             most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
-        batch = self.stored(served.flash) * batch
-        fitting = Fitting(NAME, run.plan, self.engine or TABLE, peak, served.flash, batch, most)
+            if stored is not None:
+                sizes = [(inference_pass.whole, inference_pass.sizes) for inference_pass in served.passes]
+                flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
+        batch = self.stored(flash) * batch
+        fitting = Fitting(NAME, run.plan, self.engine or TABLE, peak, flash, batch, most)
         return Way(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", TABLE) else None)
 
     def serving(self, run: Run) -> Serving:
@@ -515,11 +542,13 @@ def _advice(question: Asked, procedure: str, ways: Sequence[Way]) -> str:
     if question.flash is not None and least.flash > question.flash:
         subject = "All" if procedure == NAME else "Frozen"
         sentences.append(
-            f"{subject} weights take {least.flash:,} bytes, {least.flash / question.flash:,.2f} of the flash: "
+            f"{subject} weights take {least.flash:,} bytes, {least.flash / question.flash:,.2f} of the flash, "
+            f"{least.flash - question.flash:,} too many: "
             "a smaller model or a narrower --dtype."
         )
     if least.ram > question.ram:
-        sentences.append(f"The least{under} is {least.ram:,} bytes, {least.ram / question.ram:,.2f} of the RAM.")
+        much = f"{least.ram / question.ram:,.2f} of the RAM, {least.ram - question.ram:,} too many"
+        sentences.append(f"The least{under} is {least.ram:,} bytes, {much}.")
         if least.most in ADVICE:
             sentences.append(f"Most of it is {least.most}: {ADVICE[least.most]}.")
     lengths = sorted({way.longest() or 0 for way in ways}, reverse=True)

@@ -32,7 +32,8 @@ class Taken:
     """What a step takes: the most bytes, when, what they are, and which arrays; the bytes at every line if known, and
     the arrays over the lines, which sum to them.
 
-    said  the convention, where it is another than the runner's
+    said   the convention, where it is another than the runner's
+    flash  bytes of flash, of a runner that says what lies there; None: those of frozen weights, where there is flash
     """
 
     bytes: int
@@ -42,6 +43,7 @@ class Taken:
     curve: tuple[Moment, ...] = ()
     stays: tuple[Stay, ...] = ()
     said: str = ""
+    flash: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Runner:
     lengths     whether it is quick enough to be asked for many lengths
     module      whether it runs a module, which is named
     passes      the most bytes of any table at sizes, in a type: of a pass of inference
+    stored      bytes of flash of the same, where the runner says what lies there
     """
 
     name: str
@@ -75,9 +78,10 @@ class Runner:
     lengths: bool = False
     module: bool = False
     passes: Callable[[Table, Mapping[str, int], str], int] | None = None
+    stored: Callable[[Table, Mapping[str, int], str], int] | None = None
 
 
-def refusal(step: Step, dtypes: Collection[str]) -> str:
+def refusal(step: Step, dtypes: Collection[str], with_flash: bool = False) -> str:
     """Why no program runs a step: its types, its optimizer, microbatches, weights in flash."""
     if dtypes and step.kind.name not in dtypes:
         return f"computes in {' or '.join(dtypes)}"
@@ -85,7 +89,7 @@ def refusal(step: Step, dtypes: Collection[str]) -> str:
         return f"executes the optimizers {', '.join(OPTIMIZERS)}"
     if step.accumulate > 1:
         return "takes the whole batch at once: leave --accumulate out"
-    return "has all weights in RAM: leave --flash out" if step.in_flash else ""
+    return "has all weights in RAM: leave --flash out" if step.in_flash and not with_flash else ""
 
 
 def grouped(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:

@@ -93,6 +93,31 @@ def smallest(
     return plan
 
 
+def frugal(
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str = "fp32",
+    budget: int | None = None,
+    widths: Widths | None = None,
+) -> str:
+    """The plan of a step on a processor without an operating system: of a few the one whose arena is smallest.
+
+    budget, widths  as for `chosen`
+    """
+    from learncost.readings.emit.c99 import alone  # only where it is asked for: start-up counts
+
+    usual = chosen(table, sizes, dtype, budget, widths)
+    ended = usual.replace("at-once", "in-product") if "in-product" not in usual else usual.replace(",at-once", "")
+    without = ",".join(item for item in ended.split(",") if item != "fused")
+    arenas: dict[str, int] = {}
+    for text in dict.fromkeys((ended, without, usual, "")):
+        try:
+            arenas[text] = alone(planned(table, text), sizes, dtype).bytes
+        except InputError:
+            continue
+    return min(arenas, key=lambda text: arenas[text], default=usual)
+
+
 def nearly_free(table: Table) -> tuple[str, ...]:
     """The recomputation of the activations and norms of the blocks; empty where they have neither."""
     lines = [line for line, turns in walk(table.lines) if turns and line.tag.macro == "forward"]

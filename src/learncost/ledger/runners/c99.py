@@ -1,0 +1,78 @@
+"""A program in C99 on a processor without an operating system: one arena, every byte known before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from learncost.equation.table import Table
+from learncost.ledger.memory_step import Step
+from learncost.ledger.runner import TYPES, Runner, Taken, at_line, grouped, refusal
+from learncost.models.made import names_made
+from learncost.plans.planner import frugal
+
+
+def _rooms(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
+    """What lies in RAM, by part, and the constants in flash."""
+    from learncost.readings.emit.c99 import rooms  # emits kernels: only where it is asked for
+
+    table = step.executed_table()
+    found = rooms(table, sizes, step.kind.name, names_made(step.model))
+    return {
+        "weights": found.weights,
+        "optimizer state": found.states,
+        "batch": found.inputs,
+        "variables": found.variables,
+        "arena": found.arena,
+        FLASH: found.constants,
+    }
+
+
+FLASH = "constants"
+"""What of a program lies in flash beside its code."""
+
+
+def _peak(step: Step, sizes: Mapping[str, int]) -> int:
+    return sum(size for part, size in _rooms(step, sizes).items() if part != FLASH)
+
+
+def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
+    parts = _rooms(step, sizes)
+    flash = parts.pop(FLASH)
+    size = sum(parts.values())
+    rooms = grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    return Taken(size, at_line("", size), parts, rooms, flash=flash)
+
+
+def _ram(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
+    from learncost.readings.emit.c99 import rooms
+
+    return rooms(table, sizes, dtype).ram
+
+
+def _flash(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
+    from learncost.readings.emit.c99 import rooms
+
+    return rooms(table, sizes, dtype).constants
+
+
+RUNNERS = (
+    Runner(
+        "c99",
+        _peak,
+        _takes,
+        {
+            "new weights and states": "over the old ones",
+            "gradients": "until read",
+            "kept for backward": "what lines read",
+            "temporaries": "over operands",
+        },
+        "The step of learncost emit --backend c99, to the byte: .data and .bss of the program. Stack and code are not "
+        "measured here, and in no total: learncost verify --engine c99 measures them where there is a compiler.",
+        lambda step: refusal(step, TYPES, with_flash=True),
+        plan="auto",
+        planner=frugal,
+        passes=_ram,
+        stored=_flash,
+        plans=("", "at-once", "in-product", "fused,in-product", "flash,fused,in-product,recompute=all"),
+    ),
+)

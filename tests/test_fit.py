@@ -198,7 +198,10 @@ def test_what_a_model_cannot_learn_by_is_said_and_the_rest_is_there(capsys):
 def test_weights_that_do_not_fit_the_flash_are_said_beside_the_ram():
     answer = fit("gpt2", "10kB", "100kB", "inference", 16, **MODEL)
     (line,) = answer.advice[1:]
-    assert re.match(r"inference does not fit\. All weights take [\d,]+ bytes, [\d.]+ of the flash, 490,592 too many: .* of the RAM", line)
+    says = (
+        r"inference does not fit\. All weights take [\d,]+ bytes, [\d.]+ of the flash, 490,592 too many: .* of the RAM"
+    )
+    assert re.match(says, line)
 
 
 @pytest.mark.parametrize(

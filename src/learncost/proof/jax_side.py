@@ -65,8 +65,22 @@ def library() -> Library:
             "select": lambda condition, x, z: jnp.where(condition != 0, x, z),
             "less": lambda x, z: number(jnp.less(x, z)),
             "equal": lambda x, z: number(jnp.equal(x, z)),
+            "hashed": lambda x, z: number(_hash(x, z) >> 8),
+            "coin": lambda x, z: 1 - 2 * number(_hash(x, z) >> 31),
         },
     )
+
+
+def _hash(x: Any, z: Any) -> Any:
+    """A hash of two whole numbers, in integers of 32 bits."""
+    import jax
+    import jax.numpy as jnp
+
+    first, second = (jax.lax.stop_gradient(operand).astype(jnp.int64).astype(jnp.uint32) for operand in (x, z))
+    mixed = first * jnp.uint32(0x9E3779B1) + second
+    for _ in range(2):
+        mixed = (mixed ^ mixed >> 16) * jnp.uint32(0x45D9F3B)
+    return mixed ^ mixed >> 16
 
 
 def autograd(

@@ -28,6 +28,18 @@ def normal(x: Array, epsilon: float = 1e-5, axis: int | tuple[int, ...] = -1) ->
     return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + epsilon)
 
 
+def hashed(x: Array, z: Array, shift: int = 8) -> Array:
+    """The upper bits of a hash of 32, in Python's whole numbers."""
+
+    def of_one(a: float, b: float) -> float:
+        number = (int(a) * 2654435761 + int(b)) % 2**32
+        for _ in range(2):
+            number = ((number ^ number // 2**16) * 73244475) % 2**32
+        return float((number ^ number // 2**16) // 2**shift)
+
+    return np.vectorize(of_one, otypes=[float])(x, z)
+
+
 def erf(x: Array) -> Array:
     """The error function, number by number."""
     return np.vectorize(math.erf, otypes=[float])(x)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from learncost.proof import encoder_references, modern_references, position_references
-from learncost.proof.plain import erf, gelu, gelu_tanh, log_softmax, normal, of, sigmoid, softmax
+from learncost.proof.plain import erf, gelu, gelu_tanh, hashed, log_softmax, normal, of, sigmoid, softmax
 
 Array = Any
 
@@ -215,6 +215,8 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "abs": lambda X: np.where(X < 0, -X, X),
     "sign": lambda X: (X > 0) * 1.0 - (X < 0),
     "power": lambda X, Z: np.array([x**z for x, z in zip(X.ravel(), Z.ravel(), strict=True)]).reshape(X.shape),
+    "hashed": hashed,
+    "coin": lambda X, Z: hashed(X, Z, 31) * -2.0 + 1,
     "stop_gradient": lambda X: X + 0,
     "cumsum": lambda X: X @ np.triu(np.ones((X.shape[-1],) * 2)),
     "reversed_cumsum": lambda X: X @ np.tril(np.ones((X.shape[-1],) * 2)),

@@ -56,8 +56,18 @@ def library() -> Library:
             "select": lambda condition, x, z: torch.where(condition != 0, x, z),
             "less": lambda x, z: number(torch.lt(x, z)),
             "equal": lambda x, z: number(torch.eq(x, z)),
+            "hashed": lambda x, z: number(_hash(x, z) >> 8),
+            "coin": lambda x, z: 1 - 2 * number(_hash(x, z) >> 31),
         },
     )
+
+
+def _hash(x: Any, z: Any) -> Any:
+    """A hash of two whole numbers, in integers of 64 bits of which the upper ones are dropped."""
+    mixed = (x.long() * 0x9E3779B1 + z.long()) & 0xFFFFFFFF
+    for _ in range(2):
+        mixed = ((mixed ^ mixed >> 16) * 0x45D9F3B) & 0xFFFFFFFF
+    return mixed ^ mixed >> 16
 
 
 def autograd(

@@ -191,6 +191,26 @@ _elementwise(
 )
 _elementwise("less", "X", "Z", sign="<", truth=True, number=operator.lt, c="X < Z")
 _elementwise("equal", "X", "Z", sign="==", truth=True, number=operator.eq, c="X == Z")
+_elementwise(
+    "hashed",
+    "X",
+    "Z",
+    spelled=dict.fromkeys(MODULES, "hashed({X}, {Z})"),
+    c="(mixed(X, Z) >> 8)",
+    work=10,
+    complex=False,
+    source="a whole number below 2^24 that two whole numbers give, as if it were drawn: Mueller's hash of 32 bits",
+)
+_elementwise(
+    "coin",
+    "X",
+    "Z",
+    spelled=dict.fromkeys(MODULES, "coin({X}, {Z})"),
+    c="(mixed(X, Z) >> 31 ? -1.0f : 1.0f)",
+    work=10,
+    complex=False,
+    source="1 or -1, as two whole numbers say: the highest bit of Mueller's hash of 32 bits",
+)
 define(
     Entry(
         "stop_gradient",

@@ -37,6 +37,32 @@ def erf(X):
         erf = np.frompyfunc(math.erf, 1, 1)
     return np.asarray(erf(X), X.dtype)'''
 
+
+def _hashes(whole: str, number: str, constant: str = "{}", kept: str = " & 0xFFFFFFFF") -> dict[str, str]:
+    """The helpers that draw: of two whole numbers one below 2^24, or a sign.
+
+    whole     a number as an integer of the library
+    number    an integer as a number of X's type
+    constant  a large integer
+    kept      what leaves the lower 32 bits of an integer that has more
+    """
+    first, factor = constant.format("0x9E3779B1"), constant.format("0x45D9F3B")
+    mixing = f"""\
+    kind, X, Z = X.dtype, {whole.format("X")}, {whole.format("Z")}
+    H = X * {first} + Z{kept}
+    H = (H ^ H >> 16) * {factor}{kept}
+    H = (H ^ H >> 16) * {factor}{kept}
+    H = H ^ H >> 16"""
+    texts = {
+        "hashed": ("A whole number below 2^24, as two whole numbers say.", number.format("H >> 8")),
+        "coin": ("1 or -1, as two whole numbers say.", f"1 - 2 * {number.format('H >> 31')}"),
+    }
+    return {
+        name: f'def {name}(X, Z):\n    """{says}"""\n{mixing}\n    return {value}'
+        for name, (says, value) in texts.items()
+    }
+
+
 _TAKEN = '"""X along an axis at first + factor * position + ...; beyond the ends of the axis stands a number."""'
 _LAID = '"""X, added along an axis of this size at first + factor * position + ...; beyond its ends it falls away."""'
 
@@ -196,7 +222,8 @@ _NUMPY = Backend(
     ("import numpy as np",),
     "np",
     "np.ndarray",
-    helpers={"einsum": EINSUM, "erf": ERF, "taken": TAKEN, "laid": LAID},
+    helpers={"einsum": EINSUM, "erf": ERF, "taken": TAKEN, "laid": LAID}
+    | _hashes("np.asarray({}).astype(np.int64)", "np.asarray({}).astype(kind)"),
 )
 _TORCH = Backend(
     "torch",
@@ -204,7 +231,7 @@ _TORCH = Backend(
     "torch",
     "torch.Tensor",
     keep="keepdim",
-    helpers={"taken": TORCH_TAKEN, "laid": TORCH_LAID, **between.TORCH},
+    helpers={"taken": TORCH_TAKEN, "laid": TORCH_LAID, **between.TORCH} | _hashes("{}.long()", "({}).to(kind)"),
     casts={"fp32": "float()", "bf16": "bfloat16()"},
 )
 _JAX = Backend(
@@ -213,7 +240,8 @@ _JAX = Backend(
     "jnp",
     "jax.Array",
     releases=False,
-    helpers={"taken": JAX_TAKEN, "laid": JAX_LAID},
+    helpers={"taken": JAX_TAKEN, "laid": JAX_LAID}
+    | _hashes("{}.astype(jnp.int32).astype(jnp.uint32)", "({}).astype(kind)", "jnp.uint32({})", ""),
     casts={"fp32": "astype(jnp.float32)", "bf16": "astype(jnp.bfloat16)"},
 )
 

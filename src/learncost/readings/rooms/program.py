@@ -10,6 +10,9 @@ from learncost.readings.rooms.operators import binary, compare, unary
 from learncost.readings.rooms.torch import Functional, Torch
 from learncost.schedule.account import FILE, Account
 
+WRITTEN = ("erf", "hashed", "coin")
+"""Functions of each element that a program has on its top."""
+
 
 class _Spelled(ast.NodeTransformer):
     """Operators as calls that say whether their operands are temporaries; NumPy is not imported."""
@@ -54,7 +57,7 @@ def loaded_on_torch(text: str, account: Account) -> dict[str, Any]:
     imports = ("import torch", "from torch.nn import functional")
     lines = ["" if line in imports else line for line in text.splitlines()]
     exec(compile("\n".join(lines), FILE, "exec"), names)
-    return names
+    return names | {name: names["torch"].of_each for name in WRITTEN if name in names}
 
 
 def loaded(text: str, account: Account) -> dict[str, Any]:
@@ -62,6 +65,4 @@ def loaded(text: str, account: Account) -> dict[str, Any]:
     numpy = NumPy(account)
     names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
     exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)
-    if "erf" in names:
-        names["erf"] = numpy.erf
-    return names
+    return names | {name: numpy.of_each for name in WRITTEN if name in names}

@@ -38,6 +38,10 @@ class Torch:
             return lambda *operands: elementwise(self._account, operands)
         raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
+    def of_each(self, *tensors: Tensor) -> Tensor:
+        """A function of each element."""
+        return elementwise(self._account, tensors)
+
     def where(self, condition: Tensor, first: Any, second: Any) -> Tensor:
         kind = next((value.dtype for value in (first, second) if isinstance(value, Tensor)), self.float32)
         return elementwise(self._account, (condition, first, second), kind)

@@ -25,6 +25,13 @@ static inline bf16 to_bf16(float x) {  /* to the nearest, ties to even */
     return (bf16)((u.bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
+static inline uint32_t mixed(double x, double z) {  /* a hash of two whole numbers */
+    uint32_t h = (uint32_t)(int64_t)x * 0x9e3779b1u + (uint32_t)(int64_t)z;
+    h = (h ^ h >> 16) * 0x45d9f3bu;
+    h = (h ^ h >> 16) * 0x45d9f3bu;
+    return h ^ h >> 16;
+}
+
 /* C = A B, or C += A B; the places of a row, or of a turned factor's column, lie side by side. */
 #define LOOPS(TYPE)                                                                                                    \
     static inline void loops_##TYPE(int a_turned, int b_turned, place rows, place columns, place inner,                \

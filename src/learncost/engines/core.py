@@ -129,6 +129,7 @@ class Core(Displayed):
             "decay": 1 - self.learning_rate * settings.weight_decay,
             "weight_decay": settings.weight_decay,
             "clip": settings.clip,
+            "draw": int(generator(settings.seed, self.steps, "draw").integers(1, 2**24)),
         }
         values = {name: table.values[name] for name in table.inputs if not table.axes[name]}
         names = {name: value.of for name, value in values.items() if value.role == "number"}

@@ -27,6 +27,7 @@ Role: TypeAlias = Literal[
     "gathered",  # the sum of the gradients `of` a weight over microbatches
     "gradient",  # `of` a value
     "part",  # a part of the gradient `of` a value, which a sum adds up with others
+    "tangent",  # how the value `of` moves when others are moved
     "unsummed",  # what the gradient `of` a word's result makes of an operand, before it is summed
     "inner",  # made by the word that makes the value `of`, for its gradient
     "kept",  # the stack of a value `of` a turn, one turn beside the other, for what comes later

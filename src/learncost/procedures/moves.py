@@ -20,9 +20,15 @@ MOVES: Mapping[str, str] = {
     "backward reading NAME for weights": "backward",
     "stopped at PLACE": "",
     "given SIGNAL at PLACE": "",
+    "tangents along PLACE": "forward",
+    "forward at plus": "forward",
+    "forward at minus": "forward",
+    "times NUMBER": "",
     "update": "weight_update",
     "update of PART": "weight_update",
     "update by differences": "weight_update",
+    "update by tangents": "weight_update",
+    "update by both sides": "weight_update",
 }
 """What a schedule may say, in capitals what is named there, and the macro-operation that it is a pass of."""
 

@@ -197,6 +197,14 @@ def step(
         from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
 
         table, gradients = by_differences(model, chosen, MODES[mode])
+    elif "update by tangents" in chosen.moves:
+        from learncost.procedures.forward_gradients import by_tangents
+
+        table, gradients = by_tangents(model, chosen)
+    elif "update by both sides" in chosen.moves:
+        from learncost.procedures.forward_gradients import by_two_sides
+
+        table, gradients = by_two_sides(model, chosen)
     else:
         table, gradients = _by_gradients(model, chosen, jacobian)
     return with_optimizer(table, gradients, stepping) if stepping else table

@@ -273,7 +273,7 @@ def gradients(
     seeds = seeds_of(table, sizes, seed)
     generator = np.random.default_rng(seed + 2)
     all_entries = sum(arrays[name_of].size for name_of in gradient_names) <= ENTRIES
-    slope = _complex_slope if _takes_complex(table) else _central_slope
+    slope = _complex_slope if takes_complex(table) else _central_slope
     errors: dict[str, float] = {}
     count = 0
     for name_of, gradient in gradient_names.items():
@@ -323,7 +323,7 @@ def _central_slope(
     return total / (2 * step)
 
 
-def _takes_complex(table: Table) -> bool:
+def takes_complex(table: Table) -> bool:
     """Whether its words are analytic functions to NumPy; Python's own error function takes no complex numbers."""
     words = {line.word for line, _ in walk(lower(table).lines) if isinstance(line, Word)} - {"inside"}
     return all(entry(word).complex for word in words) and ("erf" not in words or find_spec("scipy") is not None)

@@ -35,6 +35,7 @@ from learncost.proof.plain import under_where
 from learncost.proof.references import LAYERS, of_word
 from learncost.proof.report import Check, Report
 from learncost.proof.sample import small_sizes
+from learncost.proof.tangents import along
 from learncost.proof.words import consistent, word_layer
 from learncost.vocabulary import Entry, entries
 from learncost.vocabulary.optimizers import OPTIMIZERS
@@ -144,6 +145,7 @@ def verify_table(
     if meaning is None and required:
         yield Check(name, "values with a foreign implementation", "there is none in learncost.proof.references", False)
     yield from survived(name, checks(table, name, meaning, smallest=smallest, larger=larger))
+    yield from survived(name, along(table, name, smallest))
     yield from survived(name, with_torch(table, name))
     yield from survived(name, with_jax(table, name))
 

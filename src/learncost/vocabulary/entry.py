@@ -25,6 +25,8 @@ class Entry:
     body      lines that compute the outputs; empty for a primitive
     gradient  lines that compute d<input> from d<output>, inputs, outputs and lines of the body
     jacobian  lines that compute J[_ n n'], the derivative of output n with respect to input n'
+    symmetric  whether its Jacobian is, so that the gradient table read with an operand's tangent gives the result's
+    tangent_texts  where it is not: by operand, lines that compute t<output> from t<operand>, inputs, outputs, the body
     conditions  operands that hold or not at each element: they choose, and have no gradient
     outside   the value that an input has outside a `where` on the axes it acts on (minus infinity for a softmax); None:
               the word has no meaning there
@@ -59,6 +61,8 @@ class Entry:
     body_text: str = ""
     gradient_text: str = ""
     jacobian_text: str = ""
+    symmetric: bool = False
+    tangent_texts: Mapping[str, str] = field(default_factory=dict)
     defaults: tuple[Literal, ...] = ()
     conditions: tuple[str, ...] = ()
     outside: float | None = None
@@ -112,6 +116,11 @@ class Entry:
     @cached_property
     def jacobian(self) -> Lines:
         return _parse(self.jacobian_text)
+
+    @cached_property
+    def tangents(self) -> Mapping[str, Lines]:
+        """By operand, the lines of its tangent table."""
+        return {name: _parse(text) for name, text in self.tangent_texts.items()}
 
     def lines(self, part: str, gives: Iterable[str]) -> Lines:
         """The lines of a part that the wanted names need."""

@@ -38,6 +38,7 @@ define(
         spelled={
             "torch": "functional.rms_norm({X}, {X}.shape[-1:], eps={e})",
         },
+        symmetric=True,
         source="x / RMS(x), Zhang & Sennrich 2019, equation (4), with epsilon inside the root as Llama has it",
     )
 )
@@ -57,6 +58,14 @@ define(
         dX[_ n] = divide(D[_ n], w[_])
         """,
         defaults=(Literal(1e-20),),
+        tangent_texts={
+            "X": """
+            s[_] = tX[_ n]
+            P[_ n] = Y[_ n] s[_]
+            D[_ n] = tX[_ n] - P[_ n]
+            tY[_ n] = divide(D[_ n], w[_])
+            """
+        },
         source="x / sum x, the gates of DeepSeek-V3's experts: DeepSeek-AI 2024, equation (13)",
     )
 )
@@ -86,6 +95,15 @@ define(
         dz[_] = -1[] r[_]
         """,
         outside=-math.inf,
+        symmetric=True,
+        tangent_texts={
+            "z": """
+            q[_] = divide(F[_], w[_])
+            r[_] = q[_] tz[_]
+            S[_ n] = Y[_ n] r[_]
+            tY[_ n] = -1[] S[_ n]
+            """
+        },
         source="softmax with one more logit z, whose share is dropped: OpenAI 2025 (gpt-oss model card), section 2.2",
     )
 )

@@ -235,7 +235,23 @@ def _reduction(name: str, by: str, outside: float, aliases: tuple[str, ...], sou
     H[_] = divide(dY[_], c[_])
     dX[_ n] = select(E[_ n], H[_], 0[])
     """
-    row = Entry(name, ("X",), ("Y",), gradient_text=gradient, outside=outside, kind="reduction", source=source, by=by)
+    tangent = """
+    E[_ n] = equal(X[_ n], Y[_])
+    c[_] = E[_ n]
+    H[_] = E[_ n] tX[_ n]
+    tY[_] = divide(H[_], c[_])
+    """
+    row = Entry(
+        name,
+        ("X",),
+        ("Y",),
+        gradient_text=gradient,
+        tangent_texts={"X": tangent},
+        outside=outside,
+        kind="reduction",
+        source=source,
+        by=by,
+    )
     define(row, aliases)
 
 
@@ -250,6 +266,7 @@ def _scan(name: str, backwards: bool, other: str, spelled: dict[str, str]) -> No
         ("X",),
         ("Y",),
         gradient_text=f"dX[_ n] = {other}[n](dY[_ n])",
+        tangent_texts={"X": f"tY[_ n] = {name}[n](tX[_ n])"},
         kind="scan",
         outside=0.0,
         backwards=backwards,

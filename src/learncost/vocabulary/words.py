@@ -37,6 +37,7 @@ define(
             "torch": "torch.softmax({X}, {axis})",
             "jax": "jax.nn.softmax({X}, {axis})",
         },
+        symmetric=True,
         source="Pau & Aymone 2024 (3), (11); closed form: Jiang's blog, J = diag(a) - a a^T applied to dF/da",
     )
 )
@@ -61,6 +62,7 @@ define(
         dX[_ n] = Y[_ n] D[_ n]
         """,
         outside=-math.inf,
+        symmetric=True,
         source="softmax, 0 where every X is minus infinity; of other rows the sum is 1 at least",
     )
 )
@@ -90,6 +92,13 @@ define(
             "torch": "torch.log_softmax({X}, {axis})",
             "jax": "jax.nn.log_softmax({X}, {axis})",
         },
+        tangent_texts={
+            "X": """
+            E[_ n] = exp(Y[_ n])
+            c[_] = E[_ n] tX[_ n]
+            tY[_ n] = tX[_ n] - c[_]
+            """
+        },
         source="logarithm of (45); with the one-hot target its gradient is s - target, erratum E1",
     )
 )
@@ -115,6 +124,13 @@ define(
         dX[_ n] = dY[_ n] - T[_ n]
         """,
         outside=-math.inf,
+        tangent_texts={
+            "X": """
+            E[_ n] = exp(Y[_ n])
+            c[_] = E[_ n] tX[_ n]
+            tY[_ n] = tX[_ n] - c[_]
+            """
+        },
         source="log_softmax, minus infinity where every X is; of other rows the sum is 1 at least",
     )
 )
@@ -156,6 +172,7 @@ define(
         spelled={
             "torch": "functional.layer_norm({X}, {X}.shape[-1:], eps={e})",
         },
+        symmetric=True,
         source="Pau & Aymone 2024 (40) without gamma and beta, with epsilon inside the root (E7); closed form: E8",
     )
 )

@@ -7,8 +7,18 @@ import keyword
 import re
 from collections.abc import Iterable
 
-# What a mark in a derived name says: a part of a gradient, the modulated pass, a step of a line, a kept stack.
-_MARKS = {"+": ".part", "^": ".mod.", "~": ".step", "*": ".kept", "'": ".prime", "@": ".turns", "-": "to"}
+# What a mark in a derived name says: a part of a gradient, the modulated pass, a step of a line, a
+# tangent, a kept stack.
+_MARKS = {
+    "+": ".part",
+    "^": ".mod.",
+    "~": ".step",
+    ">": ".tangent",
+    "*": ".kept",
+    "'": ".prime",
+    "@": ".turns",
+    "-": "to",
+}
 
 
 def spelled(name: str) -> str:

@@ -1,0 +1,272 @@
+"""Tangents: how every value of a table moves when others are moved, line by line beside the forward pass.
+
+A product: one product a moved factor, and their sum. A sum: the sum of what moves. A word: its gradient table, read
+with the operand's tangent in the place of the result's gradient, where its Jacobian is symmetric; else its tangent
+table. A repeat carries, slices and keeps tangents beside values. Nothing is kept for a pass backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import (
+    Carry,
+    Line,
+    Operand,
+    Product,
+    Repeat,
+    Statement,
+    Sum,
+    Table,
+    Tag,
+    Term,
+    Word,
+)
+from learncost.equation.value import Value
+from learncost.layers.cuts import Elsewhere, Scope
+from learncost.layers.spelling import differentiable, operand, spell
+from learncost.vocabulary import entry
+
+MARK = ">"
+"""What is appended to a name for its tangent."""
+
+
+def tangent(
+    table: Table,
+    along: Mapping[Scope, Mapping[str, Elsewhere]],
+    slices: Mapping[Scope, Mapping[str, Value]] = {},
+    by_row: Mapping[str, tuple[str, ...]] = {},
+) -> tuple[Table, Mapping[str, str]]:
+    """The table with tangents beside its values, and what those of its outputs are called, for outputs that move.
+
+    along   by scope, the names that are moved, and what makes their direction there: to what a line makes it is added
+    slices  by the scope of a repeat, what these lines read of stacks of the same names, and what is known of it
+    by_row  outputs of which the tangent keeps axes that the last line sums over
+    Raises `InputError` for a line that is not derived, and a word without a tangent.
+    """
+    scope = _Tangents(dict(table.values), (), along, slices, {}, by_row)
+    lines = scope.through(table.lines)
+    outputs = {name: scope.known[name] for name in table.outputs if name in scope.known}
+    result = replace(table, lines=tuple(lines), values=scope.values, outputs=(*table.outputs, *outputs.values()))
+    return result, outputs
+
+
+@dataclass
+class _Tangents:
+    """One scope: `known` has the tangents of its names and of those around it."""
+
+    values: dict[str, Value]
+    scope: Scope
+    along: Mapping[Scope, Mapping[str, Elsewhere]]
+    slices: Mapping[Scope, Mapping[str, Value]]
+    known: dict[str, str]
+    by_row: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    out: list[Statement] = field(default_factory=list)
+    exposed: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = field(default_factory=dict)
+
+    def through(self, lines: Iterable[Statement]) -> list[Statement]:
+        for line in lines:
+            if isinstance(line, Repeat):
+                self.repeat(line)
+            else:
+                self.line(line)
+        return self.out
+
+    def of(self, name: str) -> str | None:
+        """What the tangent of a name is called; None where it does not move."""
+        source = self.along.get(self.scope, {}).get(name)
+        if name not in self.known and source is not None:
+            self.take(source)
+            self.known[name] = source.name
+        return self.known.get(name)
+
+    def take(self, source: Elsewhere) -> None:
+        self.values |= source.values
+        self.out += source.lines
+
+    def make(self, name: str, of: str, axes: tuple[str, ...] | None = None) -> str:
+        """A tangent of a value, or a part of one, under its name."""
+        self.values[name] = Value(self.values[of].axes if axes is None else axes, "tangent", of)
+        return name
+
+    def line(self, line: Line) -> None:
+        if isinstance(line, Word) and line.opaque is not None:
+            raise InputError(f"{line.tag.operator or line.word} is not derived, so it has no tangent, in line: {line}")
+        moved = [i for i in differentiable(line) if self.of(operand(line, i).name)]
+        at = len(self.out)
+        name = line.name
+        source = self.along.get(self.scope, {}).get(name)
+        parts: list[Line] = []
+        rows = self.by_row.get(name, ())
+        if moved:
+            if len(line.left) > 1:
+                raise InputError(f"{line} gives several results, of which no tangent is derived")
+            if isinstance(line, Product):
+                parts = [self.product(line, i, rows) for i in moved]
+            elif isinstance(line, Sum):
+                parts = [self.sum(line, moved)]
+            else:
+                assert isinstance(line, Word)
+                parts = [part for i in moved for part in self.word(line, i)]
+        forward: Line = line
+        if more := self.exposed.get(line.makes):
+            assert isinstance(line, Word)
+            terms = tuple(Term(f"{line.name}:{inner}", axes) for inner, axes in more.items())
+            forward = replace(line, left=(*line.left, *terms), gives=(*line.gives, *more))
+        self.out.insert(at, forward)
+        if not moved and source is None:
+            return
+        summands = [part.name for part in parts if part.name.startswith(f"{name}{MARK}+")]
+        target = self.make(f"{name}{MARK}", name, rows or None)
+        axes = self.values[target].axes
+        if len(summands) == 1 and source is None:
+            self.values.pop(summands[0])
+            self.out += (part.renamed({summands[0]: target}) for part in parts)
+        else:
+            self.out += parts
+            if source is not None:
+                self.take(source)
+                summands.append(source.name)
+            right = tuple(Term(summand, axes) for summand in summands)
+            self.out.append(Sum((Term(target, axes),), right, (), self.tag(line, "merge"), (1,) * len(right)))
+        self.known[name] = target
+
+    def tag(self, line: Line, local: str = "") -> Tag:
+        local = local or f"{line.tag.local}{MARK}"
+        return replace(line.tag, local=local, locals=(), gradients=(), jacobian="", equation="", cached=None)
+
+    def part(self, line: Line, number: int, axes: tuple[str, ...] | None = None) -> Term:
+        """The next part of the tangent of what a line makes."""
+        name = self.make(f"{line.name}{MARK}+{number + 1}", line.name, axes)
+        return Term(name, line.left[0].axes if axes is None else axes)
+
+    def product(self, line: Product, i: int, rows: tuple[str, ...]) -> Product:
+        factor = operand(line, i)
+        right = tuple(Term(self.known[factor.name], factor.axes) if j == i else t for j, t in enumerate(line.right))
+        return Product((self.part(line, i, rows or None),), right, line.where, self.tag(line))
+
+    def sum(self, line: Sum, moved: list[int]) -> Sum:
+        """What moves, with its signs; where all of it is spread, zeros as wide as the result with it."""
+        terms: list[Operand] = [Term(self.known[operand(line, i).name], operand(line, i).axes) for i in moved]
+        signs = [line.signs[i] for i in moved]
+        if all(set(term.loops) < set(line.left[0].loops) for term in terms):
+            zeros = Term(self.make(f"{line.name}{MARK}:zeros", line.name), line.left[0].axes)
+            self.out.append(Word((zeros,), (), (), self.tag(line), word="zeros", gives=("Y",)))
+            terms, signs = [zeros, *terms], [1, *signs]
+        return Sum((self.part(line, 0),), tuple(terms), line.where, self.tag(line), tuple(signs))
+
+    def word(self, line: Word, i: int) -> list[Line]:
+        word, given = entry(line.word), line.given[i]
+        bindings: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
+        bindings |= dict(zip(line.gives, line.left, strict=True))
+        moving = Term(self.known[operand(line, i).name], operand(line, i).axes)
+        own_lines = word.tangents.get(given)
+        if own_lines is not None:
+            return self.written(line, i, own_lines, {**bindings, f"t{given}": moving})
+        if not word.pointwise and not word.symmetric:
+            raise InputError(f"{line.word} has no tangent for {operand(line, i).name}, in line: {line}")
+        gives = (f"d{given}",)
+        reads = word.gradient_reads(gives)
+        bindings[f"d{word.outputs[0]}"] = moving
+        right = tuple(bindings[name] if name in bindings else self.expose(line, name) for name in reads)
+        left = self.part(line, i)
+        return [Word((left,), right, line.where, self.tag(line), word.name, line.axes, "gradient", reads, gives)]
+
+    def written(self, line: Word, i: int, lines: Iterable[Line], bindings: dict[str, Operand]) -> list[Line]:
+        """The lines of a word's tangent table, as lines of their own."""
+        result: list[Line] = []
+        for own in lines:
+            last = own.name == f"t{line.gives[0]}"
+            axes = spell(own.left[0].declared, line)
+            if last:
+                left = self.part(line, i)
+            else:
+                left = Term(self.make(f"{line.name}{MARK}:{line.given[i]}.{own.name}", line.name, axes), axes)
+            right = tuple(self.bound(bindings, line, t) if isinstance(t, Term) else t for t in own.right)
+            acts = isinstance(own, Word) and bool(own.axes)
+            loops = {axis for term in (left, *right) for axis in term.loops}
+            where = tuple(c for c in line.where if c.axes <= loops) if isinstance(own, Product) or acts else ()
+            made = replace(own, left=(left,), right=right, where=where, tag=self.tag(line))
+            if isinstance(made, Word):
+                word = entry(made.word)
+                acted = tuple(axis for name in made.axes for axis in spell((name,), line))
+                made = replace(made, word=word.name, axes=acted, given=word.inputs, gives=word.outputs)
+            bindings[own.name] = left
+            result.append(made)
+        return result
+
+    def bound(self, bindings: Mapping[str, Operand], line: Word, term: Term) -> Term:
+        found = bindings[term.name] if term.name in bindings else self.expose(line, term.name)
+        assert isinstance(found, Term)
+        return found
+
+    def expose(self, line: Word, name: str) -> Term:
+        """A line of the word's body that the tangent reads: the forward line gives it as one more result."""
+        (result,) = (body.left[0] for body in entry(line.word).body if body.name == name)
+        axes = spell(result.declared, line)
+        self.exposed.setdefault(line.makes, {})[name] = axes
+        inner = f"{line.name}:{name}"
+        self.values[inner] = Value(axes, "inner", line.name)
+        return Term(inner, axes)
+
+    # Repeats.
+
+    def repeat(self, line: Repeat) -> None:
+        for name in (*line.shared, *(stack for _, stack in line.each)):
+            self.of(name)
+        moved = {carry.start for carry in line.carry if self.of(carry.initial)}
+        while True:
+            inner = self.inside(line, moved)
+            more = {carry.start for carry in line.carry if carry.end in inner.known} - moved
+            if not more:
+                break
+            moved |= more
+        carries = [carry for carry in line.carry if carry.start in moved]
+        beside = []
+        for carry in carries:
+            initial = self.of(carry.initial) or self.zeros(carry.initial, line)
+            end = inner.known.get(carry.end) or inner.zeros(carry.end, line)
+            final = self.make(f"{carry.final}{MARK}", carry.final)
+            self.known[carry.final] = final
+            beside.append(Carry(f"{carry.start}{MARK}", end, initial, final))
+        each = [(inner.known[i], self.known[o]) for i, o in line.each if o in self.known and i in inner.known]
+        read = {name for inner_line in inner.out for name in inner_line.reads}
+        each += [(name, name) for name in self.slices.get(inner.scope, {}) if name in read]
+        keep = []
+        for inside, outer in line.keep:
+            if inside in inner.known:
+                self.known[outer] = self.make(f"{outer}{MARK}", outer)
+                keep.append((inner.known[inside], self.known[outer]))
+        self.out.append(
+            replace(
+                line,
+                lines=tuple(inner.out),
+                values=inner.values,
+                carry=(*line.carry, *beside),
+                each=(*line.each, *each),
+                keep=(*line.keep, *keep),
+            )
+        )
+
+    def inside(self, line: Repeat, moved: set[str]) -> _Tangents:
+        """The turns of a repeat, of which these carried values move."""
+        known = {name: moving for name, moving in self.known.items() if name not in line.inside}
+        values = dict(line.values)
+        scope = (*self.scope, line.makes)
+        inner = _Tangents(values, scope, self.along, self.slices, known)
+        for start in moved:
+            inner.known[start] = inner.make(f"{start}{MARK}", start)
+        for inside, outer in line.each:
+            if outer in self.known:
+                inner.known[inside] = inner.make(f"{inside}{MARK}", inside)
+        inner.values |= self.slices.get(scope, {})
+        inner.through(line.lines)
+        return inner
+
+    def zeros(self, name: str, line: Repeat) -> str:
+        target = self.make(f"{name}{MARK}", name)
+        axes = self.values[name].axes
+        self.out.append(Word((Term(target, axes),), (), (), Tag(), word="zeros", gives=("Y",)))
+        return target

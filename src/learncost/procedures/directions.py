@@ -1,0 +1,135 @@
+"""Directions that are drawn: signs that follow from a number of the step, so that they are drawn again, never kept.
+
+Every entry of a direction is 1 or -1, made of the step's number, of whose direction it is, and of the entry's places
+(the words `hashed` and `coin`). It costs one operation an entry, and one more for every place before the last axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from learncost.equation.count import base
+from learncost.equation.table import Line, Repeat, Table, Tag, Term, Word
+from learncost.equation.value import Axes, Value
+from learncost.layers.cuts import Scope
+from learncost.procedures.places import Place, places
+
+NUMBER = "draw"
+"""The number of a step that all directions follow from."""
+
+_TAG = Tag("directions", local="draw")
+
+
+@dataclass
+class Directions:
+    """The lines that all directions of a step begin with, and what is drawn so far.
+
+    lines   of the table's own scope: places along axes, and a number for everything that has a direction
+    values  what is known of what they make
+    slices  by the scope of a repeat, the numbers that its turns have of stacks of the same names
+    """
+
+    drawn_by: str = NUMBER
+    lines: list[Line] = field(default_factory=list)
+    values: dict[str, Value] = field(default_factory=dict)
+    slices: dict[Scope, dict[str, Value]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.last = Term(self.drawn_by, ())
+        self.values[self.drawn_by] = Value((), "number", NUMBER)
+
+    def seed(self, of: str, counts: Axes = (), scope: Scope = ()) -> str:
+        """The number that a direction follows from, in a stack where every turn of repeats has its own."""
+        name = f"{of}.seed"
+        if name not in self.values:
+            whose = Term(f"{name}:whole" if counts else name, ())
+            self.add(_word("hashed", whose, self.last, Term(self.drawn_by, ())))
+            self.last = whose
+            self.lines += self._chain(whose, counts, name, "hashed")
+            for depth in range(1, len(scope) + 1):
+                self.slices.setdefault(scope[:depth], {})[name] = self.values[name].along(counts[depth:])
+        return name
+
+    def signs(self, seed: Term, axes: Axes, name: str, tag: Tag = _TAG) -> tuple[list[Line], dict[str, Value]]:
+        """The lines that make a direction along axes from a number, and what is known of what they make."""
+        values = dict(self.values)
+        lines = self._chain(seed, axes, name, "coin", tag)
+        made = {line.name: self.values[line.name] for line in lines}
+        self.values = {key: value for key, value in self.values.items() if key in values or key.startswith("places.")}
+        return lines, made
+
+    def add(self, line: Line) -> None:
+        self.lines.append(line)
+        self.values[line.name] = Value(line.left[0].declared)
+
+    def _chain(self, seed: Term, axes: Axes, name: str, last: str, tag: Tag = _TAG) -> list[Line]:
+        if not axes:
+            only = _word(last, Term(name, seed.axes), seed, seed, tag)
+            self.values[name] = Value(seed.loops)
+            return [only] if last == "coin" else []
+        lines: list[Line] = []
+        for number, axis in enumerate(axes):
+            at_last = number == len(axes) - 1
+            made = Term(name if at_last else f"{name}:{number}", (*seed.loops, axis))
+            places_along = Term(self.places(base(axis)), (axis,))
+            lines.append(_word(last if at_last else "hashed", made, seed, places_along, tag))
+            self.values[made.name] = Value(made.loops)
+            seed = made
+        return lines
+
+    def places(self, axis: str) -> str:
+        """The places along an axis, counted from 1."""
+        name = f"places.{axis}"
+        if name not in self.values:
+            ones = Term(f"{name}:ones", (axis,))
+            self.add(Word((ones,), (), (), _TAG, word="ones", gives=("Y",)))
+            self.add(Word((Term(name, (axis,)),), (ones,), (), _TAG, "cumsum", (axis,), given=("X",), gives=("Y",)))
+        return name
+
+
+def _word(word: str, left: Term, first: Term, second: Term, tag: Tag = _TAG) -> Word:
+    return Word((left,), (first, second), (), tag, word, given=("X", "Z"), gives=("Y",))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where lines read a weight: in which scope, and what it is called there."""
+
+    place: Place
+    name: str
+
+    @property
+    def counts(self) -> Axes:
+        """The turns around that have weights of their own."""
+        return self.place.turns(())
+
+
+def sites(table: Table, weight: str) -> Iterator[Site]:
+    """The scopes in which a weight is read as it is: of a stack those that read slices."""
+    by_scope = {place.scope: place for place in places(table)}
+
+    def within(place: Place, name: str) -> Iterator[Site]:
+        read = {other for line in place.own for other in line.reads}
+        for line in place.lines:
+            if not isinstance(line, Repeat):
+                continue
+            read |= set(line.shared)
+            for inside, outer in line.each:
+                if outer == name:
+                    yield from within(by_scope[(*place.scope, line.makes)], inside)
+        if name in read:
+            yield Site(place, name)
+
+    yield from within(by_scope[()], weight)
+
+
+def layer_tags(table: Table, weights: Iterable[str]) -> dict[str, Tag]:
+    """For every weight the tag of an update, of the layer whose line reads it first."""
+    tags: dict[str, Tag] = {}
+    for weight in weights:
+        for site in sites(table, weight):
+            reader = next((line for line in site.place.own if site.name in line.reads), None)
+            if reader is not None:
+                tags.setdefault(weight, Tag(reader.tag.layer, reader.tag.block, module=reader.tag.module))
+    return {weight: tags.get(weight, Tag()) for weight in weights}

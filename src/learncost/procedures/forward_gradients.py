@@ -1,0 +1,213 @@
+"""Gradients by forward passes: the loss's tangent along a drawn direction, or its difference between two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Carry, Line, Literal, Product, Repeat, Statement, Sum, Table, Tag, Term, Word
+from learncost.equation.value import Axes, Value
+from learncost.layers.cuts import Elsewhere, Scope
+from learncost.layers.tangent import MARK, tangent
+from learncost.models.model import Model
+from learncost.procedures.directions import NUMBER, Directions, layer_tags, sites
+from learncost.procedures.needed import needed
+from learncost.procedures.places import check_learns
+from learncost.procedures.procedure import Procedure
+
+DISTANCE = 1e-3
+"""How far weights are moved to either side: Malladi et al. 2023, MeZO, table 15 and its code."""
+
+
+def by_tangents(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
+    """One step: forward beside the tangents along a direction of all weights, which is then scaled by the loss's.
+
+    Baydin et al. 2022, Gradients without backpropagation, algorithm 1; directions of signs.
+    """
+    check(model, chosen)
+    table, directions = model.table, Directions()
+    along: dict[Scope, dict[str, Elsewhere]] = {}
+    for weight in model.learning:
+        for site in sites(table, weight):
+            axes = site.place.values[site.name].axes
+            seed = directions.seed(weight, site.counts, site.place.scope)
+            lines, values = directions.signs(Term(seed, ()), axes, f"{site.name}{MARK}")
+            along.setdefault(site.place.scope, {})[site.name] = Elsewhere(f"{site.name}{MARK}", tuple(lines), values)
+    moved, outputs = tangent(table, along, directions.slices)
+    if "loss" not in outputs:
+        raise InputError(f"{chosen.name} needs a loss that moves with a weight, which {model.configuration.name} lacks")
+    updates, values = _updates(model, directions, Term(outputs["loss"], ()))
+    return _step(model, directions, (*directions.lines, *moved.lines, *updates), {**moved.values, **values})
+
+
+def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
+    """One step: the loss with all weights moved to one side and to the other along a direction, several times.
+
+    Spall 1992 with directions of signs; Malladi et al. 2023, algorithm 1; several pairs: Salimans et al. 2017.
+    """
+    check(model, chosen)
+    several = int(chosen.moves.get("times NUMBER", "1"))
+    directions = Directions(NUMBER if several == 1 else "pair.draw")
+    table = model.table
+    lines: list[Statement] = []
+    values: dict[str, Value] = dict(table.values)
+    for side, sign in (("plus", 1), ("minus", -1)):
+        if f"forward at {side}" not in chosen.moves:
+            raise InputError(f"{chosen.name} needs both sides: forward at plus, forward at minus")
+        passed, known = _moved(model, directions, side, sign)
+        lines += passed
+        values |= known
+    tag = Tag("loss", local="both sides")
+    plus, minus = Term("loss.plus", ()), Term("loss.minus", ())
+    lines += [
+        Sum((Term("loss.difference", ()),), (plus, minus), (), tag, (1, -1)),
+        Product((Term("loss.slope", ()),), (Term("loss.difference", ()), Literal(0.5 / DISTANCE)), (), tag),
+        Sum((Term("loss.both", ()),), (plus, minus), (), tag, (1, 1)),
+        Product((Term("loss", ()),), (Term("loss.both", ()), Literal(0.5)), (), tag),
+    ]
+    values |= dict.fromkeys(("loss.difference", "loss.slope", "loss.both"), Value(()))
+    slope = Term("loss.slope", ())
+    if several == 1:
+        updates, known = _updates(model, directions, slope)
+        return _step(model, directions, (*directions.lines, *lines, *updates), values | known)
+    return _several(model, directions, several, lines, values)
+
+
+def _several(
+    model: Model, directions: Directions, several: int, lines: list[Statement], values: dict[str, Value]
+) -> tuple[Table, Mapping[str, str]]:
+    """The two sides so many times, each along a direction of its own; the mean of what they say."""
+    count, table = str(several), model.table
+    pairs = Directions()
+    whole = pairs.seed("pair.draw:every", (count,))
+    own = {**values, **directions.values, "pair.draw": Value(())}
+    first = Repeat(
+        count,
+        (*directions.lines, *lines),
+        own,
+        each=(("pair.draw", whole),),
+        keep=(("loss.slope", "loss.slopes"), ("loss", "losses")),
+    )
+    updates, known = _updates(model, directions, Term("slope", ()))
+    zeros: list[Statement] = []
+    totals: list[Statement] = []
+    carries = []
+    outer = {**table.values, **pairs.values, "losses": Value((count,)), "loss.slopes": Value((count,))}
+    gradients = {weight: f"d{weight}" for weight in model.learning}
+    for weight, gradient in gradients.items():
+        axes, tag = table.axes[weight], Tag("directions", macro="weight_update", local="merge")
+        names = (f"{gradient}:zero", f"{gradient}:sum", f"{gradient}:sum.2")
+        zero, start, end = (Term(name, axes) for name in names)
+        zeros.append(Word((zero,), (), (), tag, word="zeros", gives=("Y",)))
+        totals.append(Sum((end,), (start, Term(gradient, axes)), (), tag, (1, 1)))
+        carries.append(Carry(start.name, end.name, zero.name, gradient))
+        known |= {start.name: Value(axes, "gradient", weight), end.name: Value(axes, "gradient", weight)}
+        outer |= {zero.name: Value(axes, "gradient", weight), gradient: Value(axes, "gradient", weight)}
+    second = Repeat(
+        count,
+        (*directions.lines, *updates, *totals),
+        {**known, **directions.values, "slope": Value(()), "pair.draw": Value(())},
+        carry=tuple(carries),
+        each=(("pair.draw", whole), ("slope", "loss.slopes.mean")),
+    )
+    tag = Tag("loss", local="mean")
+    means: list[Statement] = [
+        Product((Term("loss.slopes.mean", (count,)),), (Term("loss.slopes", (count,)), Literal(1 / several)), (), tag),
+        Product((Term("losses.sum", ()),), (Term("losses", (count,)),), (), tag),
+        Product((Term("loss", ()),), (Term("losses.sum", ()), Literal(1 / several)), (), tag),
+    ]
+    outer |= {"loss.slopes.mean": Value((count,)), "losses.sum": Value(())}
+    return _step(model, pairs, (*pairs.lines, first, *means, *zeros, second), outer)
+
+
+def check(model: Model, chosen: Procedure) -> None:
+    """Refuse a model without a loss, and one whose weights are stored as codes."""
+    check_learns(model, chosen.name)
+    if model.quantized:
+        raise InputError(f"{chosen.name} moves weights, which quantized ones have no room for")
+
+
+def _updates(model: Model, directions: Directions, slope: Term) -> tuple[list[Line], dict[str, Value]]:
+    """For every weight its direction again, times a number."""
+    lines: list[Line] = []
+    values: dict[str, Value] = {}
+    tags = layer_tags(model.table, model.learning)
+    for weight in model.learning:
+        axes = model.table.axes[weight]
+        seed = f"{weight}.seed"
+        have: Axes = directions.values[seed].axes
+        tag = replace(tags[weight], macro="weight_update", local="draw")
+        name = f"d{weight}:direction"
+        made, known = directions.signs(Term(seed, axes[: len(have)]), axes[len(have) :], name, tag)
+        gradient = Term(f"d{weight}", axes)
+        lines += [*made, Product((gradient,), (Term(name, axes), slope), (), replace(tag, local="dW"))]
+        values |= {**known, gradient.name: Value(axes, "gradient", weight)}
+    return lines, values
+
+
+def _step(
+    model: Model, directions: Directions, lines: tuple[Statement, ...], values: Mapping[str, Value]
+) -> tuple[Table, Mapping[str, str]]:
+    table = model.table
+    gradients = {weight: f"d{weight}" for weight in model.learning}
+    every = {**values, **directions.values}
+    step = replace(
+        table,
+        lines=lines,
+        values=every,
+        inputs=(*table.inputs, NUMBER),
+        outputs=(*table.outputs, *gradients.values()),
+    )
+    return replace(needed(step, step.outputs), weights=table.weights, inputs=step.inputs), gradients
+
+
+def _moved(model: Model, directions: Directions, side: str, sign: int) -> tuple[list[Statement], dict[str, Value]]:
+    """The forward pass with W + sign x distance x direction in the place of every weight that learns."""
+    table = model.table
+    making: dict[Scope, dict[str, tuple[list[Line], dict[str, Value]]]] = {}
+    for weight in model.learning:
+        for site in sites(table, weight):
+            axes = site.place.values[site.name].axes
+            seed = directions.seed(weight, site.counts, site.place.scope)
+            direction, scaled, moved = (Term(f"{site.name}.{part}", axes) for part in ("direction", "step", side))
+            lines, values = directions.signs(Term(seed, ()), axes, direction.name)
+            tag = Tag("directions", local=f"W {side}")
+            lines.append(Product((scaled,), (direction, Literal(DISTANCE)), (), tag))
+            lines.append(Sum((moved,), (Term(site.name, axes), scaled), (), tag, (1, sign)))
+            values |= {scaled.name: Value(axes), moved.name: Value(axes)}
+            making.setdefault(site.place.scope, {})[site.name] = (lines, values)
+
+    def through(
+        statements: tuple[Statement, ...], scope: Scope, values: dict[str, Value], around: Mapping[str, str]
+    ) -> list[Statement]:
+        result: list[Statement] = []
+        own = making.get(scope, {})
+        names = dict(around)
+        for line in statements:
+            for name in line.reads:
+                if name in own and name not in names:
+                    lines, known = own[name]
+                    result += lines
+                    values |= known
+                    names[name] = f"{name}.{side}"
+            if isinstance(line, Repeat):
+                inside = {name: new for name, new in names.items() if name not in line.inside}
+                inner_scope, inner = (*scope, line.makes), dict(line.values)
+                body = through(line.lines, inner_scope, inner, inside)
+                slices = directions.slices.get(inner_scope, {})
+                inner |= slices
+                each = [(name, names.get(outer, outer)) for name, outer in line.each]
+                each += [(name, name) for name in slices]
+                line = replace(line, lines=tuple(body), values=inner, each=tuple(each))
+                result.append(line)
+            else:
+                result.append(line.renamed(names))
+        return result
+
+    outer: dict[str, Value] = {}
+    passed = through(table.lines, (), outer, {})
+    made = {name for line in passed for name in line.makes}
+    names = {name: f"{name}.{side}" for name in made if not name.endswith(f".{side}")}
+    known = {names.get(name, name): value for name, value in {**table.values, **outer}.items() if name in made}
+    return [line.renamed(names) for line in passed], known

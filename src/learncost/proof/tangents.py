@@ -1,0 +1,75 @@
+"""Tangents held to gradients: along any direction the outputs move as the gradients say, and so do complex steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.equation.value import Value
+from learncost.layers.cuts import Elsewhere
+from learncost.layers.derive import derive
+from learncost.layers.lower import lower
+from learncost.layers.tangent import MARK, tangent
+from learncost.proof.check import (
+    STEP,
+    seeds_of,
+    sound_arrays,
+    takes_complex,
+    tally,
+    values_of,
+)
+from learncost.proof.report import Check
+from learncost.proof.sample import small_sizes
+from learncost.readings.run import execute
+
+ENOUGH = 1e-12
+"""Of the sum of all parts of a slope, how far two orders of adding them may be apart."""
+
+
+def with_tangent(table: Table) -> Table:
+    """The table with tangents along directions that come in beside its inputs and weights, `X>` beside X."""
+    names = tuple(derive(table).gradients)
+    moved, _ = tangent(table, {(): {name: Elsewhere(f"{name}{MARK}") for name in names}})
+    directions = {f"{name}{MARK}": Value(table.axes[name], "tangent", name) for name in names}
+    return replace(moved, values={**moved.values, **directions}, inputs=(*moved.inputs, *directions))
+
+
+def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
+    """The tangent of all outputs with the gradients times the direction, and with a complex step; its count."""
+    derived = derive(table)
+    if not derived.gradients:
+        return
+    what = "the tangent with <gradient, direction>"
+    try:
+        moved = with_tangent(table)
+    except InputError as refusal:
+        yield Check(name, what, str(refusal), None)
+        return
+    sizes = small_sizes(table, smallest)
+    arrays, seeds = sound_arrays(table, sizes), seeds_of(table, sizes)
+    generator = np.random.default_rng(5)
+    names = tuple(derived.gradients)
+    directions = {n: generator.standard_normal(np.shape(arrays[n])) for n in names}
+    given = {**arrays, **{f"{n}{MARK}": direction for n, direction in directions.items()}}
+    tangents = values_of(moved, given, sizes)
+    values = values_of(derived.step, {**arrays, **seeds}, sizes)
+    slope = sum(
+        float(np.sum(seeds[f"d{output}"] * tangents[f"{output}{MARK}"]))
+        for output in table.outputs
+        if f"{output}{MARK}" in tangents
+    )
+    parts = [values[derived.gradients[n]] * directions[n] for n in names]
+    whole = max(sum(float(np.sum(np.abs(part))) for part in parts), 1e-300)
+    difference = abs(slope - sum(float(np.sum(part)) for part in parts)) / whole
+    yield Check(name, what, f"apart by {difference:.1e} of all parts", difference <= ENOUGH)
+    if takes_complex(table):
+        stepped = {n: arrays[n] + STEP * 1j * directions[n] if n in directions else arrays[n] for n in arrays}
+        execute(lower(table), stepped, sizes)
+        imaginary = sum(float(np.sum(seeds[f"d{o}"] * np.imag(stepped[o]))) for o in table.outputs) / STEP
+        difference = abs(slope - imaginary) / whole
+        yield Check(name, "the tangent with a complex step", f"apart by {difference:.1e}", difference <= ENOUGH)
+    yield tally(f"{name} and its tangent", moved, given, sizes)

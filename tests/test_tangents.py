@@ -1,0 +1,134 @@
+"""Tangents, and the procedures that learn by forward passes: each held to the gradients of backpropagation."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.layers.cuts import Elsewhere
+from learncost.layers.derive import derive
+from learncost.layers.layer import shipped, shipped_layer
+from learncost.layers.tangent import tangent
+from learncost.models.model import build
+from learncost.models.small import small
+from learncost.procedures import forward_gradients
+from learncost.procedures.procedure import step
+from learncost.proof.check import sound_arrays, tally, values_of
+from learncost.proof.sample import small_sizes
+from learncost.proof.tangents import along, with_tangent
+from learncost.proof.words import word_layer
+from learncost.vocabulary import entries
+
+FORWARD = ["forward-gradient", "mezo", "evolution"]
+WORDS = [entry.name for entry in entries() if entry.gradient and not entry.inline]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_tangent_of_a_word_is_its_gradient_times_the_direction(word):
+    entry = next(entry for entry in entries() if entry.name == word)
+    found = list(along(word_layer(entry).table, word, 5))
+    assert found
+    assert all(check.passed for check in found), "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("name", [name for name in shipped() if derive(shipped_layer(name).table).gradients])
+def test_of_a_layer(name):
+    found = list(along(shipped_layer(name).table, name))
+    assert found
+    assert all(check.passed for check in found), "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "vit", "albert", "t5", "gpt_oss", "deberta"])
+def test_of_a_family(family):
+    found = list(along(build(small(family)).table, family))
+    assert all(check.passed for check in found), "\n".join(map(str, found))
+
+
+def test_it_is_linear_in_the_direction():
+    table = with_tangent(shipped_layer("feed_forward").table)
+    sizes = small_sizes(table)
+    arrays = sound_arrays(table, sizes)
+    twice = {name: 2 * array if name.endswith(">") else array for name, array in arrays.items()}
+    np.testing.assert_allclose(values_of(table, twice, sizes)["Y>"], 2 * values_of(table, arrays, sizes)["Y>"], 1e-13)
+
+
+def setting(family):
+    model = build(small(family))
+    sizes = small_sizes(step(model, "bp"))
+    arrays = sound_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
+    return model, sizes, arrays
+
+
+def gradients(model, procedure, sizes, arrays, draw=4711.0):
+    table = step(model, procedure)
+    given = {name: arrays[name] for name in (*table.inputs, *table.weights) if name in arrays}
+    values = values_of(table, given | ({"draw": np.asarray(draw)} if "draw" in table.inputs else {}), sizes)
+    return {name: values[f"d{name}"] for name in model.table.weights}
+
+
+@pytest.mark.parametrize("procedure", FORWARD)
+@pytest.mark.parametrize("family", ["gpt2", "vit", "albert", "bart"])
+def test_every_count_is_that_of_counting_arrays(family, procedure):
+    table = step(build(small(family)), procedure, "sgd")
+    sizes = small_sizes(table)
+    assert tally(family, table, sound_arrays(table, sizes), sizes).passed
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "vit", "albert", "bart"])
+def test_a_forward_gradient_is_the_slope_along_a_direction_of_signs_times_it(family):
+    """dW = s V with s = <gradient, V> and signs V: so <gradient, dW> = s^2, and every entry of dW is s or -s."""
+    model, sizes, arrays = setting(family)
+    expected, found = (gradients(model, name, sizes, arrays) for name in ("bp", "forward-gradient"))
+    slope = abs(next(iter(found.values())).flat[0])
+    for array in found.values():
+        np.testing.assert_allclose(abs(array), slope, 1e-13)
+    assert sum(np.sum(expected[name] * found[name]) for name in found) == pytest.approx(slope**2, rel=1e-12)
+    assert found["wte" if "wte" in found else next(iter(found))].mean() != slope
+
+
+def test_the_mean_over_all_directions_of_a_few_entries_is_the_gradient():
+    model, sizes, arrays = setting("gpt2")
+    expected = gradients(model, "bp", sizes, arrays)["ln_f.g"].ravel()
+    entries_moved = expected[: min(5, expected.size)].size
+    moved = tangent(model.table, {(): {"ln_f.g": Elsewhere("ln_f.g>")}})[0]
+    values = {**moved.values, "ln_f.g>": moved.values["ln_f.g"]}
+    table = replace(moved, values=values, inputs=(*moved.inputs, "ln_f.g>"))
+    mean = np.zeros_like(expected)
+    signs = list(itertools.product((-1.0, 1.0), repeat=entries_moved))
+    for sign in signs:
+        direction = np.zeros_like(expected)
+        direction[:entries_moved] = sign
+        mean += values_of(table, arrays | {"ln_f.g>": direction}, sizes)["loss>"] * direction / len(signs)
+    np.testing.assert_allclose(mean[:entries_moved], expected[:entries_moved], 1e-12, 1e-15)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "albert", "bert"])
+def test_both_sides_tend_to_the_forward_gradient_with_the_square_of_the_distance(family, monkeypatch):
+    model, sizes, arrays = setting(family)
+    expected = gradients(model, "forward-gradient", sizes, arrays)
+    errors = []
+    for distance in (2e-3, 1e-3):
+        monkeypatch.setattr(forward_gradients, "DISTANCE", distance)
+        found = gradients(model, "mezo", sizes, arrays)
+        errors.append(max(np.abs(found[name] - expected[name]).max() for name in found))
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.02)
+
+
+def test_another_number_draws_other_directions_and_the_same_one_the_same():
+    model, sizes, arrays = setting("gpt2")
+    first, again, other = (gradients(model, "forward-gradient", sizes, arrays, draw) for draw in (1.0, 1.0, 2.0))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(np.sign(first["attn.WQ"]), np.sign(other["attn.WQ"]))
+    signs = np.sign(first["mlp.W1"])
+    assert not np.array_equal(signs[0], signs[1])
+
+
+def test_nothing_is_kept_between_blocks():
+    def beside(procedure, blocks):
+        answer = lc.memory("gpt2", procedure=procedure, seq_len=1024, engine="table", n_layer=blocks)
+        return answer.peak - sum(answer.split[part] for part in ("weights", "gradients", "optimizer state"))
+
+    assert beside("mezo", 12) <= 1.01 * beside("mezo", 2)
+    assert beside("bp", 12) > 1.5 * beside("bp", 2)

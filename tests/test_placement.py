@@ -19,6 +19,8 @@ from learncost.placement.presets import PLACEMENTS, chosen
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
 from learncost.proof.check import sound_arrays
+from learncost.proof.placements import verify_placements
+from learncost.readings.run import collected as run_collected
 from learncost.readings.run import execute
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
@@ -107,3 +109,33 @@ def test_every_preset_is_clauses():
         assert row.mesh_axes
         assert row.title
         assert row.source
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh_text", "placement", "plan"),
+    [
+        ("gpt2", "dp=2,tp=2", "fsdp,megatron-sp", ""),
+        ("t5", "cp=2", "ulysses", "recompute=block"),
+        ("falcon", "tp=2", "megatron", "flash"),
+        ("qwen3_moe", "ep=2,tp=2", "ep,megatron-sp", "at-once"),
+        ("llama", "dp=2", "zero-2", "head"),
+    ],
+)
+def test_placements_are_proved_by_a_command(name, mesh_text, placement, plan):
+    model = build(small(name, **SIZES))
+    found = list(verify_placements(model, mesh_text, None, placement, plan, optimizer="sgd"))
+    assert [check.passed for check in found] == [True] * 4, [str(check) for check in found]
+
+
+def test_a_proof_sees_a_collective_that_is_not_there(monkeypatch):
+    model = build(small("gpt2", **SIZES))
+    monkeypatch.setattr(run_collected, "_JOINS", {**run_collected._JOINS, "all_reduce": np.maximum})
+    found = list(verify_placements(model, "tp=2", None, "megatron", optimizer="sgd"))
+    assert [check.passed for check in found][:3] == [False] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_placement_of_every_family():
+    found = list(verify_placements(None, None, None, "all"))
+    assert not [str(check) for check in found if check.passed is False]

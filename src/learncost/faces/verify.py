@@ -25,6 +25,9 @@ def verify(
     optimizer: str | None = None,
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
     **sizes: Any,
 ) -> Report:
     """Run the tables and prove the counts and the gradients; exit code 1 if anything fails.
@@ -34,6 +37,9 @@ def verify(
     with the closed form; where PyTorch or JAX is installed, values and gradients with its autograd, and FLOPs with
     PyTorch's FlopCounterMode. For a model, a step of every procedure with every optimizer too, and MEMPEPITA with
     PEPITA bit for bit.
+
+    With --mesh: the step over many devices, each of them a thread, with the step of one device: loss, gradients, new
+    weights and states in fp64, and the bytes that are sent with those that are priced.
 
     With --engine: what an engine executes with what is priced, line by line. Of a model one step; of a layer, or of
     every layer without a name, the passes as they are emitted, their values too.
@@ -57,6 +63,8 @@ def verify(
         With `engine`, how many sequences are in the step. The default is 2.
     seq_len
         With `engine`, how many tokens are in each. The default is 80.
+    placement
+        With `mesh`, clauses by name: {choices}; or all, which has meshes of its own.
     sizes
         With `engine`, any size or setting of the model, such as `num_hidden_layers` 2.
 
@@ -64,6 +72,8 @@ def verify(
     --------
     learncost verify attention
         Proves the counts and gradients of one layer.
+    learncost verify gpt2 --mesh dp=2,tp=2 --placement fsdp,megatron-sp
+        Runs a step on four devices and holds it to the step of one.
     learncost verify gpt2 --engine torch --num-hidden-layers 2
         Holds what PyTorch executes against what is priced.
     """
@@ -75,10 +85,41 @@ def verify(
         "seq_len": seq_len,
     }
     settings = {name: value for name, value in engine_flags.items() if value is not None}
+    if engine is None and (mesh or place or placement):
+        report = _of_placement(model, mesh, place, placement, settings, sizes)
+        return report if every or model is not None else replace(report, summed=True)
+    if mesh or place or placement:
+        raise InputError("--mesh runs devices as threads on NumPy: leave --engine out")
     if engine is None and (settings or sizes):
         raise InputError(f"--{next(iter((*settings, *sizes))).replace('_', '-')} is for --engine torch or jax")
     report = compute(model) if engine is None else _of_engine(model, engine, settings, sizes)
     return report if every or model is not None else replace(report, summed=True)
+
+
+def _of_placement(
+    model: str | None,
+    mesh: str | None,
+    place: str | None,
+    placement: str | None,
+    settings: dict[str, Any],
+    sizes: dict[str, Any],
+) -> Report:
+    """A step over many devices; at small sizes that divide, so that lengths do not go with it."""
+    from learncost.models.configuration import configure
+    from learncost.models.model import build
+    from learncost.proof.placements import verify_placements
+
+    if length := next((name for name in ("batch_size", "seq_len") if name in settings), None):
+        raise InputError(f"--mesh runs at small sizes that divide: leave --{length.replace('_', '-')} out")
+    if sizes and model is None:
+        raise InputError(f"--{next(iter(sizes)).replace('_', '-')} is for a model: name one")
+    if model is not None and isinstance(layer_or_model(model), Layer):
+        raise InputError(f"{model} is a layer: --mesh places the training step of a model")
+    built = None if model is None else build(configure(model, sizes))
+    asked = {name: str(value) for name, value in settings.items()}
+    checks = verify_placements(built, mesh, place, placement, **asked)
+    over = f" over {mesh}" if mesh else ""
+    return Report(f"verification of {model or 'every family'}{over}, a thread for each device", tuple(checks))
 
 
 def _of_engine(model: str | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]) -> Report:

@@ -110,6 +110,8 @@ class Cutting:
         return min(found, key=lambda site: found[site]) if found else None
 
     def _candidate(self, term: Term, mesh_axis: str, is_result: bool) -> tuple[int, Site] | None:
+        if is_result and term.name in self.scope.steps:
+            return None  # inside of a word a value lives where its line leaves it
         home = self.scope.home(term.name)
         place = next((place for place, names in enumerate(home.split) if mesh_axis in names), None)
         if place is None or place >= len(term.axes):

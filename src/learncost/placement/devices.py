@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from learncost.equation.count import cuts, first_of, size_of
+from learncost.equation.table import Line
 from learncost.layers.lower import lower
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
@@ -42,10 +43,15 @@ class Meeting:
         return arrays
 
 
-def run_placed(placed: Placed, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> list[Values]:
+def run_placed(
+    placed: Placed,
+    arrays: Mapping[str, Array],
+    sizes: Mapping[str, int],
+    watch: Callable[[Line, MutableMapping[str, Array]], None] | None = None,
+) -> list[Values]:
     """The values of every device, in the order of the ranks; `arrays` are those of the whole table.
 
-    Every device gets its own part of what it is given.
+    Every device gets its own part of what it is given; `watch` is told of every line that ran on one of them.
     """
     mesh, lowered = placed.mesh, lower(placed.table)
     meetings = {group: Meeting(len(group)) for group in _groups(mesh)}
@@ -61,7 +67,7 @@ def run_placed(placed: Placed, arrays: Mapping[str, Array], sizes: Mapping[str, 
         try:
             given = (*placed.table.inputs, *placed.table.weights)
             values = {name: part(arrays[name], placed.table.axes[name], own_sizes) for name in given}
-            execute(lowered, values, own_sizes, exchange=exchange)
+            execute(lowered, values, own_sizes, watch, exchange)
             results[rank] = values
         except threading.BrokenBarrierError:
             pass

@@ -27,9 +27,8 @@ def collected(line: Word, array: Array, exchange: Exchange | None) -> Array:
     (mesh_axis,), (before,), after = line.axes, line.right, line.left[0]
     assert isinstance(before, Term)
     arrays, here = exchange(mesh_axis, array)
-    if line.word.startswith("all_reduce"):
-        join = {"all_reduce": np.add, "all_reduce_max": np.maximum, "all_reduce_min": np.minimum}[line.word]
-        return join.reduce(arrays, axis=0)
+    if line.word in _JOINS:
+        return _JOINS[line.word].reduce(arrays, axis=0)
     source, target = _cut(before, mesh_axis), _cut(after, mesh_axis)
     if line.word == "reduce_scatter":
         return np.add.reduce([_part(each, target, here, len(arrays)) for each in arrays], axis=0)
@@ -39,6 +38,9 @@ def collected(line: Word, array: Array, exchange: Exchange | None) -> Array:
         return np.concatenate(arrays, axis=source)
     assert line.word == "all_to_all", line.word
     return np.concatenate([_part(each, target, here, len(arrays)) for each in arrays], axis=source)
+
+
+_JOINS = {"all_reduce": np.add, "all_reduce_max": np.maximum, "all_reduce_min": np.minimum}
 
 
 def _cut(term: Term, mesh_axis: str) -> int:

@@ -1,0 +1,237 @@
+"""Placements proved by running them: devices as threads, held to the step of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Table, Word, walk
+from learncost.layers.lower import joined
+from learncost.models.families import FAMILIES
+from learncost.models.model import Model, build
+from learncost.models.small import small
+from learncost.placement.clauses import Clause
+from learncost.placement.collective import collectives
+from learncost.placement.devices import run_placed, together
+from learncost.placement.mesh import Mesh, mesh
+from learncost.placement.place import Placed, place
+from learncost.placement.presets import chosen
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step
+from learncost.proof.check import Values, sound_arrays, survived, values_of
+from learncost.proof.report import Check
+from learncost.proof.sample import small_sizes
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
+
+TOLERANCE = 1e-12
+"""How far a value may be from that of one device, of the largest gradient or of the value's own largest number."""
+
+ROUNDINGS = 8.0
+"""How many times as much as one rounding of what is given two orders of the same sums may differ."""
+
+EVERY = "all"
+"""In the place of a placement or a plan: each of those below."""
+
+CASES: tuple[tuple[str, str], ...] = (
+    ("ddp", "dp=2"),
+    ("zero-1", "dp=2"),
+    ("zero-2", "dp=4"),
+    ("zero-3", "dp=2"),
+    ("hsdp", "dp=2,shard=2"),
+    ("megatron", "tp=2"),
+    ("megatron-sp", "tp=4"),
+    ("cp", "cp=2"),
+    ("ulysses", "cp=2"),
+    ("ep", "ep=2"),
+    ("ddp,megatron", "dp=2,tp=2"),
+    ("megatron-sp,zero-1", "dp=2,tp=2"),
+    ("fsdp,megatron-sp", "dp=2,tp=2"),
+    ("cp,megatron", "cp=2,tp=2"),
+    ("ep,megatron-sp", "ep=2,tp=2"),
+    ("ep,fsdp", "ep=2,dp=2"),
+    ("megatron-sp,cp,fsdp", "dp=2,cp=2,tp=2"),
+    ("ulysses,zero-2,megatron-sp", "dp=2,cp=2,tp=2"),
+)
+"""Placements with meshes of 2, 4 and 8 devices, alone and together."""
+
+PLANS = (
+    "",
+    "recompute=gelu+norm",
+    "recompute=block",
+    "head",
+    "at-once",
+    "flash",
+    "flash,head,recompute=block,at-once,fused",
+)
+"""Plans under which they are held."""
+
+
+def verify_placements(
+    model: Model | None,
+    mesh_text: str | None,
+    place_text: str | None,
+    placement: str | None,
+    plan: str = "",
+    procedure: str = "bp",
+    optimizer: str | None = None,
+) -> Iterator[Check]:
+    """A model under a placement, or every family where there is none; `all` are all of `CASES`, and of `PLANS`."""
+    models = [model] if model is not None else [_small(name) for name in FAMILIES]
+    cases: Iterable[tuple[str | None, str | None]] = CASES if placement == EVERY else [(placement, mesh_text)]
+    if placement == EVERY and mesh_text is not None:
+        raise InputError("--placement all has meshes of its own: leave --mesh out")
+    for built in models:
+        for names, grid in cases:
+            if grid is None:
+                raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+            clauses = chosen(place_text, names)
+            for text in PLANS if plan == EVERY else (plan,):
+                for word in (optimizer,) if optimizer else ("sgd", "adamw"):
+                    yield from _case(built, mesh(grid), clauses, names or "", text, procedure, word)
+
+
+def _small(name: str) -> Model:
+    return build(small(name, num_key_value_heads=4))
+
+
+def _case(
+    model: Model, grid: Mesh, clauses: tuple[Clause, ...], names: str, plan: str, procedure: str, optimizer: str
+) -> Iterator[Check]:
+    text = ", ".join(filter(None, (names, f"plan {plan}" if plan else "", optimizer)))
+    subject = f"{model.configuration.name} over {grid}: {text}"
+    try:
+        table = without_gradients(step(model, procedure, optimizer))
+        table = planned(table, plan)
+        sizes = dividing(table, grid, clauses)
+        placed = place(table, grid, clauses, sizes)
+    except InputError as refusal:
+        yield Check(subject, "a step", str(refusal), None)
+        return
+    yield from survived(subject, _comparisons(subject, placed, sizes))
+
+
+def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, int]:
+    """Small sizes, of which those that clauses cut divide."""
+    sizes = small_sizes(table)
+    clauses = tuple(clauses)
+    for clause in clauses:
+        for axis in clause.axes:
+            if axis in sizes and sizes[axis] > 1:
+                sizes[axis] *= grid.sizes.get(clause.mesh, 1)
+    counts = {count for _, turns in walk(table.lines) for count in turns}
+    for clause in clauses:
+        number = grid.sizes.get(clause.mesh, 1)
+        for weight in table.weights if clause.largest else ():
+            axes = [axis for axis in map(base, table.axes[weight]) if axis in sizes and axis not in counts]
+            if axes and all(sizes[axis] % number for axis in axes):
+                sizes[max(axes, key=lambda axis: sizes[axis])] *= number
+    for joined_axis, parts in joined(table):
+        sizes[joined_axis] = sum(sizes[part] for part in parts)
+    for line, turns in walk(table.lines):
+        for count in turns:
+            if "/" in count:
+                sizes[count.partition("/")[0]] = int(count.partition("/")[2]) * 2
+        for axis in line.loops:
+            sizes.setdefault(base(axis), 2) if not base(axis)[0].isdigit() and "/" not in axis else None
+    return sizes
+
+
+def _comparisons(subject: str, placed: Placed, sizes: Mapping[str, int]) -> Iterator[Check]:
+    table = placed.whole
+    arrays = {
+        name: np.abs(array) + 0.5 if table.values[name].role == "state" else array
+        for name, array in sound_arrays(table, sizes).items()
+    }
+    expected = values_of(table, arrays, sizes)
+    sent: list[tuple[str, int]] = []
+    devices = run_placed(placed, arrays, sizes, watch=lambda line, values: _count(sent, line, values))
+    kinds = {"loss": "", "gradients": "gradient", "new weights and states": "new"}
+    gradients = _compared(placed, expected, "gradient")
+    largest = max((float(np.abs(expected[name]).max(initial=0)) for name in gradients), default=1.0)
+    zero = _zeros(placed, expected, largest)
+    for what, role in kinds.items():
+        names = [
+            name for name in _compared(placed, expected, role) if table.values[name].of not in zero or role != "new"
+        ]
+        names = names if role else [name for name in table.outputs if table.values[name].role == "value"]
+        errors = {}
+        for name in names:
+            try:
+                found = together([device[name] for device in devices], placed.layouts[name], placed.mesh)
+            except AssertionError:
+                yield Check(
+                    subject, f"{what} with those of one device", f"{name} is not the same on all devices", False
+                )
+                return
+            scale = max(largest, float(np.abs(expected[name]).max(initial=0)))
+            errors[name] = float(np.abs(found - expected[name]).max(initial=0)) / scale
+        if not errors:
+            continue
+        name = max(errors, key=lambda key: errors[key])
+        passed, text = errors[name] <= TOLERANCE, f"largest error {errors[name]:.1e}, of {name}, {len(errors)} arrays"
+        if not passed and (moved := _moved(table, arrays, expected, sizes, name, largest)) * ROUNDINGS >= errors[name]:
+            passed, text = moved < 1e-7, f"{text}; rounding what is given moves it by {moved:.1e}"
+        if zero and role == "new":
+            text += f"; left out, as their gradients are zero: {', '.join(sorted(zero))}"
+        yield Check(subject, f"{what} with those of one device", text, passed)
+    yield _bytes(subject, placed, sizes, sent)
+
+
+def _compared(placed: Placed, expected: Values, role: str) -> list[str]:
+    table = placed.whole
+    return [
+        name
+        for name, value in table.values.items()
+        if value.role == role and name in placed.layouts and name in expected and not isinstance(expected[name], list)
+    ]
+
+
+def _zeros(placed: Placed, expected: Values, largest: float) -> frozenset[str]:
+    """Weights whose gradient is nothing but rounding: what an optimizer that divides by it makes of it is noise."""
+    if not any(isinstance(line, Word) and line.word == "adamw" for line, _ in walk(placed.whole.lines)):
+        return frozenset()
+    values = placed.whole.values
+    weights = {
+        values[name].of
+        for name in _compared(placed, expected, "gradient")
+        if np.abs(expected[name]).max(initial=0) < 1e-12 * largest
+    }
+    return frozenset(weights | {f"{weight}.{state}" for weight in weights for state in "MV"})
+
+
+def _moved(
+    table: Table, arrays: Values, expected: Values, sizes: Mapping[str, int], name: str, largest: float
+) -> float:
+    """How far a value moves where every number that is given moves by a unit in its last place, up or down."""
+    generator, unit = np.random.default_rng(0), np.finfo(np.float64).eps
+    moved = {
+        key: array * (1 + unit * generator.choice((-1.0, 0.0, 1.0), array.shape)) if array.dtype.kind == "f" else array
+        for key, array in arrays.items()
+    }
+    scale = max(largest, float(np.abs(expected[name]).max(initial=0)))
+    return float(np.abs(values_of(table, moved, sizes)[name] - expected[name]).max(initial=0)) / scale
+
+
+def _count(sent: list[tuple[str, int]], line: Line, values: Mapping[str, Any]) -> None:
+    if isinstance(line, Word) and entry(line.word).kind == KIND and line.word not in SENDS_NOTHING:
+        arrays = (values[line.right[0].name], values[line.name])
+        sent.append((line.axes[0], max(np.asarray(array).nbytes for array in arrays)))
+
+
+def _bytes(subject: str, placed: Placed, sizes: Mapping[str, int], sent: list[tuple[str, int]]) -> Check:
+    """The bytes of the arrays that were sent with those that are priced, over all devices."""
+    widths = dict.fromkeys(("weights", "gradients", "states", "values", "inputs"), 8)
+    priced: dict[str, int] = {}
+    for one in collectives(placed, sizes, widths):
+        priced[one.mesh_axis] = priced.get(one.mesh_axis, 0) + one.payload_bytes * one.times * placed.mesh.devices
+    counted: dict[str, int] = {}
+    for axis, number in sent:
+        counted[axis] = counted.get(axis, 0) + number
+    text = ", ".join(f"{axis} {counted[axis]:,} sent, {priced.get(axis, 0):,} priced" for axis in sorted(counted))
+    return Check(subject, "bytes sent with the price", text or "nothing is sent", counted == priced)

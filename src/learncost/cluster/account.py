@@ -6,8 +6,11 @@ It is read once for a structure of placement; the sizes of the mesh and of the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from learncost.books.book import book
 from learncost.cluster.segments import BACKWARD, Part, Walker, blocks_of
@@ -70,13 +73,13 @@ class Held:
 class Static:
     """Bytes that a stage holds all the time, by what they are."""
 
-    weights: int
-    gradients: int
-    states: int
-    masters: int
+    weights: Any
+    gradients: Any
+    states: Any
+    masters: Any
 
     @property
-    def total(self) -> int:
+    def total(self) -> Any:
         return self.weights + self.gradients + self.states + self.masters
 
 
@@ -84,9 +87,9 @@ class Static:
 class Activations:
     """Bytes of a microbatch in a stage: what is kept from forward to backward, and the most while either runs."""
 
-    kept: int
-    forward: int
-    backward: int
+    kept: Any
+    forward: Any
+    backward: Any
 
 
 class Account:
@@ -207,22 +210,24 @@ class Account:
             )
         return tuple(result)
 
-    def static(self, sizes: Mapping[str, int], part: Part) -> Static:
-        """Bytes that a stage holds all the time."""
+    def static(self, sizes: Mapping[str, Any], part: Part) -> Static:
+        """Bytes that a stage holds all the time; arrays where sizes are."""
         kind, per_point = self.kind, self.bytes_of_state
-        weights = gradients = states = masters = 0
-        learning = set(self.model.learning)
+        weights: Any = 0
+        gradients: Any = 0
+        points: Any = 0
+        learning, own = set(self.model.learning), self.own(sizes, part)
         for held in self.held:
-            if not self.within(held.segments, part):
-                continue
-            own = {**sizes, **{name: part.turns.get(name, 0) for name in self.blocks}}
-            weights += kind.weight * int(held.weight.at(own))
-            if held.name in learning:
-                gradients += kind.gradient * int(held.gradient.at(own))
-                points = int(held.state.at(own))
-                states += per_point * points
-                masters += kind.master * points
-        return Static(weights, gradients, states, masters)
+            if self.within(held.segments, part):
+                weights += held.weight.at(own)
+                if held.name in learning:
+                    gradients += held.gradient.at(own)
+                    points += held.state.at(own)
+        return Static(kind.weight * weights, kind.gradient * gradients, per_point * points, kind.master * points)
+
+    def own(self, sizes: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        """The sizes of a stage: its turns are those of its repeats."""
+        return {**sizes, **{name: part.turns.get(name, 0) for name in self.blocks}}
 
     @cached_property
     def bytes_of_state(self) -> int:
@@ -256,7 +261,7 @@ class Account:
 
     def optimizer_seconds(self, sizes: Mapping[str, int], part: Part, rates: Rates) -> float:
         """Seconds of the optimizer in a stage: every number of a state is read and written, at the bandwidth."""
-        own = {**sizes, **{name: part.turns.get(name, 0) for name in self.blocks}}
+        own = self.own(sizes, part)
         kind, learning = self.kind, set(self.model.learning)
         points = sum(
             int(held.state.at(own)) for held in self.held if held.name in learning and self.within(held.segments, part)
@@ -294,41 +299,43 @@ class Account:
         places = [(macro, name, walker.segment(macro, counts)) for macro, name, counts in moments]
         return tuple(places), arrays
 
-    def activations(self, sizes: Mapping[str, int], part: Part) -> Activations:
-        """Bytes of a microbatch in a stage."""
+    def activations(self, sizes: Mapping[str, Any], part: Part) -> Activations:
+        """Bytes of a microbatch in a stage; arrays where sizes are."""
         moments, arrays = self._stretches
-        own = {**sizes, **{name: part.turns.get(name, 0) for name in self.blocks}}
+        own = self.own(sizes, part)
         begin = next((moment for moment, (macro, *_) in enumerate(moments) if macro in BACKWARD), len(moments))
-        values: dict[int, int] = {}
-        changes = [0] * (len(moments) + 2)
-        kept = 0
+        values: dict[int, Any] = {}
+        changes: list[Any] = [0] * (len(moments) + 2)
+        kept: Any = 0
         mine = [self.within((segment,), part) for *_, segment in moments]
         for array in arrays:
             turns = base(array.turns).partition("/")[0]
             if not (turns in part.turns if turns in self.blocks else mine[array.first - 1]):
                 continue
             key = id(array.count)
-            size = values.get(key)
-            if size is None:
-                size = values[key] = int(array.count.at(own))
-            changes[array.first] += size
-            changes[array.last + 1] -= size
+            if key not in values:
+                values[key] = array.count.at(own)
+            size = values[key]
+            changes[array.first] = changes[array.first] + size
+            changes[array.last + 1] = changes[array.last + 1] - size
             if array.first <= begin < array.last and not array.given:
-                kept += size
-        level, forward, backward = 0, 0, 0
+                kept = kept + size
+        level: Any = 0
+        forward: Any = 0
+        backward: Any = kept
         for moment in range(len(moments)):
-            level += changes[moment + 1]
+            level = level + changes[moment + 1]
             if mine[moment]:
                 if moment < begin:
-                    forward = max(forward, level)
+                    forward = larger(forward, level)
                 else:
-                    backward = max(backward, level)
+                    backward = larger(backward, level)
         masks = sum(
-            int(Count.of(self.placed.table.axes[name]).at(own))
+            Count.of(self.placed.table.axes[name]).at(own)
             for name, segment in self._masks.items()
             if self.within((segment,), part)
         )
-        return Activations(kept + masks, forward + masks, max(backward, kept) + masks)
+        return Activations(kept + masks, forward + masks, backward + masks)
 
     @cached_property
     def _masks(self) -> dict[str, int]:
@@ -407,7 +414,9 @@ class Account:
         works = [work.at(sizes) for work in self._works[key]]
         found: dict[tuple[int, str], float] = {}
         for work, seconds in zip(works, seconds_of(works, rates), strict=True):
-            segment = places[work.main]
+            segment, line = places[work.main], self._rows[work.main].source
+            if isinstance(line, Word) and entry(line.word).kind == KIND:
+                continue  # its time is that of the links
             turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
             where = segment, PASSES.get(work.macro, "F")
             found[where] = found.get(where, 0.0) + seconds.total / max(1, turns)
@@ -418,11 +427,11 @@ class Account:
         return {}
 
 
+def larger(first: Any, second: Any) -> Any:
+    """The larger of two numbers, or of each of two arrays of them."""
+    return max(first, second) if isinstance(first, int) and isinstance(second, int) else np.maximum(first, second)
+
+
 def _larger(sides: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> tuple[str, ...]:
     """Of two sides of a collective the one that is cut less."""
     return min(sides, key=lambda axes: sum(axis.count("/") for axis in axes))
-
-
-def replaced(part: Part, **turns: int) -> Part:
-    """A stage with other turns."""
-    return replace(part, turns={**part.turns, **turns})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from learncost.equation.count import base, size_of
 from learncost.equation.displayed import Displayed
@@ -22,12 +23,12 @@ BACKWARD = frozenset(("backward", "weight_update", "recomputation"))
 class Part(Displayed):
     """A stage: the turns of every repeat that it has, by its count, and the segments outside of repeats."""
 
-    turns: Mapping[str, int]
+    turns: Mapping[str, Any]
     outside: frozenset[int]
 
     @property
     def layers(self) -> int:
-        return sum(self.turns.values())
+        return int(sum(self.turns.values()))
 
     def _key(self) -> tuple[object, ...]:
         return tuple(sorted(self.turns.items())), self.outside

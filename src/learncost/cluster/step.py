@@ -192,9 +192,8 @@ def _memory(
     for device in range(way.stages):
         mine = [parts[chunk * way.stages + device] for chunk in range(way.chunks)]
         several = [statics[part] for part in mine]
-        static = Static(
-            *(sum(getattr(each, name) for each in several) for name in ("weights", "gradients", "states", "masters"))
-        )
+        names = ("weights", "gradients", "states", "masters")
+        static = Static(*(int(sum(getattr(each, name) for each in several)) for name in names))
         seconds_of = times.get(device, (0.0, 0.0, 0.0, 0.0))
         result.append(
             StageTakes(
@@ -242,7 +241,7 @@ def step_of(
                     continue
                 calls = _calls(account, sending, own, part)
                 if name == "O":  # of stacks the payload grows with the turns
-                    moved = _moved(sending, _own(own, account, part), mesh_groups, cluster)
+                    moved = _moved(sending, account.own(own, part), mesh_groups, cluster)
                     calls = 1 if account.within((sending.segment,), part) else 0
                 if way.overlap and (sending.role in ("weights", "gradients") or sending.mesh_axis in way.beside):
                     beside += calls * moved.seconds
@@ -300,10 +299,6 @@ def _joined(found: Mapping[str, tuple[float, float, float]], overlap: bool) -> d
     return result
 
 
-def _own(own: Mapping[str, int], account: Account, part: Part) -> dict[str, int]:
-    return {**own, **{name: part.turns.get(name, 0) for name in account.blocks}}
-
-
 def _turns(account: Account, part: Part, segment: int) -> int:
     if segment % 2 == 0:
         return int(segment in part.outside)
@@ -314,7 +309,7 @@ def _calls(account: Account, sending: Sending, own: Mapping[str, int], part: Par
     """How often a stage makes a collective for one microbatch."""
     if not account.within((sending.segment,), part):
         return 0
-    return int(sending.turns.at(_own(own, account, part)))
+    return int(sending.turns.at(account.own(own, part)))
 
 
 def _moved(sending: Sending, own: Mapping[str, int], found: Mapping[str, Group], cluster: Cluster) -> Transfer:
@@ -375,7 +370,7 @@ def _sent(
                 once = PASSES.get(sending.macro) == "O"
                 if not account.within((sending.segment,), part):
                     continue
-                inner = _own(own, account, part)
+                inner = account.own(own, part)
                 moved = _moved(sending, inner, found, cluster)
                 calls = 1 if once else int(sending.turns.at(inner)) * way.microbatches
                 if moved.group.devices > 1:

@@ -20,15 +20,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from learncost.cluster.account import Account
-from learncost.cluster.rates import sustained
-from learncost.cluster.segments import Part
-from learncost.cluster.step import Way, memory_of, sizes_of, stages_of, step_of
 from learncost.devices.cluster import cluster
 from learncost.equation.errors import InputError
 from learncost.equation.precision import PRECISIONS, Precision
 from learncost.models.configuration import configure
 from learncost.models.model import Model, build, run_sizes
+from learncost.parallel.account import Account
+from learncost.parallel.rates import sustained
+from learncost.parallel.segments import Part
+from learncost.parallel.step import Way, memory_of, sizes_of, stages_of, step_of
 from learncost.placement.clauses import clauses
 from learncost.placement.mesh import mesh
 from learncost.readings.time import Rates

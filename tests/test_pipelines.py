@@ -103,6 +103,16 @@ def test_many_microbatches_as_if_all_ran(name, microbatches):
     assert seconds(name, 4, microbatches, chunks, *times, 0.05) == pytest.approx(whole, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_very_many_passes_are_counted_as_they_run(name, monkeypatch):
+    chunks = 2 if KINDS[name].several else 1
+    stages = 8 * chunks
+    times = [1.0 + 0.05 * (stage % 3) for stage in range(stages)], [2.0] * stages, [0.9] * stages
+    exact = seconds(name, 8, 128, chunks, *times, 0.02)
+    monkeypatch.setattr("learncost.schedule.pipeline.MANY", 10)
+    assert seconds(name, 8, 128, chunks, *times, 0.02) == pytest.approx(exact, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import sweep as sweep
     from learncost.ledger.thumbs import Rules as Rules
     from learncost.models.from_module import from_module as from_module
+    from learncost.parallel.search import Search as Search
+    from learncost.parallel.search import search as search
     from learncost.pictures.report import Report as Report
     from learncost.pictures.report import report as report
     from learncost.pictures.trace import Trace as Trace
@@ -123,6 +125,8 @@ _PUBLIC = {
     "run": "learncost.readings.run",
     "run_cost": "learncost.hardware.run_cost",
     "RunCost": "learncost.hardware.run_cost",
+    "search": "learncost.parallel.search",
+    "Search": "learncost.parallel.search",
     "Sweep": "learncost.ledger.sweep",
     "sweep": "learncost.ledger.sweep",
     "report": "learncost.pictures.report",

@@ -29,6 +29,9 @@ class Pass:
 
 Order = tuple[Pass, ...]
 
+MANY = 4000
+"""Passes of one kind from which on a pipeline is not run but counted."""
+
 
 @dataclass(frozen=True)
 class Schedule(Displayed):
@@ -317,9 +320,12 @@ def seconds(
 ) -> float:
     """Seconds of a step of a pipeline with many microbatches: as `run`, which is periodic once it is full.
 
-    A run of as many microbatches as fill it is made, one of a few more, and their difference goes on.
+    A run of as many microbatches as fill it is made, one of a few more, and their difference goes on. Where that would
+    be `MANY` passes, the busiest device's time is taken, with the bubble that the printed formula gives the mean stage.
     """
     few = 4 * devices * chunks
+    if min(microbatches, few) * devices * chunks > MANY:
+        return _printed(name, devices, microbatches, chunks, forward, backward, update, send)
     if microbatches <= few + 2 * devices:
         return run(schedule(name, devices, microbatches, chunks), forward, backward, update, send).seconds
     few += microbatches % devices
@@ -328,3 +334,24 @@ def seconds(
         for number in (few, few + devices)
     )
     return first + (second - first) * (microbatches - few) / devices
+
+
+def _printed(
+    name: str,
+    devices: int,
+    microbatches: int,
+    chunks: int,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    update: Sequence[float],
+    send: Sequence[float] | float,
+) -> float:
+    """The busiest device's time, the printed bubble of the mean stage, and what is sent while the pipeline fills."""
+    totals = [f + b + w for f, b, w in zip(forward, backward, update, strict=True)]
+    busiest = max(sum(totals[device::devices]) for device in range(devices))
+    mean = sum(totals) / devices
+    bubble = (devices - 1) * mean / chunks
+    if KINDS[name].parted:
+        bubble = (devices - 1) * max(0.0, sum(forward) + sum(backward) - sum(update)) / devices
+    sends = sum(send) if isinstance(send, Sequence) else send * (devices * chunks - 1)
+    return microbatches * busiest + bubble + 2 * sends

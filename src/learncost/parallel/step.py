@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.cluster.account import PASSES, Account, Activations, Sending, Static
-from learncost.cluster.segments import Part, parts_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Group, Transfer, groups, transfer
 from learncost.equation.count import Count, base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat
+from learncost.parallel.account import PASSES, Account, Activations, Sending, Static
+from learncost.parallel.segments import Part, parts_of
 from learncost.readings.time import Rates
 from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
 
@@ -84,7 +84,7 @@ class StageTakes(Displayed):
     @property
     def peak(self) -> int:
         """Bytes at the worst moment."""
-        return self.static.total + self.activations + self.workspace
+        return int(self.static.total) + self.activations + self.workspace
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,13 @@ def _several(account: Account, name: str) -> str:
 def sizes_of(account: Account, way: Way, sizes: Mapping[str, int]) -> dict[str, int]:
     """Sizes of one microbatch, all devices of the mesh but the pipeline's together."""
     batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.batch_axes)
-    return {**sizes, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
+    one = dict.fromkeys(account.placed.mesh.names, 1)
+    return {**sizes, **one, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
 
 
 def memory_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[StageTakes, ...]:
     """What every device of the pipeline holds; seconds are left out."""
-    own = sizes_of(account, way, sizes)
+    own = account.filled(sizes_of(account, way, sizes))
     parts = stages_of(account, way, sizes)
     return _memory(account, way, own, parts, {})
 
@@ -181,9 +182,10 @@ def _memory(
     for part in parts:
         if part not in statics:
             statics[part], values[part] = account.static(own, part), account.activations(own, part)
-    most = min(way.microbatches, 4 * len(parts) * way.stages)
-    if way.chunks > 1:
-        most = max(way.stages, most // way.stages * way.stages)
+    most = way.microbatches  # of a full pipeline no more are in flight
+    if way.schedule != "gpipe":
+        most = min(most, 2 * way.stages)
+        most = max(way.stages, most // way.stages * way.stages) if way.chunks > 1 else most
     order = schedule(way.schedule, way.stages, most, way.chunks)
     kept = [float(values[part].kept) for part in parts]
     forward = [float(values[part].forward) for part in parts]
@@ -219,6 +221,7 @@ def step_of(
     own = sizes_of(account, way, sizes)
     if why := account.divides(own):
         raise InputError(why)
+    own = account.filled(own)
     parts = stages_of(account, way, sizes)
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
@@ -302,7 +305,7 @@ def _joined(found: Mapping[str, tuple[float, float, float]], overlap: bool) -> d
 def _turns(account: Account, part: Part, segment: int) -> int:
     if segment % 2 == 0:
         return int(segment in part.outside)
-    return part.turns.get(account.blocks[segment // 2], 0)
+    return int(part.turns.get(account.blocks[segment // 2], 0))
 
 
 def _calls(account: Account, sending: Sending, own: Mapping[str, int], part: Part) -> int:

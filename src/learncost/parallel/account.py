@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from learncost.books.book import book
-from learncost.cluster.segments import BACKWARD, Part, Walker, blocks_of
 from learncost.equation.count import Count, base, size_of
 from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Repeat, Table, Term, Word, walk
 from learncost.equation.value import INDICES
 from learncost.layers.names import scores
 from learncost.models.model import Model
+from learncost.parallel.segments import BACKWARD, Part, Walker, blocks_of
 from learncost.placement.clauses import Clause, Homes
 from learncost.placement.collective import BYTES_OF_AN_INDEX
 from learncost.placement.mesh import Mesh
@@ -126,20 +127,32 @@ class Account:
         return tuple(sorted({base(axis) for axis in axes if "/" in axis and not axis.partition("/")[2][0].isdigit()}))
 
     def divides(self, sizes: Mapping[str, int]) -> str:
-        """Why sizes cannot be cut so; nothing where they can."""
+        """Why sizes cannot be cut so; nothing where they can. What `*` cuts lies in flat parts, the last one padded."""
+        named = {(axis, clause.mesh) for clause in self.placed.clauses for axis in clause.axes}
         for axis in self.cuts:
             name, *over = axis.split("/")
-            number = 1
-            for each in over:
-                number *= sizes.get(each, 1) if not each.isdigit() else int(each)
+            over = [each for each in over if (name, each) in named]
+            number = prod(sizes.get(each, 1) for each in over)
             size = int(size_of(name, sizes))
             if size % number:
-                larger = -(-size // number) * number
+                larger_size = -(-size // number) * number
                 return (
                     f"{name} is {size:,} and cannot be cut over {' and '.join(over)}, {number:,} devices: the next "
-                    f"size that can is {larger:,}"
+                    f"size that can is {larger_size:,}"
                 )
         return ""
+
+    def filled(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Sizes with those of every cut axis, such as f/tp: of what does not divide the largest part."""
+        found = dict(sizes)
+        for axis in self.cuts:
+            name, *over = axis.split("/")
+            number: Any = 1
+            for each in over:
+                number = number * (int(each) if each.isdigit() else sizes.get(each, 1))
+            whole = size_of(name, sizes)
+            found[axis] = -(-whole // number)
+        return found
 
     @cached_property
     def batch_axes(self) -> tuple[str, ...]:
@@ -219,15 +232,15 @@ class Account:
         learning, own = set(self.model.learning), self.own(sizes, part)
         for held in self.held:
             if self.within(held.segments, part):
-                weights += held.weight.at(own)
+                weights = weights + held.weight.at(own)
                 if held.name in learning:
-                    gradients += held.gradient.at(own)
-                    points += held.state.at(own)
+                    gradients = gradients + held.gradient.at(own)
+                    points = points + held.state.at(own)
         return Static(kind.weight * weights, kind.gradient * gradients, per_point * points, kind.master * points)
 
     def own(self, sizes: Mapping[str, Any], part: Part) -> dict[str, Any]:
         """The sizes of a stage: its turns are those of its repeats."""
-        return {**sizes, **{name: part.turns.get(name, 0) for name in self.blocks}}
+        return {**self.filled(sizes), **{name: part.turns.get(name, 0) for name in self.blocks}}
 
     @cached_property
     def bytes_of_state(self) -> int:

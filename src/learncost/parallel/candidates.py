@@ -1,0 +1,359 @@
+"""Ways to spread a training over devices: meshes, schedules, plans, microbatches; their bytes and seconds at once.
+
+A structure of placement is placed once, over a mesh of two devices an axis, and read as polynomials; every mesh puts
+its own sizes in. Bytes of all ways of a structure are read together, as arrays of sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from learncost.devices.cluster import Cluster
+from learncost.devices.collective import Group, groups, transfer
+from learncost.equation.count import base, size_of
+from learncost.equation.errors import InputError
+from learncost.equation.precision import Precision
+from learncost.equation.table import Repeat, walk
+from learncost.models.model import Model
+from learncost.parallel.account import PASSES, Account
+from learncost.parallel.segments import Part
+from learncost.parallel.step import PIPELINE, Way, carried
+from learncost.placement.clauses import Clause, clauses
+from learncost.placement.mesh import mesh
+from learncost.readings.time import Rates
+
+TENSOR = "h f v over tp, M over tp of values"
+EXPERTS = "e over ep of experts, B over ep"
+CONTEXT = "M over cp"
+
+ZERO = {"zero-1": "states", "zero-3": "weights gradients states"}
+"""What is cut over the devices that have different sequences."""
+
+PLANS = ("flash,fused", "flash,fused,recompute=block")
+"""What is kept of a block for its backward pass: all that it needs, or its input alone."""
+
+MICROBATCHES = (1, 2, 4, 8)
+CHUNKS = (2, 4)
+LONG = 16384
+"""Tokens of a sequence from which on it is cut over devices, too."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What is placed once: the clauses, over axes of which each has at least one device, the plan and the types."""
+
+    zero: str
+    plan: str
+    kind: Precision
+    axes: tuple[str, ...]
+    text: str
+
+    @property
+    def clauses(self) -> tuple[Clause, ...]:
+        return clauses(self.text)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way with its structure; bytes on the fullest device, and seconds of a step as closed forms have them."""
+
+    structure: Structure
+    way: Way
+    memory: int = 0
+    seconds: float = 0.0
+
+
+def structures(model: Model, kinds: Sequence[Precision], plans: Sequence[str], axes: Sequence[str]) -> list[Structure]:
+    """The structures of a model over some mesh axes."""
+    result = []
+    for kind in kinds:
+        for plan in plans:
+            for zero, cut in ZERO.items():
+                text = [TENSOR] if "tp" in axes else []
+                text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
+                text += [f"{CONTEXT}, * over cp of {cut}"] if "cp" in axes else []
+                text += [f"B over dp, * over dp of {cut}"]
+                result.append(Structure(zero, plan, kind, tuple(axes), ", ".join(text)))
+    return result
+
+
+def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes that a model can be cut over: dp, of experts ep, of long sequences cp, of even heads tp."""
+    counts = {base(axis) for line, _ in walk(model.table.lines) for axis in line.loops}
+    axes = ["dp"]
+    if "e" in counts and sizes.get("e", 1) > 1:
+        axes.append("ep")
+    if sizes.get("M", 1) >= LONG:
+        axes.append("cp")
+    cut = [name for name in ("h", "f", "v") if name in counts and name in sizes]
+    if cut and all(sizes[name] % 2 == 0 for name in cut):
+        axes.append("tp")
+    return tuple(axes)
+
+
+def meshes(
+    devices: int, axes: Sequence[str], sizes: Mapping[str, int], node: int, layers: int, batch: int
+) -> Iterator[dict[str, int]]:
+    """The meshes of so many devices: tensor parallel within a node, pipelines of at most a block a stage."""
+    most = {
+        "tp": min(node, *(sizes[name] for name in ("h", "f", "v") if name in sizes)),
+        "cp": max(1, sizes.get("M", 1) // 4096),
+        "ep": sizes.get("e", 1),
+    }
+
+    def parts(axis: str, left: int) -> list[int]:
+        if axis not in axes:
+            return [1]
+        return [size for size in _divisors(left) if size <= most[axis] and (axis == "tp" or _even(size))]
+
+    for tp in parts("tp", devices):
+        if any(sizes[name] % tp for name in ("h", "f", "v") if name in sizes and tp > 1):
+            continue
+        for cp in parts("cp", devices // tp):
+            for ep in parts("ep", devices // tp // cp):
+                if sizes.get("e", 1) % ep:
+                    continue
+                left = devices // tp // cp // ep
+                for pp in _divisors(left):
+                    dp = left // pp
+                    if pp <= layers and dp * ep <= batch and batch % (dp * ep) == 0:
+                        yield {PIPELINE: pp, "dp": dp, "ep": ep, "cp": cp, "tp": tp}
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0] if number <= 4096 else _of_large(number)
+
+
+def _of_large(number: int) -> list[int]:
+    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
+
+
+def _even(size: int) -> bool:
+    return size & (size - 1) == 0
+
+
+def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[Way]:
+    """The schedules and microbatches of a mesh for a batch."""
+    each = batch // (shape["dp"] * shape["ep"])
+    own = {axis: size for axis, size in shape.items() if size > 1} or {"dp": 1}
+    stages = shape[PIPELINE]
+    for microbatch in MICROBATCHES:
+        if each % microbatch:
+            continue
+        number = each // microbatch
+        if stages == 1:
+            yield Way(own, microbatch, number)
+            continue
+        yield Way(own, microbatch, number, "1f1b")
+        yield Way(own, microbatch, number, "zb-h1")
+        for chunks in CHUNKS:
+            if number % stages == 0 and layers // stages >= chunks and layers % (stages * chunks) == 0:
+                yield Way(own, microbatch, number, "interleaved", chunks)
+
+
+class Reading:
+    """A structure placed, and what its ways take."""
+
+    def __init__(
+        self,
+        model: Model,
+        sizes: Mapping[str, int],
+        structure: Structure,
+        cluster: Cluster,
+        times: dict[tuple[Any, ...], dict[tuple[int, str], float]] | None = None,
+    ) -> None:
+        self.times = {} if times is None else times  # of all structures: what is computed is the same
+        self.model, self.sizes, self.structure, self.cluster = model, dict(sizes), structure, cluster
+        two = mesh(",".join(f"{axis}=2" for axis in structure.axes))
+        batch = 2 ** sum(axis in ("dp", "ep") for axis in structure.axes)
+        placed_sizes = {**sizes, "B": batch}
+        self.account = Account(model, placed_sizes, two, structure.clauses, structure.kind, structure.plan)
+        self._moved: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = {}
+
+    @cached_property
+    def turns(self) -> dict[str, int]:
+        """Blocks of every repeat."""
+        return {
+            base(line.count).partition("/")[0]: int(size_of(line.count, self.sizes))
+            for line in self.model.table.lines
+            if isinstance(line, Repeat)
+        }
+
+    @property
+    def layers(self) -> int:
+        return sum(self.turns.values())
+
+    def own(self, way: Way) -> dict[str, int]:
+        """The sizes of a microbatch under a way, every axis of the structure told."""
+        shape = {axis: way.mesh.get(axis, 1) for axis in self.structure.axes}
+        batch = way.microbatch * shape.get("dp", 1) * shape.get("ep", 1)
+        return self.account.filled({**self.sizes, **shape, "B": batch})
+
+    def memory(self, several: Sequence[Way]) -> np.ndarray[Any, Any]:
+        """Bytes on the fullest device of every way: the first stage of a pipeline, or the last one.
+
+        The largest number of blocks of a stage is taken for all; the exact cut is read of those that are shown.
+        """
+        shapes = {axis: np.array([way.mesh.get(axis, 1) for way in several]) for axis in self.structure.axes}
+        batch = np.array([way.microbatch for way in several]) * shapes.get("dp", 1) * shapes.get("ep", 1)
+        sizes = {**shapes, "B": batch}
+        stages = np.array([way.stages for way in several], dtype=float)
+        chunks = np.array([way.chunks for way in several], dtype=float)
+        number = np.array([way.microbatches for way in several], dtype=float)
+        flight = np.minimum(number, stages)
+        flight = np.where(chunks > 1, np.minimum(number, stages + (stages - 1) / chunks), flight)
+        held = np.array([way.schedule == "zb-h1" for way in several])
+        alone = stages == 1
+        every = {**self.sizes, **sizes}
+        one, first, last = (
+            self._bytes(every, self._part(frozenset(outside), stages))
+            for outside in (self._outside, (0,), self._outside[-1:])
+        )
+        beginning = first[0] + first[1] * (np.maximum(flight, 1) - 1) + first[2]
+        end = last[0] + last[1] * (np.where(held, flight, 1) - 1) + last[2]
+        return np.asarray(np.where(alone, one[0] + one[2], np.maximum(beginning, end)))
+
+    @property
+    def _outside(self) -> list[int]:
+        return list(range(0, 2 * len(self.account.blocks) + 1, 2))
+
+    def _part(self, outside: frozenset[int], stages: Any) -> Part:
+        total = float(self.layers)
+        blocks = np.ceil(total / stages)
+        if len(self.turns) == 1:
+            return Part(dict.fromkeys(self.account.blocks, blocks), outside)
+        # Of several kinds of blocks the most there are: a stage has them in proportion.
+        return Part({name: blocks * turns / total for name, turns in self.turns.items()}, outside)
+
+    def _bytes(self, sizes: Mapping[str, Any], part: Part) -> tuple[Any, Any, Any]:
+        static, values = self.account.static(sizes, part), self.account.activations(sizes, part)
+        return static.total, values.kept, np.maximum(values.forward, values.backward)
+
+    def seconds(self, way: Way, rates: Rates) -> float:
+        """Seconds of a step, every stage taken as the mean one: as the printed formulas of bubbles have it."""
+        own = self.own(way)
+        times = self._computed(way, own, rates)
+        moved = self._sent(way, own)
+        stages, number = way.stages, way.microbatches
+        passes: dict[str, float] = {}
+        for name in "FBW":
+            compute = sum(
+                each * (self.turns_of(segment) if segment % 2 else 1)
+                for (segment, which), each in times.items()
+                if which == name
+            )
+            waits, beside = moved.get(name, (0.0, 0.0))
+            passes[name] = (compute + waits + max(0.0, beside - compute)) / stages
+        total = sum(passes.values())
+        bubble = (stages - 1) * total / way.chunks
+        if way.schedule == "zb-h1":
+            bubble = (stages - 1) * max(0.0, passes["F"] + passes["B"] - passes["W"])
+        send = 0.0
+        if stages > 1:
+            found = groups(way.mesh, self.cluster.devices)
+            size = float(carried(self.account).at(own)) * self.account.kind.value
+            send = 2 * (stages * way.chunks - 1) * transfer("send", size, found[PIPELINE], self.cluster).seconds
+        waits, beside = moved.get("O", (0.0, 0.0))
+        once = self._optimizer(own, rates) / stages
+        exposed = max(0.0, beside / stages - passes["B"] - passes["W"]) + waits / stages
+        return number * total + bubble + send + once + exposed
+
+    def turns_of(self, segment: int) -> int:
+        """Turns of a repeat."""
+        return self.sizes[self.account.blocks[segment // 2]]
+
+    def _computed(self, way: Way, own: Mapping[str, int], rates: Rates) -> dict[tuple[int, str], float]:
+        """Seconds of one turn of each segment in each pass, on a line between the fewest and the most sequences."""
+        inner = tuple((axis, own[axis]) for axis in self.structure.axes if axis != "dp")
+        first, last = MICROBATCHES[0], MICROBATCHES[-1]
+        few, many = (self._at(inner, number, rates) for number in (first, last))
+        share = (way.microbatch - first) / (last - first)
+        return {where: few[where] + share * (many[where] - few[where]) for where in few}
+
+    def _at(self, inner: tuple[tuple[str, int], ...], microbatch: int, rates: Rates) -> dict[tuple[int, str], float]:
+        key = self.structure.plan, rates.dtype, inner, microbatch
+        if key not in self.times:
+            shape = dict(inner)
+            single = {**self.sizes, **shape, "dp": 1, "B": microbatch * shape.get("ep", 1)}
+            sizes = self.account.filled(single)
+            self.times[key] = self.account.seconds(sizes, rates, self.account.kind.values)
+        return self.times[key]
+
+    def _sent(self, way: Way, own: Mapping[str, int]) -> dict[str, tuple[float, float]]:
+        """Seconds of the collectives of a microbatch, by pass: those that wait, and those beside what is computed."""
+        shape = dict(way.mesh)
+        key = way.microbatch, tuple(shape.items())
+        if key not in self._moved:
+            found = groups(shape, self.cluster.devices)
+            result: dict[str, list[float]] = {}
+            for sending in self.account.sendings:
+                group = found.get(sending.mesh_axis, Group(1, 1))
+                if group.devices == 1:
+                    continue
+                seconds = transfer(sending.word, float(sending.payload.at(own)), group, self.cluster).seconds
+                calls = 1 if PASSES.get(sending.macro) == "O" else int(sending.turns.at(own))
+                place = int(way.overlap and sending.role in ("weights", "gradients"))
+                result.setdefault(PASSES.get(sending.macro, "F"), [0.0, 0.0])[place] += calls * seconds
+            self._moved[key] = {name: (both[0], both[1]) for name, both in result.items()}
+        return self._moved[key]
+
+    def _optimizer(self, own: Mapping[str, int], rates: Rates) -> float:
+        whole = Part({name: self.sizes[name] for name in self.account.blocks}, frozenset(self._outside))
+        return self.account.optimizer_seconds(own, whole, rates)
+
+
+def candidates(
+    readings: Sequence[Reading],
+    shapes: Sequence[Mapping[str, int]],
+    batch: int,
+    rates: Mapping[str, Rates],
+    room: float,
+) -> tuple[list[Candidate], int, Candidate | None]:
+    """The ways that fit, the fastest first; how many do not, and the smallest of these."""
+    fitting: list[Candidate] = []
+    kept: set[tuple[Any, ...]] = set()  # ways that fit with all that is kept: recomputing is never faster there
+    others = 0
+    nearest: Candidate | None = None
+    for reading in readings:
+        several = [
+            way
+            for shape in shapes
+            if not (reading.structure.zero == "zero-3" and shape[PIPELINE] > 1)
+            for way in ways(shape, batch, reading.layers)
+        ]
+        if not several:
+            continue
+        for way, size in zip(several, reading.memory(several), strict=True):
+            candidate = Candidate(reading.structure, way, int(size))
+            if size > room:
+                others += 1
+                nearest = candidate if nearest is None or size < nearest.memory else nearest
+                continue
+            key = (
+                reading.structure.zero,
+                reading.structure.kind.name,
+                str(way),
+                way.schedule,
+                way.chunks,
+                way.microbatch,
+            )
+            if key not in kept:
+                fitting.append(candidate)
+                kept.add(key)
+    by_structure = {reading.structure: reading for reading in readings}
+    timed = [
+        replace(each, seconds=by_structure[each.structure].seconds(each.way, rates[each.structure.kind.values]))
+        for each in fitting
+    ]
+    return sorted(timed, key=lambda each: each.seconds), others, nearest
+
+
+def refused(error: InputError) -> str:
+    """Why a structure is none, without its clause."""
+    return str(error).partition(" (clause")[0]

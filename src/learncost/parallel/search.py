@@ -1,0 +1,412 @@
+"""`learncost search`: how to spread a training over the devices of a cluster, best first, and why the next is worse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from learncost.devices.cluster import Cluster
+from learncost.devices.cluster import cluster as find_cluster
+from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
+from learncost.layers.layer import Layer
+from learncost.ledger.memory_types import bytes_of
+from learncost.ledger.question import question
+from learncost.ledger.run import check_tokens, prepare
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
+from learncost.models.configuration import Configuration
+from learncost.models.wording import counted, shown
+from learncost.parallel.candidates import PLANS, Candidate, Reading, axes_of, candidates, meshes, structures
+from learncost.parallel.rates import sustained
+from learncost.parallel.step import ASSUMED, StepTakes, step_of
+from learncost.readings.time import Rates
+
+SHOWN = 8
+"""Ways that are shown, if nothing is said."""
+
+ENOUGH = 12
+"""Ways that fit without recomputing: with as many, none is looked for that recomputes."""
+
+TOKENS = 2**22
+"""Tokens of a step, if nothing is said: about as many as GPT-3 175B had, 3.2 million (Brown et al. 2020, table 2.1)."""
+
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """A way that fits: what a step takes, and what of it makes it slower than the best."""
+
+    zero: str
+    plan: str
+    precision: str
+    step: StepTakes
+    days: float | None
+    worse: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        way, step = self.step.way, self.step
+        return {
+            "mesh": dict(way.mesh),
+            "zero": self.zero,
+            "plan": self.plan,
+            "precision": self.precision,
+            "schedule": way.schedule if way.stages > 1 else "",
+            "chunks": way.chunks,
+            "microbatch": way.microbatch,
+            "microbatches": way.microbatches,
+            "memory": step.peak,
+            "seconds": step.seconds,
+            "computing": step.computing,
+            "waiting": step.waiting,
+            "bubble": step.bubble,
+            "once": step.once,
+            "tokens_per_second_per_device": step.tokens_per_second,
+            "days": self.days,
+            "worse": self.worse,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Search(Shown):
+    """How a training may be spread over a cluster, the fastest way first.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    cluster
+        The cluster.
+    devices
+        How many devices there are.
+    batch_size
+        Sequences of a step, of all devices.
+    seq_len
+        Tokens of a sequence.
+    tokens
+        Of the whole training; None where they were not told.
+    memory
+        Bytes that a device has.
+    found
+        The ways that fit, each with `step`, `days` and what makes it worse than the best.
+    fit
+        How many ways fit.
+    too_large
+        How many do not.
+    nearest
+        Where none fits: the bytes of the one that needs the fewest, and the way.
+    """
+
+    model: str
+    cluster: Cluster
+    devices: int
+    batch_size: int
+    seq_len: int
+    tokens: int | None
+    memory: float
+    found: tuple[Found, ...]
+    fit: int
+    too_large: int
+    source: str
+    nearest: tuple[int, str] | None = None
+
+    @property
+    def best(self) -> Found:
+        """The fastest way. Raises `InputError` where none fits."""
+        if not self.found:
+            raise InputError(self._none())
+        return self.found[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "schema": 1,
+            "model": self.model,
+            "cluster": self.cluster.to_dict(),
+            "devices": self.devices,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "tokens": self.tokens,
+            "memory": self.memory,
+            "fit": self.fit,
+            "too_large": self.too_large,
+            "nearest": None if self.nearest is None else {"memory": self.nearest[0], "way": self.nearest[1]},
+            "found": [each.to_dict() for each in self.found],
+            "assumed": [*ASSUMED.values(), self.source],
+        }
+
+    def _none(self) -> str:
+        assert self.nearest is not None
+        size, way = self.nearest
+        return (
+            f"{self.model} does not fit {self.devices:,} devices of {size_of(int(self.memory))}: {way} takes the "
+            f"least, {size_of(size)} a device; take more devices, a smaller batch, or shorter sequences"
+        )
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """A way a row; under it, why it is slower than the best."""
+        title = (
+            f"{self.model} on {self.devices:,} x {self.cluster.device.name} ({self.cluster.name}), "
+            f"{self.batch_size:,} sequences of {self.seq_len:,} tokens a step"
+        )
+        if not self.found:
+            return (Sheet(title, (), (), (self._none(),)),)
+        best, several = self.found[0], len({each.precision for each in self.found}) > 1
+        rows = []
+        for place, each in enumerate(self.found):
+            way, step = each.step.way, each.step
+            cells = [
+                str(place + 1),
+                f"{way} {each.zero}" + (f" {each.precision}" if several else ""),
+                _schedule(each),
+                f"{way.microbatch} x {way.microbatches}",
+                size_of(step.peak),
+                seconds_of(step.seconds),
+                *([_days(each.days)] if self.tokens is not None else []),
+            ]
+            rows.append(Row(tuple(cells), "bold" if not place else ""))
+        training = ("training",) if self.tokens is not None else ()
+        columns = ("", "mesh", "schedule, plan", "microbatches", "memory", "a step", *training)
+        answer = (
+            f"{best.step.way} with {best.zero} is the fastest of {self.fit:,} ways that fit; "
+            f"{self.too_large:,} take more than {size_of(int(self.memory))} a device."
+        )
+        return (Sheet(title, columns, tuple(rows), self._notes(), frozenset({0, 1, 2}), answer),)
+
+    def _notes(self) -> tuple[str, ...]:
+        low, high = self.found[0].step.low, self.found[0].step.high
+        why = [f"{place + 1} is {each.worse}." for place, each in enumerate(self.found) if each.worse]
+        return (
+            f"1 spends {_why(self.found[0].step)}.",
+            *why,
+            "Memory is read off the placed table's arrays; time is modelled, from "
+            f"{low:g} to {high:g} of what stands here: {self.source}.",
+            f"Assumed: {'; '.join(ASSUMED.values())}.",
+            "Collectives: a ring, or the switch where it reduces (learncost list clusters); the last axis of a mesh "
+            "is between neighbours.",
+            "zero-1 cuts the optimizer's states over dp, zero-3 weights and gradients, too; tp has sequence "
+            "parallelism. learncost place shows the placed table of a mesh.",
+        )
+
+
+def _days(days: float | None) -> str:
+    if days is None:
+        return ""
+    return f"{days:,.3g} days" if days >= 1 else seconds_of(days * DAY)
+
+
+def _schedule(each: Found) -> str:
+    way = each.step.way
+    schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
+    plan = "recomputes blocks" if "recompute" in each.plan else ""
+    return ", ".join(filter(None, (schedule, plan))) or "no pipeline"
+
+
+def _why(step: StepTakes) -> str:
+    """What the best step's time is made of."""
+    parts = _parts(step)
+    return "; ".join(f"{name} {seconds_of(size)}" for name, size in parts.items() if size > 0.005 * step.seconds)
+
+
+def _parts(step: StepTakes) -> dict[str, float]:
+    """Seconds of a step by what they go to."""
+    busy = step.computing + step.waiting
+    return {
+        "computing": step.computing,
+        "waiting for collectives": step.waiting,
+        "pipeline's bubble": busy * step.bubble,
+        "optimizer and gradients": step.once,
+    }
+
+
+def _worse(step: StepTakes, best: StepTakes) -> str:
+    """What makes a step slower than the best one: the parts that grew, the largest first."""
+    ours, theirs = _parts(step), _parts(best)
+    more = sorted(((ours[name] - theirs[name], name) for name in ours), reverse=True)
+    told = [f"{seconds_of(size)} more {name}" for size, name in more if size > 0.002 * best.seconds][:2]
+    extra = step.seconds / best.seconds - 1
+    if extra < 0.0005:
+        return "as fast as 1"
+    return f"{100 * extra:.1f} % slower: {', '.join(told)}" if told else f"{100 * extra:.1f} % slower"
+
+
+@question()
+def search(
+    model: str | Configuration | Layer,
+    on: str | Cluster | None = None,
+    devices: int | str | None = None,
+    *,
+    tokens: int | str | None = None,
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    precision: str | None = None,
+    budget: int | str | None = None,
+    top: int | str = SHOWN,
+    **sizes: Any,
+) -> Search:
+    """How to spread a training over a cluster: meshes, schedules and plans that fit, the fastest first.
+
+    Parameters
+    ----------
+    on
+        A cluster (`learncost list clusters`), or a file in TOML or JSON that describes one.
+    devices
+        How many devices there are, of all nodes together.
+    tokens
+        How many tokens the whole training has, such as 15e12: the days that each way takes are then shown.
+    batch_size
+        Sequences of a step, of all devices together. The default is about 4 million tokens.
+    precision
+        The types of the step, several with commas between: bf16 is the default.
+    budget
+        Bytes that a device has, as 80GB or 75GiB. The default is its memory.
+    top
+        How many ways are shown.
+
+    Returns
+    -------
+    Search
+        The ways that fit, with what each costs and why it is slower than the best.
+
+    Raises
+    ------
+    InputError
+        For a cluster that is not known, and for a batch that so many devices cannot share.
+
+    Commands
+    --------
+    learncost search llama-3-8b --on "DGX H100" --devices 64 --tokens 15e12
+        The meshes and schedules of 64 devices, the fastest first.
+
+    Examples
+    --------
+    >>> found = lc.search("llama-3-8b", "DGX H100", 8, batch_size=8, seq_len=4096, top=1)
+    >>> found.best.step.way.devices
+    8
+    """
+    if on is None:
+        raise InputError("search needs a cluster: --on NAME; `learncost list clusters` shows those that are known")
+    if devices is None:
+        raise InputError("search needs the number of devices: --devices 64")
+    cluster = find_cluster(on)
+    number_of = _whole("devices", devices)
+    few = _whole("top", top)
+    total = None if tokens is None else check_tokens("tokens", tokens)
+    kinds = [precision_of(name.strip()) for name in (precision or "bf16").split(",")]
+    run = prepare(model, "run", 1, seq_len, None, None, None, 0, kinds[0].name, sizes, ("bp",))
+    if run.model.two_sided or not run.model.learns:
+        raise InputError(f"search is about models with one sequence and a loss, which {shown(str(model))} is not")
+    length = run.axes["M"]
+    batch = _batch(batch_size, length, number_of)
+    memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
+    axes = axes_of(run.model, run.axes)
+    rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
+    readings, found, others, nearest = _look(run.model, run.axes, kinds, axes, cluster, number_of, batch, rates, memory)
+    shown_ways = _exact(readings, found, run.axes, cluster, rates, length, few, memory)
+    per_day = None if total is None else total / (batch * length) / DAY
+    best = shown_ways[0][1] if shown_ways else None
+    return Search(
+        run.model.configuration.name,
+        cluster,
+        number_of,
+        batch,
+        length,
+        total,
+        memory,
+        tuple(
+            Found(
+                each.structure.zero,
+                each.structure.plan,
+                each.structure.kind.name,
+                step,
+                None if per_day is None else step.seconds * per_day,
+                "" if step is best or best is None else _worse(step, best),
+            )
+            for each, step in shown_ways
+        ),
+        len(found),
+        others,
+        rates[kinds[0].values].source,
+        None if nearest is None else (nearest.memory, f"{nearest.way} with {nearest.structure.zero}"),
+    )
+
+
+def _whole(name: str, value: object) -> int:
+    count = counted(value) or 0
+    if not 1 <= count <= 10**7:
+        raise InputError(f"{name} must be a whole number from 1 to 10,000,000, not {shown(value)}")
+    return count
+
+
+def _batch(batch_size: object, length: int, devices: int) -> int:
+    """Sequences of a step: those that were asked for, or a power of two of about 4 million tokens."""
+    if batch_size is not None:
+        return _whole("batch_size", batch_size)
+    usual = max(1, TOKENS // length)
+    return max(usual, devices if devices & (devices - 1) == 0 else usual)
+
+
+def _look(
+    model: Any,
+    sizes: Mapping[str, int],
+    kinds: Sequence[Any],
+    axes: Sequence[str],
+    cluster: Cluster,
+    devices: int,
+    batch: int,
+    rates: Mapping[str, Rates],
+    room: float,
+) -> tuple[list[Reading], list[Candidate], int, Candidate | None]:
+    """Ways that keep what a backward pass needs; and ways that make it again, where few of these fit."""
+    times: dict[tuple[Any, ...], dict[tuple[int, str], float]] = {}
+    every: list[Reading] = []
+    found: list[Candidate] = []
+    others, nearest = 0, None
+    for plan in PLANS:
+        readings = [Reading(model, sizes, each, cluster, times) for each in structures(model, kinds, (plan,), axes)]
+        shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch))
+        if not shapes:
+            raise InputError(
+                f"{batch:,} sequences cannot be shared by {devices:,} devices: give a batch_size that they divide, "
+                f"such as {devices:,}"
+            )
+        own, more, near = candidates(readings, shapes, batch, rates, room)
+        every += readings
+        found = sorted([*found, *own], key=lambda each: each.seconds)
+        others += more
+        if near is not None and (nearest is None or near.memory < nearest.memory):
+            nearest = near
+        if len(found) >= ENOUGH:
+            break
+    return every, found, others, nearest
+
+
+def _exact(
+    readings: Sequence[Reading],
+    found: Sequence[Candidate],
+    sizes: Mapping[str, int],
+    cluster: Cluster,
+    rates: Mapping[str, Rates],
+    length: int,
+    few: int,
+    room: float,
+) -> list[tuple[Candidate, StepTakes]]:
+    """The first of the ways read exactly: stages with the blocks that they have, and their orders run."""
+    by_structure = {each.structure: each for each in readings}
+    result: list[tuple[Candidate, StepTakes]] = []
+    for each in found[: 2 * few]:
+        reading = by_structure[each.structure]
+        way = each.way
+        if reading.structure.axes != tuple(way.mesh):
+            way = replace(way, mesh={axis: size for axis, size in way.mesh.items() if size > 1} or {"dp": 1})
+        try:
+            step = step_of(reading.account, way, sizes, cluster, rates[each.structure.kind.values], length)
+        except InputError:
+            continue
+        if step.peak <= room:
+            result.append((each, step))
+        if len(result) == few:
+            break
+    return sorted(result, key=lambda pair: pair[1].seconds)

@@ -1,0 +1,160 @@
+"""The search for a mesh: what it shows fits, is right where it was read exactly, and says why the next is worse."""
+
+import json
+
+import pytest
+
+import learncost as lc
+from learncost.equation.precision import PRECISIONS
+from learncost.faces.command import main
+from learncost.layers.stages import cut
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.parallel.account import Account
+from learncost.parallel.candidates import MICROBATCHES, Reading, axes_of, meshes, structures, ways
+from learncost.parallel.rates import sustained
+from learncost.parallel.segments import parts_of
+from learncost.parallel.step import Way, memory_of, step_of
+from learncost.placement.clauses import clauses
+from learncost.placement.mesh import mesh
+from learncost.readings.live import live
+
+SMALL = {
+    "num_hidden_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 512, "vocab_size": 1024, "max_position_embeddings": 64,
+}  # fmt: skip
+BF16 = PRECISIONS["bf16"]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return lc.search("llama-2-7b", "DGX H100", 16, tokens=1e9, batch_size=64, seq_len=64, top=4, **SMALL)
+
+
+def test_what_is_found_fits_and_the_fastest_stands_first(found):
+    assert len(found.found) == 4
+    times = [each.step.seconds for each in found.found]
+    assert times == sorted(times)
+    assert all(each.step.peak <= found.memory for each in found.found)
+    assert all(each.step.way.devices == 16 for each in found.found)
+    best, second = found.found[:2]
+    assert not best.worse
+    assert (
+        f"{100 * (second.step.seconds / best.step.seconds - 1):.1f} % slower" in second.worse
+        or "as fast" in second.worse
+    )
+
+
+def test_the_days_are_the_steps(found):
+    best = found.best
+    steps = 1e9 / (64 * 64)
+    assert best.days == pytest.approx(steps * best.step.seconds / 86400)
+
+
+def test_the_screen_says_why_and_what_is_assumed(found):
+    text = " ".join(str(found).split())
+    assert "is the fastest of" in text
+    assert "Assumed: collectives of values" in text
+    assert max(map(len, str(found).splitlines())) <= 80
+    assert json.loads(found.show("json"))["found"][0]["seconds"] == found.best.step.seconds
+
+
+def test_where_nothing_fits_the_least_is_told():
+    found = lc.search("llama-2-7b", "DGX H100", 2, batch_size=2, seq_len=64, budget="1MB", **SMALL)
+    assert not found.found
+    assert "does not fit 2 devices of 1.00 MB" in str(found)
+    with pytest.raises(lc.InputError, match="take more devices"):
+        _ = found.best
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("search gpt2", "search needs a cluster"),
+        ("search gpt2 --on DGX-H100", "search needs the number of devices"),
+        ("search gpt2 --on DGX-H10 --devices 8", "no cluster is called"),
+        ("search gpt2 --on DGX-H100 --devices none", "devices must be a whole number"),
+        ("search gpt2 --on DGX-H100 --devices 64 --batch-size 3 --seq-len 8", "cannot be shared by 64 devices"),
+        ("search t5-small --on DGX-H100 --devices 8", "one sequence and a loss"),
+        ("search gpt2 --on DGX-H100 --devices 8 --precision fp7", "no precision is called"),
+    ],
+)
+def test_bad_input_is_one_line(command, message, capsys):
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def account(text, shape, stages=1, batch=None, **more):
+    model = build(configure("llama-2-7b", {**SMALL, **more}))
+    grid = mesh(shape)
+    number = grid.sizes.get("dp", 1) * (batch or 1)
+    sizes = {**model.sizes, **run_sizes(model, number, 64, None)}
+    return Account(model, sizes, grid, clauses(text), BF16, "flash"), {**model.sizes, **run_sizes(model, 1, 64, None)}
+
+
+def test_closed_forms_are_near_what_is_read_exactly():
+    """A structure is placed over two devices an axis; a mesh of other sizes is read of the same polynomials."""
+    model = build(configure("llama-2-7b", SMALL))
+    sizes = {**model.sizes, **run_sizes(model, 1, 64, None)}
+    cluster = lc.cluster("DGX H100")
+    axes = axes_of(model, sizes)
+    reading = Reading(model, sizes, structures(model, [BF16], ["flash"], axes)[0], cluster)
+    rates = sustained(cluster.device, "bf16")
+    several = [way for shape in meshes(8, axes, sizes, 8, 8, 64) for way in ways(shape, 64, 8)]
+    assert {way.microbatch for way in several} == set(MICROBATCHES)
+    for way, size in zip(several, reading.memory(several), strict=True):
+        step = step_of(reading.account, way, sizes, cluster, rates, 64)
+        assert size == pytest.approx(step.peak, rel=0.1), way
+        assert reading.seconds(way, rates) == pytest.approx(step.seconds, rel=0.35), way
+
+
+def test_one_structure_is_every_mesh():
+    """The polynomials of a structure at a mesh are those of the same placed over that mesh."""
+    text = "h f v over tp, M over tp of values, B over dp, * over dp of states"
+    small, sizes = account(text, "dp=2,tp=2")
+    large, _ = account(text, "dp=4,tp=4")
+    way = Way({"dp": 4, "tp": 4}, 1, 2)
+    assert memory_of(small, way, sizes) == memory_of(large, way, sizes)
+
+
+def test_weights_and_activations_are_those_of_one_device():
+    """Without a mesh: what the whole table keeps, and Adam's bytes of every parameter."""
+    found, sizes = account("B over dp", "dp=1")
+    stage = memory_of(found, Way({"dp": 1}, 1, 1), sizes)[0]
+    parameters = int(found.model.parameters.at(found.model.sizes))
+    assert stage.static.total == parameters * (2 + 2 + 8 + 4)
+    widths = {"weight": 0, "gradient": 0, "index": 4} | dict.fromkeys(found.scores, 4)
+    whole = live(found.placed.whole, {**sizes, "dp": 1}, "bf16", widths)
+    part = parts_of(found.model.table, sizes, [8])[0]
+    kept = sum(held.bytes for held in whole.kept if held.role == "kept")
+    assert found.activations(sizes, part).kept == pytest.approx(kept, rel=0.01)
+
+
+def test_segments_are_the_stages_that_tables_are_cut_into():
+    """What a stage holds of weights, by segments, is what its own table has (layers/stages.py)."""
+    found, sizes = account("B over dp", "dp=1")
+    layers = (3, 3, 2)
+    stages = cut(found.model.table, found.model.sizes, layers).stages
+    for part, stage in zip(parts_of(found.model.table, sizes, layers), stages, strict=True):
+        own = {**found.model.sizes, **stage.turns}
+        elements = 0
+        for name in stage.table.weights:
+            size = 1
+            for axis in found.model.table.axes[name]:
+                size *= own[axis]
+            elements += size
+        assert found.static(sizes, part).weights == 2 * elements
+
+
+def test_uneven_stages_are_said_by_their_blocks():
+    """Llama 3 405B takes a block off the first and the last stage (Dubey et al. 2024, section 3.3.2)."""
+    found, sizes = account("B over dp", "dp=1")
+    way = Way({"pp": 4}, 1, 8, layers=(1, 3, 3, 1))
+    stages = memory_of(found, way, sizes)
+    assert [stage.layers for stage in stages] == [1, 3, 3, 1]
+    even = memory_of(found, Way({"pp": 4}, 1, 8), sizes)
+    assert max(stage.peak for stage in stages) != max(stage.peak for stage in even)
+    with pytest.raises(lc.InputError, match="3 numbers of blocks are not one for each of the 4 stages"):
+        memory_of(found, Way({"pp": 4}, 1, 8, layers=(2, 3, 3)), sizes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.inputs import Input, attempts, checked, examples_of, symbols_of, tensors
-from learncost.models.imported.refusals import NotExportedError, exports
+from learncost.models.imported.refusals import NotExportedError, OnValuesError, exports
 
 
 def table_of(
@@ -20,6 +20,8 @@ def table_of(
     as_run: bool = False,
     fold: bool = True,
     stage: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = lambda text: None,
+    real: Callable[[], Any] | None = None,
 ) -> tuple[str, list[str]]:
     """The text of a module's table, and what its inputs are in words. Raises `InputError`.
 
@@ -28,9 +30,11 @@ def table_of(
     unknown  what becomes of an operator of which nobody knows the cost: refuse or zero
     as_run   take down the operations of one run
     fold     equal blocks become a repeat
-    stage    is told what is being done
+    stage    is told what is being done, `say` what somebody should know
+    real     builds the module with values in its parameters, where this one has none
     """
     from learncost.models.imported.as_run import straight
+    from learncost.models.imported.parts import in_parts
     from learncost.models.imported.walk import read_module
 
     name = type(module).__name__
@@ -41,9 +45,24 @@ def table_of(
             taken = {key: value for key, value in values.items() if not as_run or hasattr(value, "shape")}
             return read_module(whole, taken, letters, name=name, unknown=unknown, fold=fold).text
 
+    def parts(values: Mapping[str, Any], error: InputError) -> str:
+        """The parts of a module that cannot be exported, where that is asked for."""
+        if as_run or not any(module.children()):
+            raise error
+        if unknown != "zero":
+            raise type(error)(f"{error}; --unknown zero reads the parts that can be exported, and says `>=`")
+        stage(f"reading the parts of {name}")
+        apart = in_parts(real() if real else module, values, called, fold)
+        say(apart.told(called))
+        return f"% {apart.told(called)}\n{apart.text}"
+
     stage(f"reading {name}")
     if isinstance(given, Mapping):
-        return read(given, {} if as_run else symbols), [f"{key}: {_described(value)}" for key, value in given.items()]
+        described = [f"{key}: {_described(value)}" for key, value in given.items()]
+        try:
+            return read(given, {} if as_run else symbols), described
+        except (NotExportedError, OnValuesError) as error:
+            return parts(given, error), described
     given = checked(given, module, called)
     described = [str(each) for each in given]
     if as_run:
@@ -52,7 +71,7 @@ def table_of(
                 f"one run has one size for {letter}: write a number, or {letter}=8, in the inputs of {called}"
             )
         return read(tensors(given, examples_of(given)), {}), described
-    first: Exception | None = None
+    first: NotExportedError | None = None
     for sizes in attempts(given):
         if first:
             stage(f"reading {name}, tried with {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
@@ -60,8 +79,10 @@ def table_of(
             return read(tensors(given, sizes), symbols_of(given)), described
         except NotExportedError as error:
             first = first or error
+        except OnValuesError as error:
+            return parts(tensors(given, sizes), error), described
     assert first is not None
-    raise first
+    return parts(tensors(given, sizes), first), described
 
 
 def _without_example(inputs: Sequence[Input]) -> str | None:

@@ -146,7 +146,7 @@ def _together(module: Any, calls: list[Call]) -> tuple[Any, dict[str, Any]]:
                 results += (value for value in tree_flatten(returned)[0] if isinstance(value, torch.Tensor))
             return tuple(value.reshape(1) if not value.dim() else value for value in results)
 
-    whole = Together()
+    whole: Any = Together()
     if [call.path for call in calls] == [""]:
         whole.inside = module
     else:  # the parts stay at their paths

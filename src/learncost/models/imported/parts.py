@@ -137,6 +137,8 @@ def _together(module: Any, calls: list[Call]) -> tuple[Any, dict[str, Any]]:
         plans.append((call.path, leaves, names, shape))
 
     class Together(nn.Module):
+        inside: Any  # the one module that is called, where it is no part
+
         def forward(self, **tensors: Any) -> tuple[Any, ...]:
             results: list[Any] = []
             for path, leaves, names, shape in plans:

@@ -44,6 +44,9 @@ def cost(
     plan: str | None = None,
     on: str | Device | Rates | None = None,
     precision: str | None = None,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
     **sizes: Any,
 ) -> Cost:
     """MACCs, FLOPs, bytes and parameters of a training step or of inference, exactly, by layer and macro-operation.
@@ -96,6 +99,8 @@ def cost(
         The same for LoRA, which trains two projections of each block.
     learncost cost llama-3-8b --procedure decode --context 8191 --dtype bf16
         What one new token costs, with 8,191 tokens in the cache.
+    learncost cost llama-3-8b --mesh dp=2,tp=4 --placement fsdp,megatron-sp --batch-size 8
+        What each of eight devices computes and sends.
     learncost cost ./config.json --json
         The model of a Hugging Face config.json, for other programs.
 
@@ -128,12 +133,18 @@ def cost(
             raise InputError(f"train and lora say what a training step changes; {procedure} changes nothing")
         if plan:
             raise InputError(f"a plan rewrites a training step; {procedure} is none")
+        if mesh or place or placement:
+            raise InputError(f"a placement is of a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
         inference = INFERENCE[procedure]
         priced = served(model, inference, price_book, lengths, training, type_name, sizes, rates)
         answer = replace(cost_of_inference(priced, inference, by), dtype=type_name)
         return by_module(answer, depth) if by == "module" else answer
+    if mesh and batch_size is None:
+        from learncost.ledger.over import whole_batch  # imported where it is needed: start-up counts
+
+        batch_size = whole_batch(mesh, place, placement)
     run = prepare(
         model,
         price_book,
@@ -150,6 +161,14 @@ def cost(
         plan,
     )
     check_choice("by", by, BY)
+    if mesh or place or placement:
+        from learncost.ledger.over import over_mesh  # imported where it is needed: start-up counts
+
+        if rates is not None:
+            raise InputError("--on tells the time of one device: leave it out, or --mesh")
+        several = over_mesh(run, procedure, kind or either(None, None), mesh, place, placement)
+        answer = replace(run.cost_over(procedure, run.book, by, several), dtype=type_name)
+        return by_module(answer, depth) if by == "module" else answer
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
     answer = replace(run.cost(procedure, run.book, by, rates), dtype=type_name)

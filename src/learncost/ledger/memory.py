@@ -15,7 +15,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of
 from learncost.ledger.question import question
 from learncost.ledger.run import adaptation_of, prepare
-from learncost.ledger.runners import USUAL, runners
+from learncost.ledger.runners import TABLE, USUAL, runners
 from learncost.ledger.sheet import Drawn
 from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
@@ -26,6 +26,7 @@ from learncost.readings.live import Held, Moment, Stay
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_several import Several
+    from learncost.ledger.over import OverMesh
     from learncost.plans.in_product import Updates
 
 
@@ -94,6 +95,9 @@ class Memory(Drawn):
         Under the plan in-product: which weights are updated `inside` of the product of their gradient, and what the
         gradient of each one `outside` is; else None.
 
+    over
+        With a mesh: its devices, what is cut over them, and what each sends. All bytes are then those of one device.
+
     Examples
     --------
     >>> found = lc.memory("gpt2", seq_len=64, plan="at-once")
@@ -133,12 +137,15 @@ class Memory(Drawn):
     arrays: tuple[Stay, ...] = ()
     letters: str = ""  # of a run of a table: its sizes as the table calls them
     updates: Updates | None = None
+    over: OverMesh | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
         result: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         moment = {"line": self.moment.line, "layer": self.moment.layer, "macro_operation": self.moment.macro_operation}
         result |= {"engine": self.engine, **({"module": self.module} if self.module else {})}
+        if self.over is not None:
+            result["over"] = self.over.to_dict()
         if self.updates:
             result["updates"] = {"inside": list(self.updates.inside), "outside": dict(self.updates.outside)}
         result |= {"convention": self.convention, "rules": dict(self.rules)}
@@ -201,6 +208,9 @@ def memory(
     lora: object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
     **sizes: Any,
 ) -> Memory | Several:
     """The memory of one training step, exactly: the peak, the arrays that make it, and what fits a budget.
@@ -249,6 +259,8 @@ def memory(
         The peak of a training step of four sequences, and what makes it.
     learncost memory gpt2 --engine table,autograd,numpy
         What the step takes as three runners execute it, and which rules make the difference.
+    learncost memory llama-3-8b --mesh dp=8 --placement fsdp --precision bf16
+        What each of eight devices takes.
     learncost memory gpt2 --budget 8GB
         The largest batch and the longest sequence that fit in 8 GB.
 
@@ -268,12 +280,21 @@ def memory(
     named_one("mode", mode, MODES)
     adapted = adaptation_of(*learning, kind=kind)
 
+    if mesh or place or placement:
+        check_over(mesh, engine, limit)
+        from learncost.ledger.over import whole_batch  # imported where it is needed: start-up counts
+
+        batch_size = whole_batch(mesh or "", place, placement) if batch_size is None else batch_size
+        engine = TABLE
+
     def of_one(procedure: str, engine: str) -> Memory:
         runner = named_one("engine", engine or USUAL, runners())
         chosen_plan, lengths = runner.plan if plan is None else plan, (batch_size, seq_len, target_len)
         run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adapted, chosen_plan)
         chosen = optimizer or DEFAULT
         step = Step(run, procedure, kind, chosen, accumulate, False, limit, runner.planner, mode=mode, module=module)
+        if mesh is not None:
+            step = step.over_mesh(mesh, place, placement)
         answer = answered(step, engine, limit)
         if limit is not None and not any(answer.fits.values() if answer.fits else ()):
             raise InputError(_too_little(answer, limit))
@@ -288,6 +309,16 @@ def memory(
     from learncost.ledger.memory_several import Several  # is built on this module
 
     return Several(answers, "engine" if len(engines) > 1 else "procedure")
+
+
+def check_over(mesh: str | None, engine: str, budget: int | None) -> None:
+    """Refuse a mesh with what is of one device."""
+    if mesh is None:
+        raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+    if engine not in ("", TABLE):
+        raise InputError(f"the engine {engine} runs on one device: of many the table tells, so leave --engine out")
+    if budget is not None:
+        raise InputError("--budget is solved for one device: leave it out, or --mesh")
 
 
 def _names(kind: str, text: str) -> tuple[str, ...]:
@@ -359,6 +390,7 @@ def _described(step: Step) -> dict[str, Any]:
         "mode": step.mode,
         "updates": _updates(step),
         "letters": letters_of(step.model.configuration.layer, axes),
+        "over": step.over,
     }
 
 

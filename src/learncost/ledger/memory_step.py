@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.equation.count import Count, base, shape_of
 from learncost.equation.errors import InputError
@@ -30,6 +30,9 @@ from learncost.schedule.autograd.module import module_named
 from learncost.schedule.calls import IN_KERNELS
 from learncost.schedule.lifetimes import FEW, Walked, every_turn
 from learncost.vocabulary.optimizers import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from learncost.ledger.over import OverMesh
 
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
 
@@ -69,17 +72,18 @@ class Step:
         table = _step(structure, procedure, mode)
         weights = self.model.table.weights
         shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
-        stacks = _stacks(self.model.table)
-        self.state = sum(_state(self.optimizer.bytes, shapes[w], w in stacks, kind.states) for w in learning)
-        self.master = kind.master * sum(_points(shapes[w]) for w in learning)
+        stacks = stacks_of(self.model.table)
+        self.state = sum(state_bytes(self.optimizer.bytes, shapes[w], w in stacks, kind.states) for w in learning)
+        self.master = kind.master * sum(points(shapes[w]) for w in learning)
         stored = self.model.quantized
         codes = {weight.codes.name for weight in stored}
         frozen = [w for w in weights if w not in learning and w not in codes]
         self.quantized = sum(weight.bytes(run.axes) for weight in stored)
         self.frozen = frozenset(frozen)
-        self.plain_flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
+        self.plain_flash = kind.weight * sum(points(shapes[w]) for w in frozen) if in_flash else 0
         self.flash = self.plain_flash + self.quantized if in_flash else 0
         self.widths = _widths(structure, table, kind)
+        self.over: OverMesh | None = None  # of a device among many
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
         self.plan = run.plan
         if run.plan == "auto":
@@ -94,6 +98,12 @@ class Step:
         self.table = _under_plan(structure, procedure, mode, self.plan, self.accumulate > 1)
         counts = {count for _, turns in walk(self.table.lines) for count in turns if not count.isdigit()}
         self._counts = tuple(sorted({base(count).partition("/")[0] for count in counts}))
+
+    def over_mesh(self, mesh: str, place: str | None, placement: str | None) -> Step:
+        """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide."""
+        from learncost.ledger.memory_placed import placed_step  # only where it is asked for: start-up counts
+
+        return placed_step(self, mesh, place, placement)
 
     def at(self, batch: int, length: int | None = None) -> Step:
         """The same for another batch, or another length, under the plan that the planner takes for it.
@@ -120,7 +130,7 @@ class Step:
         """The same as a polynomial in the axes; None where it is none, as with states in blocks."""
         if self.quantized or self.flash:
             return None
-        count, stacks = Count(), _stacks(self.model.table)
+        count, stacks = Count(), stacks_of(self.model.table)
         for weight in self.model.learning:
             axes = self.model.table.axes[weight]
             each = _state_of_a_point(self.optimizer.bytes, len(axes) - (weight in stacks) > 1, self.kind.states)
@@ -145,7 +155,8 @@ class Step:
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
         """The sizes of what runs at once: a microbatch."""
-        return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate}
+        several = self.over.placed.mesh.sizes if self.over else {}
+        return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate, **several}
 
     def live(self) -> Live:
         return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS)
@@ -186,7 +197,7 @@ def _step(structure: Structure, procedure: str, mode: str) -> Table:
 def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gathers: bool) -> Table:
     """The step under a plan; where it `gathers`, that of a microbatch."""
     table = planned(_step(structure, procedure, mode), plan)
-    return _gathering(table) if gathers else table
+    return gathering(table) if gathers else table
 
 
 @lru_cache(maxsize=64)
@@ -206,7 +217,7 @@ def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, in
     return widths | dict.fromkeys(scores(table), kind.scores) | quantized_widths(structure.model)
 
 
-def _gathering(table: Table) -> Table:
+def gathering(table: Table) -> Table:
     """A microbatch, whose gradients are added in place to those of the ones before."""
     inside = any(line.tag.kernel and line.tag.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
     if inside or any(turns and line.tag.macro == "optimizer_step" for line, turns in walk(table.lines)):
@@ -231,29 +242,30 @@ def _parts(accumulate: Any, batch: int) -> int:
     return number
 
 
-def _points(shape: list[int]) -> int:
+def points(shape: list[int]) -> int:
+    """How many elements an array of a shape has."""
     count = 1
     for size in shape:
         count *= size
     return count
 
 
-def _stacks(table: Table) -> frozenset[str]:
+def stacks_of(table: Table) -> frozenset[str]:
     """The weights that are stacks of every turn's own."""
     return frozenset(outer for line in table.lines if isinstance(line, Repeat) for _, outer in line.each)
 
 
-def _state(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
+def state_bytes(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
     """An optimizer sees every turn's weight by itself, as a matrix: its first axis by all others."""
     times, matrix_shape = (shape[0], shape[1:]) if stacked else (1, shape)
-    matrix = [matrix_shape[0], _points(matrix_shape[1:])] if len(matrix_shape) > 1 else matrix_shape
+    matrix = [matrix_shape[0], points(matrix_shape[1:])] if len(matrix_shape) > 1 else matrix_shape
     return int(times * of(matrix, kind))
 
 
 def _state_of_a_point(of: Callable[[Sequence[int], str], int], matrix: bool, kind: str) -> int | None:
     """What an optimizer remembers of an element of a matrix, or of a vector; None where it is not as much of each."""
     shapes = ((7, 11), (13, 17)) if matrix else ((7,), (11,))
-    per_point = {divmod(of(shape, kind), _points([*shape])) for shape in shapes}
+    per_point = {divmod(of(shape, kind), points([*shape])) for shape in shapes}
     ((each, rest), *others) = per_point
     return None if others or rest else each
 

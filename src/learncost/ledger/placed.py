@@ -2,98 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
-from learncost.equation.errors import InputError
-from learncost.equation.precision import Precision, either
+from learncost.equation.precision import either
 from learncost.equation.table import Repeat, Statement, Table, Word
 from learncost.layers.layer import Layer
+from learncost.ledger.over import OverMesh, over_mesh, whole_batch
 from learncost.ledger.question import question
-from learncost.ledger.run import Run, adaptation_of, prepare
+from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
-from learncost.models.model import Structure
-from learncost.placement.collective import Collective, collectives
-from learncost.placement.mesh import mesh as parse_mesh
-from learncost.placement.place import Placed
-from learncost.placement.place import place as place_table
-from learncost.placement.presets import chosen
-from learncost.plans.plan import planned
-from learncost.procedures.optimizer import DEFAULT, default_optimizer, without_gradients
+from learncost.placement.collective import Collective
+from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.procedures.procedure import step
-
-
-def on_devices(
-    run: Run, procedure: str, mesh: str | None, place: str | None = None, placement: str | None = None
-) -> Placed | None:
-    """The step of a run over a mesh: what each of its devices runs; None where no mesh is given.
-
-    Raises `InputError` where one thing is given without the other, and where an axis does not divide.
-    """
-    if mesh is None:
-        if place or placement:
-            raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
-        return None
-    clauses = chosen(place, placement)
-    optimizer = run.optimizer or default_optimizer(run.book)
-    table = step(Structure(run.model).model, procedure, optimizer, run.book.jacobian)
-    table = planned(without_gradients(table), run.plan, run.axes)
-    return place_table(table, parse_mesh(mesh), clauses, run.axes)
-
-
-def widths_of(kind: Precision) -> dict[str, int]:
-    """Bytes of a number by the role that it has in what is sent."""
-    return {
-        "weights": kind.weight,
-        "gradients": kind.gradient,
-        "values": kind.value,
-        "inputs": kind.value,
-        "states": kind.master or kind.weight,
-    }
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What a device sends in a step along an axis of the mesh by one word.
-
-    runs     how often
-    payload  bytes of all runs: of the larger of what goes in and what comes out, on one device
-    ring     bytes of these that a device sends in a ring
-    """
-
-    mesh_axis: str
-    word: str
-    runs: int
-    payload: int
-    ring: int
-
-
-def sent(placed: Placed, found: tuple[Collective, ...]) -> tuple[Sent, ...]:
-    """Collectives put together by the axis of the mesh and by word."""
-    groups: dict[tuple[str, str], list[Collective]] = {}
-    for collective in found:
-        groups.setdefault((collective.mesh_axis, collective.word), []).append(collective)
-    sizes = placed.mesh.sizes
-    result = []
-    for (axis, word), several in groups.items():
-        payload = sum(one.payload_bytes * one.times for one in several)
-        result.append(
-            Sent(axis, word, sum(one.times for one in several), payload, in_a_ring(word, payload, sizes[axis]))
-        )
-    order = {name: place for place, name in enumerate(placed.mesh.names)}
-    return tuple(sorted(result, key=lambda row: (order[row.mesh_axis], -row.payload)))
-
-
-def in_a_ring(word: str, payload: int, devices: int) -> int:
-    """Bytes that each of so many devices sends in a ring: 2(p-1)/p of what is reduced, (p-1)/p of all others.
-
-    Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations.
-    """
-    return payload * (2 if word.startswith("all_reduce") else 1) * (devices - 1) // devices
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,14 +27,10 @@ class PlacedStep(Shown):
     ----------
     model, procedure, optimizer, plan, precision
         What the step is.
-    mesh, clauses
-        The devices, and what is cut over them.
     batch_size, seq_len
         Of all devices together.
-    collectives
-        What a device sends, a record for each line: the word, the axis of the mesh, bytes, how often, and why.
-    placed
-        The table that each device runs, and that of one device that it stands for.
+    over
+        The devices, what is cut over them, and `collectives`, a record for each line that sends.
 
     Examples
     --------
@@ -127,35 +46,19 @@ class PlacedStep(Shown):
     precision: str
     batch_size: int
     seq_len: int
-    placed: Placed
-    sizes: Mapping[str, int]
-    collectives: tuple[Collective, ...]
-    every: bool = True
+    over: OverMesh
 
     room: ClassVar[str] = "learncost.ledger.show_placed"
 
     @property
-    def mesh(self) -> str:
-        return str(self.placed.mesh)
-
-    @property
-    def clauses(self) -> tuple[str, ...]:
-        return tuple(map(str, self.placed.clauses))
-
-    @property
-    def devices(self) -> int:
-        """How many there are."""
-        return self.placed.mesh.devices
-
-    @property
     def table(self) -> Table:
         """What each device runs."""
-        return self.placed.table
+        return self.over.placed.table
 
-    @cached_property
-    def sent(self) -> tuple[Sent, ...]:
-        """What a device sends, by the axis of the mesh and by word."""
-        return sent(self.placed, self.collectives)
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """What each device sends, in the order of the lines."""
+        return self.over.collectives
 
     def statements(self) -> Iterator[tuple[int, Statement, Collective | None]]:
         """Its lines with how deep they stand, and what those that send, send; of a repeat its heading alone."""
@@ -188,18 +91,9 @@ class PlacedStep(Shown):
             "precision": self.precision,
             "batch_size": self.batch_size,
             "seq_len": self.seq_len,
-            "mesh": self.placed.mesh.sizes,
-            "devices": self.devices,
-            "clauses": [*self.clauses],
-            "sent_per_device": [vars_of(row) for row in self.sent],
-            "collectives": [vars_of(row) for row in self.collectives],
+            **self.over.to_dict(),
             "lines": lines,
         }
-
-
-def vars_of(record: Any) -> dict[str, Any]:
-    """The fields of a record with slots or without."""
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 @question()
@@ -256,7 +150,7 @@ def place(
     Examples
     --------
     >>> found = lc.place("gpt2", "dp=2", placement="ddp", seq_len=64, n_layer=2)
-    >>> found.devices, found.sent[0].word, found.batch_size
+    >>> found.over.devices, found.over.sent[0].word, found.batch_size
     (2, 'all_reduce', 2)
     """
     find_procedure(procedure)
@@ -279,8 +173,6 @@ def place(
         adapted,
         plan,
     )
-    placed = on_devices(run, procedure, mesh, place, placement)
-    assert placed is not None
     return PlacedStep(
         run.model.configuration.name,
         procedure,
@@ -289,15 +181,5 @@ def place(
         kind.name,
         run.axes["B"],
         run.axes["N" if run.model.two_sided else "M"],
-        placed,
-        run.axes,
-        collectives(placed, run.axes, widths_of(kind)),
+        over_mesh(run, procedure, kind, mesh, place, placement),
     )
-
-
-def whole_batch(mesh: str, place: str | None, placement: str | None) -> int:
-    """A sequence for each device on the axes of the mesh that cut the batch."""
-    sizes, number = parse_mesh(mesh).sizes, 1
-    for axis in {clause.mesh for clause in chosen(place, placement) if "B" in clause.axes}:
-        number *= sizes.get(axis, 1)
-    return number

@@ -10,6 +10,7 @@ from learncost.ledger.sheet import Drawn
 
 if TYPE_CHECKING:
     from learncost.ledger.not_derived import NotDerived
+    from learncost.ledger.over import OverMesh
     from learncost.ledger.timing import RowTime, Timing
     from learncost.models.model import Model
     from learncost.readings.price import Price
@@ -36,6 +37,7 @@ class LedgerRow:
     not_derived: bool = False  # whether a line of it has a cost and no meaning
     module: str = ""
     unknown: bool = False  # whether nobody knows what one of its lines costs: it costs that much at least
+    sent: int | None = None  # bytes of payload that a device of a mesh sends, where there is one
 
     @property
     def seconds(self) -> float | None:
@@ -62,6 +64,7 @@ class LedgerRow:
         if self.module:
             row |= {"module": self.module}
         row |= {"maccs": self.maccs, "flops": self.flops, "bytes": self.bytes}
+        row |= {} if self.sent is None else {"sent": self.sent}
         if self.time is not None:
             row |= self.time.to_dict()
         row |= {"not_derived": True} if self.not_derived else {}
@@ -171,6 +174,8 @@ class Cost(Drawn):
         With `on`: the seconds of a step, their interval and what bounds them.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
+    over
+        With a mesh: its devices, what is cut over them, and what each sends. All counts are those of one device.
     priced
         The lines that the rows are put together from, as `lc.price` returns them: polynomials, and the sizes.
     built
@@ -216,6 +221,7 @@ class Cost(Drawn):
     plan: str = ""
     timing: Timing | None = None  # on a device, where one is given
     letters: str = ""  # of a run of a table: its sizes as the table calls them
+    over: OverMesh | None = None  # many devices, where there are some: all counts are then those of one
     priced: Price | None = field(default=None, compare=False)
     built: Model | None = field(default=None, compare=False)
 
@@ -276,6 +282,9 @@ class Cost(Drawn):
             result["not_derived"] = [operation.to_dict() for operation in operations]
         if self.plan:
             result["plan"] = self.plan
+        if self.over is not None:
+            counts = {"maccs": self.total.maccs * self.over.devices, "flops": self.total.flops * self.over.devices}
+            result |= {"over": self.over.to_dict(), "total_of_all_devices": counts}
         if self.timing is not None:
             result["time"] = self.timing.to_dict()
         if self.cache is not None:

@@ -34,6 +34,7 @@ from learncost.readings.active import active_parameters
 from learncost.readings.price import Book, Price, Row, parameters, price
 
 if TYPE_CHECKING:
+    from learncost.ledger.over import OverMesh
     from learncost.ledger.timing import Timing
     from learncost.models.adaptation import Adaptation
     from learncost.readings.time import Rates
@@ -155,6 +156,17 @@ class Run:
         answer = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, optimizer, book.name, timed)
         return replace(answer, trained=trained, plan=self.plan)
 
+    def cost_over(self, procedure: str, book: Book, by: str, over: OverMesh) -> Cost:
+        """The ledger of one device's part of a step of a procedure, with what it sends."""
+        if book.rule not in ("executed", "matrix"):
+            raise InputError(f"price book {book.name} is of one device: leave --mesh out, or take run or matmul")
+        rows, sizes = price(over.placed.table, {}, book).rows, {**self.axes, **over.placed.mesh.sizes}
+        optimizer = self.optimizer or default_optimizer(book)
+        chosen = find_procedure(procedure)
+        model, tokens = trained_by(self.model, procedure), self.tokens
+        answer = ledger(model, chosen, rows, sizes, by, self.dtype, tokens, optimizer, book.name, over=over)
+        return replace(answer, trained=self.trained, plan=self.plan)
+
 
 def prepare(
     model: str | Configuration | Layer,
@@ -251,8 +263,9 @@ def ledger(
     optimizer: str,
     book: str,
     timed: Timing | None = None,
+    over: OverMesh | None = None,
 ) -> Cost:
-    """Priced rows, put together as asked and evaluated."""
+    """Priced rows, put together as asked and evaluated; over many devices those of one of them."""
     price = Price(book, tuple(rows), axes, dtype)
     passes = chosen.passes_over(model)
     if any(row.macro_operation == "recomputation" for row in price.rows):
@@ -273,7 +286,7 @@ def ledger(
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
         total=Amount(price.maccs, price.flops),
         macro_operations=macros,
-        rows=_rows(price, by, passes, timed, whole=model.table.title if model.configuration.layer else None),
+        rows=_rows(price, by, passes, timed, whole=model.table.title if model.configuration.layer else None, over=over),
         by=by,
         dtype=dtype,
         optimizer=optimizer,
@@ -282,6 +295,7 @@ def ledger(
         counted=model.configuration.counted,
         source=model.configuration.source,
         timing=timed,
+        over=over,
         letters=letters_of(model.configuration.layer, axes),
         priced=price,
         built=model,
@@ -304,7 +318,7 @@ def by_module(cost: Cost, depth: Any) -> Cost:
         raise InputError(f"the lines of {cost.model} say no modules: leave by module out")
     parts = None if depth is None else check_size("depth", depth)
     passes = {name: times for name, (times, _) in cost.macro_operations.items()}
-    return replace(cost, rows=_rows(cost.priced, "module", passes, cost.timing, parts))
+    return replace(cost, rows=_rows(cost.priced, "module", passes, cost.timing, parts, over=cost.over))
 
 
 def _path(row: Row, depth: int | None) -> str:
@@ -342,9 +356,11 @@ def _rows(
     timed: Timing | None = None,
     depth: int | None = None,
     whole: str | None = None,
+    over: OverMesh | None = None,
 ) -> tuple[LedgerRow, ...]:
     """The rows; `whole` is the name of the layer that is the model, of which there are no several."""
     result = []
+    payloads = over.payloads if over else {}
     for fields_of_row, rows in lines_by(price, by, timed, depth):
         part = Price(price.book, tuple(rows), price.sizes, price.dtype)
         row = LedgerRow(
@@ -365,6 +381,7 @@ def _rows(
             not_derived=any(row.opaque for row in rows),
             unknown=any(row.unknown for row in rows),
             time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
+            sent=sum(payloads.get(row.place, 0) for row in rows) if over else None,
         )
         result.append(row)
     return tuple(result)

@@ -53,16 +53,16 @@ def _fitting(cost: Cost, width: int) -> Sheet:
 
 
 def _timed(cost: Cost) -> tuple[str, ...]:
-    """The columns of a device."""
+    """The columns of a device, and of one among many."""
     if cost.timing is None:
-        return ()
+        return ("sent",) if cost.over else ()
     return ("time", "bound") if cost.timing.joules is None else ("time", "energy", "bound")
 
 
 def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
     """What rows take on the device together, and what bounds most of it; what no line takes stands in the total."""
     if cost.timing is None:
-        return {}
+        return {"sent": size_of(sum(row.sent or 0 for row in rows))} if cost.over else {}
     bounds: dict[str, float] = {}
     for row in rows:
         bounds[row.bound] = bounds.get(row.bound, 0.0) + (row.seconds or 0.0)
@@ -153,7 +153,8 @@ def title(cost: Cost) -> str:
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
     step = "" if cost.cache else "one step of "
     plan = f" under {cost.plan}" if cost.plan else ""
-    return f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}"
+    what = f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}"
+    return f"{what}, on {cost.over.devices:,} devices together; counts of one device" if cost.over else what
 
 
 def _decoded(cost: Cost) -> str:
@@ -198,6 +199,10 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append(f"Bytes: every operand read once and every result written once, line by line, in {cost.dtype}.")
     if cost.timing:
         notes.extend(_timing_notes(cost.timing))
+    if cost.over:
+        notes += [cost.over.said, "sent: the payload of what a device sends.", cost.over.sentence]
+        every = (f"{count * cost.over.devices:,}" for count in (cost.total.maccs, cost.total.flops))
+        notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
     if training := cost.training:
         maccs, flops = training["maccs"], training["flops"]
         notes.append(

@@ -117,7 +117,8 @@ def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True)
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
-    return f"{name}, memory of {step}{plan}: {memory.letters or f'{sequences} tokens'}{parts}"
+    what = f"{name}, memory of {step}{plan}: {memory.letters or f'{sequences} tokens'}{parts}"
+    return f"{what}, on {memory.over.devices:,} devices together; memory of one device" if memory.over else what
 
 
 def run_by(memory: Memory) -> str:
@@ -144,6 +145,8 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     kind, state = precision_of(memory.dtype), state_of(memory.optimizer)
     notes.append(f"{memory.dtype}: {kind.source}. {memory.optimizer}: {state.source}.")
     notes.append(memory.convention)
+    if memory.over:
+        notes += [memory.over.said, memory.over.sentence]
     return tuple(notes)
 
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from learncost.equation.table import Repeat, Word
+from learncost.ledger.over import RING, fields_of
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, size_of
 from learncost.vocabulary import entry
 
 if TYPE_CHECKING:
     from learncost.ledger.placed import PlacedStep
-
-RING = "of a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 
 
 def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
@@ -22,31 +21,31 @@ def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
 
 def records(step: PlacedStep) -> Iterator[dict[str, Any]]:
     """A row a collective."""
-    from learncost.ledger.placed import vars_of
-
     for collective in step.collectives:
-        yield vars_of(collective)
+        yield fields_of(collective)
 
 
 def title(step: PlacedStep) -> str:
     """What is placed, over what."""
     plan = f", plan {step.plan}" if step.plan else ""
+    over = f"over {step.over.mesh} ({number(step.over.devices)} devices)"
     return (
-        f"{step.model}, {step.procedure} with {step.optimizer}, over {step.mesh} ({number(step.devices)} devices): "
+        f"{step.model}, {step.procedure} with {step.optimizer}, {over}: "
         f"batch_size {number(step.batch_size)} of all devices, seq_len {number(step.seq_len)}, {step.precision}{plan}"
     )
 
 
 def _sent(step: PlacedStep) -> Sheet:
+    over = step.over
     rows = tuple(
-        Row((row.mesh_axis, row.word, number(row.runs), size_of(row.payload), size_of(row.ring))) for row in step.sent
+        Row((row.mesh_axis, row.word, number(row.runs), size_of(row.payload), size_of(row.ring))) for row in over.sent
     )
-    clauses = f"Cut by: {', '.join(step.clauses)}."
-    total = sum(row.ring for row in step.sent)
-    answer = f"Every device sends {size_of(total)} in a step, in a ring." if rows else "Nothing is sent."
-    notes = (f"payload: the larger of what goes in and what comes out, on one device, of all runs; sent: {RING}.",)
+    notes = (
+        f"Cut by: {', '.join(over.clauses)}.",
+        f"payload: the larger of what goes in and what comes out, on one device, of all runs; sent: {RING}.",
+    )
     columns = ("mesh axis", "word", "runs", "payload", "sent")
-    return Sheet(title(step), columns if rows else (), rows, (clauses, *notes), frozenset({0, 1}), answer)
+    return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)
 
 
 def _table(step: PlacedStep) -> Sheet:

@@ -120,7 +120,7 @@ class Scope:
             left = Term(self.fresh(name, move.word), move.layout.cut(axes))
             why = f"{self.why(name, start, move, reason)} (rule {reason.rule})"
             right = Term(array, start.cut(axes))
-            tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=move.word, module=line.tag.module, why=why)
+            tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
             self.out.append(Word((left,), (right,), (), tag, move.word, (move.mesh_axis,), "body", ("X",), ("Y",)))
             self.give(name, move.layout, left.name)
             self.holds[left.name] = name

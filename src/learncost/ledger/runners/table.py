@@ -8,6 +8,7 @@ from dataclasses import replace
 from learncost.equation.count import shape_of
 from learncost.layers.rewrite_quantized import bytes_of_array
 from learncost.ledger.memory_step import Step
+from learncost.ledger.over import part_of
 from learncost.ledger.runner import FIXED, Runner, Taken
 from learncost.models.quantization import quantized_widths
 from learncost.readings.live import Held, Stay
@@ -74,6 +75,8 @@ def _with_quantized(witnesses: tuple[Held, ...], step: Step) -> tuple[Held, ...]
 
 
 def _part(step: Step, array: Held | Stay) -> str:
+    if step.over and (part := part_of(step.over.placed, array.name)):
+        return part
     value = step.table.values.get(array.name)
     if value is not None and value.role == "gathered":
         return "gradients"

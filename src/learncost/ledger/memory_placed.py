@@ -1,0 +1,112 @@
+"""The memory of one device of many: its table, and its part of what no line says."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+
+from learncost.equation.count import shape_of
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line
+from learncost.equation.value import Value
+from learncost.ledger.memory_step import Step, gathering, points, stacks_of, state_bytes
+from learncost.ledger.over import OverMesh, part_of, widths_of
+from learncost.placement.clauses import Homes
+from learncost.placement.collective import collectives
+from learncost.placement.layout import Layout
+from learncost.placement.mesh import mesh as parse_mesh
+from learncost.placement.place import Placed, place
+from learncost.placement.presets import chosen
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import DEFAULT, without_gradients
+from learncost.procedures.procedure import step as step_of
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND
+from learncost.vocabulary.optimizers import OPTIMIZERS
+
+
+def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None) -> Step:
+    """A step as each device of a mesh has it.
+
+    Raises `InputError` where an axis does not divide, and with quantized or flash weights.
+    """
+    sizes, grid, clauses = step.sizes(), parse_mesh(mesh), chosen(place_, placement)
+    # Of an optimizer of which the state alone is known, the lines are those of one that has a state too.
+    optimizer = step.optimizer.name if step.optimizer.name in OPTIMIZERS else DEFAULT
+    table = planned(without_gradients(step_of(step.model, step.procedure, optimizer)), step.plan)
+    if step.accumulate > 1:
+        table = gathering(table)
+    placed = place(table, grid, clauses, sizes)
+    result = copy(step)
+    result.over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)))
+    result.table = in_place(placed)
+    homes = Homes(table, grid, clauses, sizes)
+    local = {**sizes, **grid.sizes}
+    stacks = stacks_of(step.model.table)
+    shapes = {
+        name: [*shape_of(_cut(homes, f"{name}.state", Value(table.axes[name], "state", name)), local)]
+        for name in step.model.learning
+    }
+    of, states = step.optimizer.bytes, step.kind.states
+    result.state = sum(state_bytes(of, shape, name in stacks, states) for name, shape in shapes.items())
+    result.master = step.kind.master * sum(map(points, shapes.values()))
+    wide = {array: step.widths[name] for array, name in placed.holds.items() if name in step.widths}
+    moved = {array for array in placed.holds if part_of(placed, array) == "gradients"}
+    moved |= {name for name in table.known if part_of(placed, name) == "gradients"}
+    result.widths = {**step.widths, **wide, **dict.fromkeys(moved, step.kind.gradient)}
+    return result
+
+
+def _cut(homes: Homes, name: str, value: Value) -> tuple[str, ...]:
+    return Layout(homes.home(name, value)).cut(value.axes)
+
+
+def in_place(placed: Placed) -> Table:
+    """The table with an optimizer whose states no line says, which writes new weights over the old ones.
+
+    Where new weights are gathered they are so in the old ones' place, and parts of old ones are no arrays of their own.
+    """
+    table, whole = placed.table, placed.whole
+    results = {value.of: name for name, value in table.known.items() if value.role == "new" and name in whole.known}
+
+    def change(line: Line) -> tuple[Line, ...]:
+        if not isinstance(line, Word) or line.tag.macro != "optimizer_step":
+            return (line,)
+        held = placed.holds.get(line.name, "")
+        if entry(line.word).kind == KIND:
+            return () if held in whole.weights or (held and whole.known[held].role == "new") else (line,)
+        if line.word not in OPTIMIZERS:
+            return (line,)
+        operands = dict(zip(line.given, line.right, strict=True))
+        weight = placed.holds.get(operands["W"].name, operands["W"].name)
+        axes = table.known[weight].axes
+        left = (Term(results[weight], axes),)
+        right = (Term(weight, axes), operands["G"], operands["lr"])
+        return (replace(line, left=left, right=right, word="sgd", given=("W", "G", "lr"), gives=("U",)),)
+
+    states = {name for name, value in table.known.items() if value.role == "state"}
+    renewed = {name for name, value in table.known.items() if value.role == "new" and value.of in states}
+    gone = states | renewed
+
+    def without_states(lines: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(
+            replace(
+                line,
+                lines=without_states(line.lines),
+                each=tuple(pair for pair in line.each if pair[1] not in gone),
+                keep=tuple(
+                    (placed.holds.get(name, name) if stack in results.values() else name, stack)
+                    for name, stack in line.keep
+                    if stack not in gone
+                ),
+            )
+            if isinstance(line, Repeat)
+            else line
+            for line in lines
+        )
+
+    return replace(
+        table,
+        lines=without_states(each_line(table.lines, change)),
+        inputs=tuple(name for name in table.inputs if name not in states),
+        outputs=tuple(name for name in table.outputs if name not in renewed),
+    )

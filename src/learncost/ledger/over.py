@@ -1,0 +1,170 @@
+"""A step over many devices, as cost, memory and place tell it: what is cut, and what each device sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.equation.precision import Precision
+from learncost.ledger.run import Run
+from learncost.ledger.sheet import number, size_of
+from learncost.models.model import Structure
+from learncost.placement.collective import Collective, collectives
+from learncost.placement.mesh import mesh as parse_mesh
+from learncost.placement.place import Placed, place
+from learncost.placement.presets import chosen
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import default_optimizer, without_gradients
+from learncost.procedures.procedure import step
+
+RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
+"""By which convention bytes are told that a device sends."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a device sends in a step along an axis of the mesh by one word.
+
+    runs     how often
+    payload  bytes of all runs: of the larger of what goes in and what comes out, on one device
+    ring     bytes of these that a device sends in a ring
+    """
+
+    mesh_axis: str
+    word: str
+    runs: int
+    payload: int
+    ring: int
+
+
+@dataclass(frozen=True)
+class OverMesh:
+    """Many devices: what each of them runs, and what it sends.
+
+    Attributes
+    ----------
+    placed
+        The table that each device runs, and that of one device that it stands for.
+    collectives
+        A record for each line that sends: the word, the axis of the mesh, bytes, how often, and why.
+    """
+
+    placed: Placed
+    collectives: tuple[Collective, ...]
+
+    @property
+    def mesh(self) -> str:
+        """The devices as they are written, dp=2,tp=4."""
+        return str(self.placed.mesh)
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.placed.mesh.devices
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        """What is cut over them."""
+        return tuple(map(str, self.placed.clauses))
+
+    @cached_property
+    def sent(self) -> tuple[Sent, ...]:
+        """What a device sends, by the axis of the mesh and by word."""
+        groups: dict[tuple[str, str], list[Collective]] = {}
+        for collective in self.collectives:
+            groups.setdefault((collective.mesh_axis, collective.word), []).append(collective)
+        sizes, order = self.placed.mesh.sizes, self.placed.mesh.names
+        rows = []
+        for (axis, word), several in groups.items():
+            runs = sum(one.times for one in several)
+            payload = sum(one.payload_bytes * one.times for one in several)
+            rows.append(Sent(axis, word, runs, payload, in_a_ring(word, payload, sizes[axis])))
+        return tuple(sorted(rows, key=lambda row: (order.index(row.mesh_axis), -row.payload)))
+
+    @property
+    def payloads(self) -> dict[int, int]:
+        """Bytes of payload by the place of the line among all, all runs together."""
+        return {one.place: one.payload_bytes * one.times for one in self.collectives}
+
+    @property
+    def sentence(self) -> str:
+        """What a device sends, in words."""
+        if not self.sent:
+            return "Nothing is sent."
+        axes: dict[str, int] = {}
+        for row in self.sent:
+            axes[row.mesh_axis] = axes.get(row.mesh_axis, 0) + row.ring
+        parts = ", ".join(f"{size_of(size)} over {axis}" for axis, size in axes.items())
+        payload = sum(row.payload for row in self.sent)
+        return f"Every device sends {parts} in a step, {RING}; their payload is {size_of(payload)}."
+
+    @property
+    def said(self) -> str:
+        """What is cut over what, in words."""
+        return f"Over {self.mesh}, {number(self.devices)} devices: {'; '.join(self.clauses)}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "mesh": self.placed.mesh.sizes,
+            "devices": self.devices,
+            "clauses": [*self.clauses],
+            "sent_per_device": [fields_of(row) for row in self.sent],
+            "collectives": [fields_of(row) for row in self.collectives],
+        }
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a record, by name."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def part_of(placed: Placed, array: str) -> str:
+    """What an array of a device's table is there for, where it is a weight that was gathered or a gradient of one."""
+    name = placed.holds.get(array, array)
+    value = placed.whole.known.get(name)
+    if value is not None and value.role in ("gradient", "part") and value.of in placed.whole.weights:
+        return "gradients"
+    return "gathered weights" if name in placed.whole.weights and array not in placed.whole.weights else ""
+
+
+def in_a_ring(word: str, payload: int, devices: int) -> int:
+    """Bytes that each of so many devices sends in a ring: 2(p-1)/p of what is reduced, (p-1)/p of all others.
+
+    Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations.
+    """
+    return payload * (2 if word.startswith("all_reduce") else 1) * (devices - 1) // devices
+
+
+def over_mesh(
+    run: Run, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
+) -> OverMesh:
+    """The step of a run over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh."""
+    if mesh is None:
+        raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+    optimizer = run.optimizer or default_optimizer(run.book)
+    table = step(Structure(run.model).model, procedure, optimizer, run.book.jacobian)
+    table = planned(without_gradients(table), run.plan, run.axes)
+    placed = place(table, parse_mesh(mesh), chosen(place_, placement), run.axes)
+    return OverMesh(placed, collectives(placed, run.axes, widths_of(kind)))
+
+
+def widths_of(kind: Precision) -> dict[str, int]:
+    """Bytes of a number by the role that it has in what is sent."""
+    return {
+        "weights": kind.weight,
+        "gradients": kind.gradient,
+        "values": kind.value,
+        "inputs": kind.value,
+        "states": kind.master or kind.weight,
+    }
+
+
+def whole_batch(mesh: str, place: str | None, placement: str | None) -> int:
+    """A sequence for each device on the axes of the mesh that cut the batch."""
+    sizes, number_of = parse_mesh(mesh).sizes, 1
+    for axis in {clause.mesh for clause in chosen(place, placement) if "B" in clause.axes}:
+        number_of *= sizes.get(axis, 1)
+    return number_of

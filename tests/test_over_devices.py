@@ -1,0 +1,112 @@
+"""Cost and memory of a step over many devices: what each computes, sends and holds, as formulas from the tables."""
+
+import pytest
+
+import learncost as lc
+
+SIZES = {"vocab_size": 50304, "seq_len": 256, "n_layer": 3}
+
+
+def elements(found, where=lambda one: True):
+    """Elements of payload in fp32, all runs together."""
+    return sum(one.payload_bytes * one.times for one in found.collectives if where(one)) // 4
+
+
+def test_ddp_reduces_every_gradient_once():
+    found = lc.place("gpt2", "dp=8", placement="ddp", **SIZES)
+    P = lc.cost("gpt2", **SIZES).parameters
+    assert elements(found) == P + 1  # and the loss
+    assert sum(row.ring for row in found.over.sent) * 8 == (4 * P + 4) * 2 * 7
+
+
+def test_zero_1_and_2_scatter_gradients_and_gather_new_weights():
+    P = lc.cost("gpt2", **SIZES).parameters
+    for name in ("zero-1", "zero-2"):
+        found = lc.place("gpt2", "dp=8", placement=name, **SIZES)
+        words = {row.word: row.payload // 4 for row in found.over.sent}
+        assert words == {"reduce_scatter": P, "all_gather": P, "all_reduce": 1}, name
+
+
+def test_zero_3_gathers_weights_forward_and_again_what_the_backward_pass_reads():
+    found = lc.place("gpt2", "dp=8", placement="zero-3", **SIZES)
+    sizes = {"d": 768, "f": 3072, "v": 50304, "p": 1024, "n": 3}
+    d, f, v, p, n = sizes.values()
+    block = 4 * d * d + 2 * d * f + 4 * d + f + d + 4 * d
+    P = v * d + p * d + n * block + 2 * d
+    assert elements(found, lambda one: one.word == "reduce_scatter") == P
+    gathered = {
+        macro: elements(found, lambda one, macro=macro: (one.word, one.macro) == ("all_gather", macro))
+        for macro in ("forward", "backward")
+    }
+    assert gathered["forward"] == P
+    # Biases and shifts of norms are not read backwards, and what stands outside of the blocks is gathered once.
+    assert gathered["backward"] == n * (4 * d * d + 2 * d * f + 2 * d)
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_tensor_parallel_reduces_four_times_a_block(t):
+    found = lc.place("gpt2", f"tp={t}", placement="megatron", batch_size=2, **SIZES)
+    B, M, d, n = 2, 256, 768, 3
+    assert elements(found, lambda one: one.times == n) == 4 * B * M * d * n
+    outside = elements(found, lambda one: one.times == 1)
+    assert outside == 2 * B * M * d + 3 * B * M + 1  # embedding and dY; max, sum and backward's sum; the loss
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_sequence_parallel_gathers_and_scatters_and_reduces_what_is_small(t):
+    found = lc.place("gpt2", f"tp={t}", placement="megatron-sp", batch_size=2, **SIZES)
+    B, M, d, n, p = 2, 256, 768, 3, 1024
+    block = {
+        word: elements(found, lambda one, word=word: one.word == word and one.times == n)
+        for word in ("all_gather", "reduce_scatter", "all_reduce")
+    }
+    assert block["reduce_scatter"] == 4 * B * M * d * n
+    assert block["all_gather"] == (4 + 2) * B * M * d * n  # two more for the gradients of weights
+    small = elements(found, lambda one: one.word == "all_reduce" and one.role == "gradients")
+    assert small == d * p + 6 * d * n + 2 * d  # positions; norms and biases behind what is summed; the last norm
+
+
+@pytest.mark.parametrize("placement", ["ddp", "zero-3", "cp", "ulysses"])
+def test_matrix_products_of_all_devices_are_those_of_one(placement):
+    axis = "cp" if placement in ("cp", "ulysses") else "dp"
+    more = {"batch_size": 4, "price_book": "matmul", **SIZES}
+    alone = lc.cost("gpt2", **more)
+    several = lc.cost("gpt2", mesh=f"{axis}=4", placement=placement, **more)
+    assert several.total.maccs * 4 == alone.total.maccs
+    assert several.to_dict()["total_of_all_devices"]["maccs"] == alone.total.maccs
+    assert sum(row.sent for row in several.rows) == sum(row.payload for row in several.over.sent)
+
+
+def kept(t, placement, plan=""):
+    """Bytes of activations that a block keeps on a device in 16 bits, with dropout."""
+    sizes = {"seq_len": 256, "batch_size": 2, "vocab_size": 512, "dropout": 0.1, "precision": "bf16", "plan": plan}
+    peaks = []
+    for n in (2, 3):
+        found = lc.memory("gpt2", mesh=f"tp={t}", placement=placement, n_layer=n, optimizer="sgd", **sizes)
+        arrays = [a for a in found.arrays if a.number == n and a.role == "kept"]
+        peaks.append(sum(a.bytes for a in arrays))
+    return peaks[1] - peaks[0]
+
+
+def test_memory_of_one_device_is_of_its_part():
+    one = lc.memory("gpt2", engine="table", **SIZES)
+    several = lc.memory("gpt2", mesh="dp=4", placement="zero-3", batch_size=4, **SIZES)
+    for part in ("weights", "optimizer state"):
+        assert several.split[part] * 4 == one.split[part]
+    assert several.to_dict()["over"]["devices"] == 4
+    assert several.peak == sum(several.split.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"placement": "fsdp"}, "give --mesh with it"),
+        ({"mesh": "dp=2"}, "say what is cut over the mesh"),
+        ({"mesh": "dp=2", "placement": "fsdp", "engine": "autograd"}, "runs on one device"),
+        ({"mesh": "dp=2", "placement": "fsdp", "budget": "8GB"}, "is solved for one device"),
+        ({"mesh": "tp=5", "placement": "megatron"}, "the next size that can is 50,260"),
+    ],
+)
+def test_what_is_of_one_device_is_refused_over_a_mesh(flags, message):
+    with pytest.raises(lc.InputError, match=message):
+        lc.memory("gpt2", **flags)

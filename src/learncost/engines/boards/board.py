@@ -1,0 +1,165 @@
+"""The boards, how a program is compiled for one, what of it lies where, and how it runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from learncost.equation.errors import InputError
+
+HERE = Path(__file__).parent
+STACK = 4096
+"""Bytes that the linker leaves at least for the stack."""
+
+FLAGS = ("-std=c99", "-O2", "-ffunction-sections", "-fdata-sections", "-fno-tree-loop-distribute-patterns")
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wdouble-promotion", "-Werror")
+
+
+@dataclass(frozen=True)
+class Board:
+    """An emulated board.
+
+    prefix    of the compiler's programs; flags for its processor
+    emulator  and its arguments
+    begins    where flash and RAM begin
+    fpu       whether it computes in fp32 itself
+    """
+
+    name: str
+    prefix: str
+    flags: tuple[str, ...]
+    emulator: str
+    arguments: tuple[str, ...]
+    begins: tuple[int, int]
+    fpu: bool
+
+    @property
+    def missing(self) -> str:
+        """What is not installed of what it needs; nothing if all is there."""
+        programs = (f"{self.prefix}gcc", self.emulator)
+        return " and ".join(program for program in programs if shutil.which(program) is None)
+
+
+_ARM = ("qemu-system-arm", (0x00000000, 0x20000000))
+_RISC = ("qemu-system-riscv32", (0x80000000, 0x80400000))
+
+BOARDS: Mapping[str, Board] = {
+    board.name: board
+    for board in (
+        Board("cortex-m3", "arm-none-eabi-", ("-mcpu=cortex-m3", "-mthumb"), _ARM[0], ("mps2-an385",), _ARM[1], False),
+        Board(
+            "cortex-m4f",
+            "arm-none-eabi-",
+            ("-mcpu=cortex-m4", "-mthumb", "-mfpu=fpv4-sp-d16", "-mfloat-abi=hard"),
+            _ARM[0],
+            ("mps2-an386",),
+            _ARM[1],
+            True,
+        ),
+        Board(
+            "cortex-m7",
+            "arm-none-eabi-",
+            ("-mcpu=cortex-m7", "-mthumb", "-mfpu=fpv5-sp-d16", "-mfloat-abi=hard"),
+            _ARM[0],
+            ("mps2-an500",),
+            _ARM[1],
+            True,
+        ),
+        Board(
+            "riscv32",
+            "riscv64-unknown-elf-",
+            ("-march=rv32imafc_zicsr", "-mabi=ilp32f", "-mcmodel=medany"),
+            _RISC[0],
+            ("virt", "-bios", "none"),
+            _RISC[1],
+            True,
+        ),
+    )
+}
+"""By name: of Arm's the MPS2 boards of QEMU, of RISC-V its machine `virt`."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A linked program.
+
+    data, bss  bytes of RAM that it takes; code, of flash, constants and what RAM begins with included
+    """
+
+    board: Board
+    path: Path
+    code: int
+    data: int
+    bss: int
+
+    @property
+    def ram(self) -> int:
+        return self.data + self.bss
+
+
+def build(
+    board: Board, sources: Sequence[Path], folder: Path, ram: int = 2**18, flash: int = 2**20, flags: Sequence[str] = ()
+) -> Built:
+    """Compile and link files in C, which find their headers in the folder, for a board of so many bytes.
+
+    Raises `InputError` with the compiler's words, as where RAM or flash is too small.
+    """
+    path = folder / f"{board.name}.elf"
+    places = {"FLASH_BEGIN": board.begins[0], "RAM_BEGIN": board.begins[1]}
+    places |= {"FLASH_BYTES": flash, "RAM_BYTES": ram, "STACK_BYTES": STACK}
+    _called(
+        f"{board.prefix}gcc",
+        *(
+            *board.flags,
+            *FLAGS,
+            "-ffreestanding",
+            *flags,
+            *WARNINGS,
+            "-nostartfiles",
+            "-nostdlib",
+            f"-I{folder}",
+            f"-I{HERE}",
+        ),
+        *(*map(str, sources), str(HERE / "start.c"), "-lgcc", "-o", str(path), f"-T{HERE / 'board.ld'}"),
+        *(f"-Wl,--defsym={name}={value:#x}" for name, value in places.items()),
+        *("-Wl,--gc-sections", "-Wl,--no-warn-rwx-segments"),
+    )
+    sizes: dict[str, int] = {}
+    for line in _called(f"{board.prefix}size", "-A", str(path)).splitlines():
+        name, *numbers = line.split() or [""]
+        if name.startswith(".") and numbers:
+            sizes[name] = int(numbers[0])
+    data = sizes.get(".data", 0)
+    return Built(board, path, sizes[".text"] + sizes.get(".ARM.exidx", 0) + data, data, sizes.get(".bss", 0))
+
+
+def run(built: Built, seconds: float = 120) -> str:
+    """What a program says until it ends. Raises `InputError` where it fails, or takes longer."""
+    board = built.board
+    return _called(
+        board.emulator,
+        *("-M", *board.arguments, "-nographic", "-monitor", "none", "-serial", "none", "-icount", "shift=0"),
+        *("-semihosting-config", "enable=on,target=native", "-kernel", str(built.path)),
+        seconds=seconds,
+        errors=True,
+    )
+
+
+def _called(program: str, *arguments: str, seconds: float = 120, errors: bool = False) -> str:
+    """What a program prints; where `errors`, what it says beside it too."""
+    try:
+        ran = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=seconds, check=False)
+    except FileNotFoundError:
+        raise InputError(f"{program} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{program} took longer than {seconds:g} seconds") from None
+    if ran.returncode:
+        lines = [line for line in (ran.stderr + ran.stdout).splitlines() if line.strip()]
+        said = next(
+            (line for line in lines if "error" in line or "overflow" in line), lines[-1] if lines else "nothing"
+        )
+        raise InputError(f"{program} said: {said}")
+    return ran.stdout + (ran.stderr if errors else "")

@@ -1,0 +1,205 @@
+"""A program in C99 on emulated boards beside this machine: the same bits, the bytes that were predicted, its stack."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from learncost.engines.boards import BOARDS, Board, Built, build, run
+from learncost.engines.inputs import random_batch
+from learncost.equation.errors import InputError
+from learncost.models.made import names_made
+from learncost.proof.report import Check
+from learncost.readings.emit.c99.layout import given
+from learncost.readings.price import Book, price
+
+if TYPE_CHECKING:
+    from learncost.derivations.emit_c99 import Program
+    from learncost.readings.emit.c99 import Firmware
+
+HOST = """\
+#include <stdio.h>
+#include "board.h"
+void say(const char *text) { fputs(text, stdout); }
+void say_number(uint32_t number) { printf("%u", (unsigned)number); }
+void say_bits(uint32_t bits) { printf("%08x", (unsigned)bits); }
+uint32_t moment(void) { return 0; }
+uint32_t instructions_since(uint32_t begun) { return begun; }
+uint32_t stack_used(void) { return 0; }
+"""
+"""What the board's functions are on this machine."""
+
+MAIN = """\
+#include "board.h"
+#include "{prefix}.h"
+
+{inputs}
+
+static uint32_t bits_of({prefix}_real x) {{
+    union {{ {prefix}_real value; uint32_t bits; }} u;
+    u.value = x;
+    return u.bits;
+}}
+
+static void say_array(const char *name, const {prefix}_real *x, int32_t points) {{
+    uint32_t hash = 2166136261u;
+    for (int32_t i = 0; i < points; i++) hash = (hash ^ bits_of(x[i])) * 16777619u;
+    say(name);
+    say(" ");
+    say_bits(hash);
+    say("\\n");
+}}
+
+int main(void) {{
+    {prefix}_begin();
+    for (int step = 0; step < {steps}; step++) {{
+        uint32_t begun;
+{copies}
+        begun = moment();
+        {prefix}_step();
+        begun = instructions_since(begun);
+        say("loss ");
+        say_bits(bits_of({prefix}_loss()));
+        say("\\ninstructions ");
+        say_number(begun);
+        say("\\n");
+    }}
+{arrays}
+    say("stack ");
+    say_number(stack_used());
+    say("\\n");
+    return 0;
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a program said on a board, and how it was linked there; on this machine it has no board.
+
+    numbers       of every loss and weight, as bits
+    instructions  of a step, the median
+    """
+
+    numbers: tuple[str, ...]
+    instructions: int
+    stack: int
+    built: Built | None = None
+
+
+def files(firmware: Firmware, inputs: Mapping[str, Any], steps: int, folder: Path) -> list[Path]:
+    """The program's files and a main function that takes steps on inputs, by their names in the table."""
+    prefix, names = firmware.prefix, firmware.names
+    every = next(iter(firmware.layouts.values()))
+    dtypes = {name: every.dtypes[name] for name in inputs}
+    constants, copies = [], []
+    for name, values in inputs.items():
+        flat = np.asarray(values).ravel()
+        kind = "int32_t" if dtypes[name] == "int64" else "uint8_t" if dtypes[name] in ("bool", "uint8") else "uint32_t"
+        if kind == "uint32_t":
+            flat = flat.astype(np.float32).view(np.uint32)
+        numbers = ", ".join(f"{int(number)}{'u' if kind == 'uint32_t' else ''}" for number in flat)
+        constants.append(f"static const {kind} given_{names[name]}[{flat.size}] = {{{numbers}}};")
+        copy = f"{names[name]}[i] = given_{names[name]}[i];"
+        if kind == "uint32_t":
+            copy = (
+                f"{{ union {{ uint32_t bits; {prefix}_real value; }} u; u.bits = given_{names[name]}[i]; "
+                f"{names[name]}[i] = u.value; }}"
+            )
+        copies.append(f"        for (int32_t i = 0; i < {flat.size}; i++) {copy}")
+    arrays = [
+        f'    say_array("{name}", {names[name]}, (int32_t)(sizeof {names[name]} / sizeof *{names[name]}));'
+        for name in every.table.weights
+        if name in every.table.renewed and name in names
+    ]
+    text = MAIN.format(
+        prefix=prefix, inputs="\n".join(constants), steps=steps, copies="\n".join(copies), arrays="\n".join(arrays)
+    )
+    written = {f"{prefix}.c": firmware.source, f"{prefix}.h": firmware.header, "main.c": text}
+    for name, content in written.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return [folder / f"{prefix}.c", folder / "main.c"]
+
+
+def on_host(sources: Sequence[Path], folder: Path) -> Ran:
+    """The same text, compiled and run here."""
+    from learncost.engines.boards.board import FLAGS, HERE
+
+    (folder / "host.c").write_text(HOST, encoding="utf-8")
+    path = folder / "host"
+    command = ["cc", *FLAGS, f"-I{folder}", f"-I{HERE}", *map(str, sources), str(folder / "host.c"), "-o", str(path)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        said = subprocess.run([str(path)], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise InputError(f"the program does not compile or run here: {getattr(error, 'stderr', '') or error}") from None
+    return _read(said)
+
+
+def on_board(board: Board, sources: Sequence[Path], folder: Path, ram: int = 2**18, flash: int = 2**21) -> Ran:
+    """Compiled for an emulated board of so many bytes, and run there."""
+    built = build(board, sources, folder, ram, flash)
+    return _read(run(built, 600), built)
+
+
+def _read(said: str, built: Built | None = None) -> Ran:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    counts: dict[str, list[int]] = {}
+    for line in lines:
+        if line.startswith(("instructions ", "stack ")):
+            counts.setdefault(line.split()[0], []).append(int(line.split()[1]))
+    numbers = tuple(line for line in lines if not line.startswith(("instructions ", "stack ")))
+    if "fault" in lines or "stack" not in counts:
+        raise InputError(f"the program ended with a fault after {len(numbers)} numbers")
+    return Ran(numbers, int(median_low(counts["instructions"])), counts["stack"][0], built)
+
+
+def inputs_of(program: Program) -> dict[str, Any]:
+    """A batch for a program, drawn from a seed, by the names of its inputs in the table."""
+    training = program.training
+    batch = random_batch(training.model, program.sizes)
+    values = dict(training.prepare(**batch).values) | training.inputs(**batch)
+    fixed = names_made(training.model) | training.constants.keys()
+    groups = given([*program.firmware.layouts.values()], frozenset(fixed))
+    return {
+        name: values[name]
+        for name, (kind, axes, _) in groups.items()
+        if kind == "inputs" and axes and name in program.firmware.names
+    }
+
+
+def checks(subject: str, program: Program, steps: int = 3) -> Iterator[Check]:
+    """What emulated boards say of a program beside this machine; not made where one is not installed."""
+    firmware = program.firmware
+    maccs = price(program.tables["step"], program.sizes, Book("run", "", "", "executed")).maccs
+    inputs = inputs_of(program)
+    here: Ran | None = None
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for board in BOARDS.values():
+            compared = f"on an emulated {board.name}"
+            if board.missing:
+                yield Check(subject, compared, f"{board.missing} is not installed", None)
+                continue
+            sources = files(firmware, inputs, steps, folder)
+            if here is None:
+                here = on_host(sources, folder)
+            ram = max(2**18, -(-(firmware.rooms.ram + 2**14) // 1024) * 1024)
+            found = on_board(board, sources, folder, min(ram, 2**22), 2**22)
+            assert found.built is not None
+            same = found.numbers == here.numbers
+            exact = found.built.ram == firmware.rooms.ram
+            text = (
+                f"{len(here.numbers)} losses and weights of {steps} steps "
+                f"{'are' if same else 'are not'} this machine's, bit for bit; .data and .bss take {found.built.ram:,} "
+                f"bytes, {firmware.rooms.ram:,} predicted; stack {found.stack:,}, flash {found.built.code:,} bytes; "
+                f"{found.instructions:,} instructions a step, {found.instructions / max(maccs, 1):.2f} a MACC"
+            )
+            yield Check(subject, compared, text, same and exact)

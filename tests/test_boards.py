@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import learncost as lc
+from learncost.derivations.boards import checks, files, inputs_of, on_board, on_host
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.engines.boards import BOARDS, build, run
 from learncost.engines.boards.board import Board
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration, configure
-from learncost.proof.boards import checks, files, inputs_of, on_board, on_host
 from test_in_product import MLP
 from tiny_models import GPT2, LLAMA
 
@@ -67,7 +67,8 @@ TWELVE = [
     (CONVOLUTION, "bp", "momentum", "in-product"),
     (RECURRENCE, "bp", "sgd", "at-once"),
     (LLAMA, "recompute", "momentum", "flash,fused,in-product"),
-    (MLP, "bp", "sgd", ""),
+    (MLP, "mempepita", "momentum", "in-product"),
+    (MLP, "pepita", "sgd", ""),
     (VIT, "recompute", "sgd", "fused,in-product"),
     (LLAMA, "mempepita", "momentum", "in-product"),
     (VIT, "bp", "adamw", "at-once"),
@@ -92,7 +93,10 @@ def _configured(model: Any) -> Configuration:
 def _program(model: Any, procedure: str, optimizer: str, plan: str | None, batch: int = 2) -> Program:
     length = 7 if model in (GPT2, LLAMA) else None
     settings = Settings(entry="step", prefix="net", plan=plan, batch_size=batch, seq_len=length)
-    return program_of(_configured(model), settings, {"procedure": procedure, "optimizer": optimizer, "seed": 5})
+    learning: dict[str, Any] = {"procedure": procedure, "optimizer": optimizer, "seed": 5}
+    if model is MLP and "pepita" in procedure:
+        learning["projected"] = ("X",)
+    return program_of(_configured(model), settings, learning)
 
 
 @pytest.mark.alike(every=6)

@@ -62,6 +62,9 @@ class Freestanding:
         With `backend` c99, what the variable begins with. The default is 0.01.
     weight_decay
         With `backend` c99, the weight decay. The default is 0.
+    projected
+        With `backend` c99 and pepita or mempepita, the inputs to which the output's error is added through a fixed
+        random matrix, with commas between, where these are no tokens.
     target_len
         With `backend` c99, how many tokens the decoder of an encoder-decoder says. The default is `seq_len`.
     """
@@ -75,6 +78,7 @@ class Freestanding:
     weight_decay: float | str | None = None
     target_len: int | str | None = None
     mode: str | None = None
+    projected: str | None = None
     train: object = None
     train_layers: object = None
     lora: object = None
@@ -288,6 +292,7 @@ def freestanding(
         },
         **{name: getattr(flags, name) for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha")},
         **({"mode": flags.mode} if flags.mode else {}),
+        **({"projected": tuple(flags.projected.split(","))} if flags.projected else {}),
     }
     configuration, given = subject, _read(subject, learning, flags.weights)
     title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)

@@ -75,6 +75,8 @@ class Training(Core):
         matrices as codes and scales.
     train, train_layers, lora, lora_rank, lora_alpha
         What learns, as in `lc.cost`.
+    projected
+        Inputs to which PEPITA adds the output's error through a fixed random matrix; without any, the one-hot tokens.
     sizes
         Any size of the model.
 
@@ -119,6 +121,7 @@ class Training(Core):
         lora: object = None,
         lora_rank: object = None,
         lora_alpha: object = None,
+        projected: tuple[str, ...] = (),
         **sizes: Any,
     ) -> None:
         kind = precision_of(precision or "fp32")
@@ -129,7 +132,7 @@ class Training(Core):
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
-        self.dropout = dropout
+        self.dropout, self._projected = dropout, tuple(projected)
         self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
         self.precision = kind
         self.model = self._built(dropout > 0)
@@ -196,6 +199,10 @@ class Training(Core):
 
     def _built(self, dropout: bool = False, padding: bool = False) -> Model:
         model = build(self.configuration, dropout=dropout, padding=padding)
+        if unknown := [name for name in self._projected if name not in model.table.known]:
+            known = ", ".join(sorted({*model.table.inputs, *model.table.axes} - {*model.table.weights}))
+            raise InputError(f"{model.configuration.name} has no {unknown[0]!r} to add an error to; it has {known}")
+        model = replace(model, projected=self._projected or model.projected)
         return changed(model, self._wanted, self.precision)
 
     @property

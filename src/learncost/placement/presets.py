@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from learncost.equation.errors import InputError, named_one
 from learncost.placement.clauses import Clause, clauses
+from learncost.placement.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,33 @@ def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
             "such as `h f v over tp`"
         )
     return tuple(dict.fromkeys(result))
+
+
+def chosen_for(
+    mesh: Mesh, sizes: Mapping[str, int], place: str | None = None, named: str | None = None
+) -> tuple[Clause, ...]:
+    """The clauses of `--place` and `--placement` for a mesh; where neither is given, those of the names of its axes.
+
+    A vocabulary that does not divide stays whole, as its tokenizer has it, where it is not written that it is cut: all
+    devices compute the head alike. Raises `InputError` for an axis that no placement is about.
+    """
+    if not place and not named:
+        for axis in mesh.names:
+            if axis not in USUAL:
+                raise InputError(
+                    f"say what is cut over {axis}: --placement, or --place with clauses such as `h f over {axis}`; "
+                    f"only {', '.join(USUAL)} say it themselves"
+                )
+        named = ",".join(USUAL[axis] for axis in mesh.names)
+    written = clauses(place or "")
+    result = []
+    for clause in chosen(place, named):
+        divides = sizes.get("v", 0) % mesh.sizes.get(clause.mesh, 1) == 0
+        if clause not in written and not divides and len(clause.axes) > 1:
+            clause = replace(clause, axes=tuple(name for name in clause.axes if name != "v"))
+        result.append(clause)
+    return tuple(dict.fromkeys(result))
+
+
+USUAL: Mapping[str, str] = {"dp": "ddp", "shard": "hsdp", "tp": "megatron", "cp": "cp", "ep": "ep"}
+"""The placement of an axis of the mesh by its name."""

@@ -38,4 +38,8 @@ def usual() -> str:
 
 def engine(configuration: Configuration, options: Options) -> Engine:
     """The engine that the options name, with initial weights."""
+    if options.mesh is not None:
+        from learncost.training.mesh_engine import MeshEngine
+
+        return MeshEngine(configuration, options)
     return named_one("engine", options.engine or usual(), ENGINES)(configuration, options)

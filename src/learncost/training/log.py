@@ -40,3 +40,18 @@ class Log:
         """No more is added."""
         with suppress(OSError):  # what could not be written was reported when it was added
             self._file.close()
+
+
+class NoLog(Log):
+    """Of a process that does not write."""
+
+    def __init__(self) -> None: ...
+
+    def add(self, text: str) -> None:
+        """Another process writes it."""
+
+    def settle(self) -> None:
+        """There is nothing."""
+
+    def close(self) -> None:
+        """There is nothing."""

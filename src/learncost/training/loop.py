@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -34,8 +34,9 @@ from learncost.training.files import Kept
 from learncost.training.folder import CONFIG, LOGS, Folder
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.interrupt import asked_to_stop
-from learncost.training.log import Log
+from learncost.training.log import Log, NoLog
 from learncost.training.options import LEARNS, MINUTES, Options
+from learncost.training.processes import ALONE, Processes
 from learncost.training.traced import Tracer
 
 INTERRUPTED = 130
@@ -106,7 +107,10 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended: its steps and the last of them; `stopped` before the end as that was `asked`, or late."""
+    """How a training ended: its steps and the last of them; `stopped` before the end as that was `asked`, or late.
+
+    told   whether this process is the one of several that tells it
+    """
 
     folder: Path
     name: str
@@ -119,12 +123,13 @@ class Result:
     stopped: bool
     asked: bool
     writes: bool
+    told: bool = True
 
     def __str__(self) -> str:
-        """How it ended; nothing where it will go on."""
+        """How it ended; nothing where it will go on, and where another process tells."""
         from learncost.training.ending import summary
 
-        return "" if self.stopped else summary(self)
+        return "" if self.stopped or not self.told else summary(self)
 
     def __rich__(self) -> str:
         return str(self).replace("[", r"\[")  # no markup
@@ -135,42 +140,72 @@ class Result:
 
 
 def start(
-    options: Options, path: Path, report: Report, stop: Callable[[], bool] | None = None, trace: int = 0
+    options: Options,
+    path: Path,
+    report: Report,
+    stop: Callable[[], bool] | None = None,
+    trace: int = 0,
+    processes: Processes = ALONE,
 ) -> Result:
-    """Train as the options say, in a new folder; `stop` and `trace` as for `go_on`. Raises InputError.
+    """Train as the options say, in a new folder; `stop`, `trace` and `processes` as for `go_on`. Raises InputError.
 
     What is refused before its first step, such as a list with a mistake, leaves no folder: it can be said again.
     """
-    beginning, folder = begin(options), Folder(path)
-    folder.make()
-    with folder.alone():
-        folder.begin(beginning.options, beginning.config, beginning.files)
+    folder = Folder(path)
+
+    def write() -> None:
+        beginning = begin(options)
+        folder.make()
+        with folder.alone():
+            folder.begin(beginning.options, beginning.config, beginning.files)
+
+    processes.of_first(write)
+    with _alone(folder, processes):
         try:
-            run = _Run(folder, report, {}, trace)
+            run = _Run(folder, report, {}, trace, processes)
         except InputError:
-            folder.forget()
+            if processes.first:
+                folder.forget()
             raise
         return run.to_the_end(stop)
 
 
-def go_on(path: Path, report: Report, stop: Callable[[], bool] | None = None, trace: int = 0, **changes: Any) -> Result:
+def go_on(
+    path: Path,
+    report: Report,
+    stop: Callable[[], bool] | None = None,
+    trace: int = 0,
+    processes: Processes = ALONE,
+    **changes: Any,
+) -> Result:
     """Continue a run from its last checkpoint, bit for bit as if it had never stopped. Raises InputError.
 
-    stop     asked after every step; the run is saved where it says yes. None: Ctrl-C says yes
-    trace    how many steps are timed line by line, for a trace in the folder
-    changes  options in place of the run's own, such as more steps
+    stop       asked after every step; the run is saved where it says yes. None: Ctrl-C says yes
+    trace      how many steps are timed line by line, for a trace in the folder
+    processes  those that train it together
+    changes    options in place of the run's own, such as more steps
     """
     folder = Folder(path)
-    with folder.alone():
-        return _Run(folder, report, changes, trace).to_the_end(stop)
+    with _alone(folder, processes):
+        return _Run(folder, report, changes, trace, processes).to_the_end(stop)
+
+
+@contextmanager
+def _alone(folder: Folder, processes: Processes) -> Iterator[None]:
+    """No other training is at work in the folder while the block runs. Raises InputError in all processes."""
+    with ExitStack() as held:
+        processes.of_first(lambda: held.enter_context(folder.alone()))
+        yield
 
 
 class _Run:
     """A run with everything that it needs to take steps."""
 
-    def __init__(self, folder: Folder, report: Report, changes: dict[str, Any], trace: int) -> None:
+    def __init__(
+        self, folder: Folder, report: Report, changes: dict[str, Any], trace: int, processes: Processes
+    ) -> None:
         self.tracer = Tracer(trace)
-        self.folder, self.report, self.told = folder, report, False
+        self.folder, self.report, self.told, self.processes = folder, report, False, processes
         options = folder.options()
         self.options = replace(options, **changes)
         self.configuration = folder.configuration()
@@ -194,14 +229,22 @@ class _Run:
         lengths = checkpoint.logs if checkpoint is not None else dict.fromkeys(LOGS, 0)
         self.saved = self.engine.steps if checkpoint is not None else -1
         kept = Kept(self._kept(), folder.again)
-        self.metrics, self.samples = (Log(folder.path / name, lengths[name], kept) for name in LOGS)
+        self.metrics, self.samples = (
+            (NoLog(), NoLog())
+            if not processes.first
+            else (Log(folder.path / name, lengths[name], kept) for name in LOGS)
+        )
         if self.options != options:
-            folder.rewrite(self.options, kept)
+            processes.of_first(lambda: folder.rewrite(self.options, kept))
 
     def _data(self) -> Data:
         path = self.folder.path
-        if not (path / FACTS).exists():
-            self.task.prepare(self.options, path, self.report.say)
+
+        def prepare() -> None:
+            if not (path / FACTS).exists():
+                self.task.prepare(self.options, path, self.report.say)
+
+        self.processes.of_first(prepare)
         return self.task.load(self.options, path, self.folder.advice)
 
     def _threads(self) -> AbstractContextManager[None]:
@@ -219,13 +262,13 @@ class _Run:
         )
         times: list[float] = []
         with self._threads():
-            while len(times) < 4 or (sum(times) < 1 and len(times) < 50):
+            while self.processes.of_first(lambda: len(times) < 4 or (sum(times) < 1 and len(times) < 50)):
                 began = perf_counter()
                 engine.step(self.data.batch(len(times)), 0.0)
                 times.append(perf_counter() - began)
         engine.load(weights, state, 0)
         # The first one is slower than all that follow; a tenth is left for validation, samples and checkpoints.
-        steps = max(1, int(0.9 * 60 * minutes / float(np.median(times[1:]))))
+        steps = self.processes.of_first(lambda: max(1, int(0.9 * 60 * minutes / float(np.median(times[1:])))))
         self.options = replace(self.options.resolved(steps), minutes=None)
 
     def to_the_end(self, stop: Callable[[], bool] | None) -> Result:
@@ -249,7 +292,7 @@ class _Run:
         while engine.steps < options.steps and not stopped:
             step = self._step(options)
             late = options.minutes is not None and perf_counter() - began > 60 * options.minutes
-            interrupted = stop()
+            interrupted, late = self.processes.any(stop(), late)
             stopped = (interrupted or late) and engine.steps < options.steps
             last = engine.steps == options.steps
             if last or _due(engine.steps, options.validate_every):
@@ -262,11 +305,11 @@ class _Run:
                 self._save()
         for log in (self.metrics, self.samples):
             log.close()
-        if self.tracer.traced:
+        if self.tracer.traced and self.processes.first:
             self._trace()
         parameters = sum(array.size for array in engine.plain_weights.values())
         seconds = perf_counter() - began
-        ended = (step, validated, stopped, interrupted, self.writes)
+        ended = (step, validated, stopped, interrupted, self.writes, self.processes.first)
         return Result(self.folder.path, self.name, options, engine.steps, parameters, seconds, *ended)
 
     def _step(self, options: Options) -> Step:
@@ -321,6 +364,8 @@ class _Run:
 
     def _sample(self) -> None:
         prompt, text = (self.options.prompt, self._written()) if self.writes else ("", self._shown())
+        if not self.processes.first:
+            return
         self.samples.add(f"--- step {self.engine.steps}\n{prompt}{text}\n")
         self.report.sampled(self.engine.steps, text)
 
@@ -330,7 +375,10 @@ class _Run:
         return next_token(self.configuration)
 
     def _written(self) -> str:
-        decoder = Decoder(self.configuration, self.engine.plain_weights, precision_of(self.options.dtype).array)
+        weights = self.engine.plain_weights
+        if not self.processes.first:
+            return ""
+        decoder = Decoder(self.configuration, weights, precision_of(self.options.dtype).array)
         how = Sampling(tokens=200, seed=self.options.seed)
         assert self.tokenizer is not None
         return sample(decoder, self.tokenizer, self.options.prompt, how)
@@ -342,11 +390,16 @@ class _Run:
         return "\n".join(self.data.show(batch, scores)[:SHOWN])
 
     def _save(self) -> None:
-        for log in (self.metrics, self.samples):
-            log.settle()
         engine = self.engine
         beside = {} if engine.is_plain else engine.weights  # which the plain ones do not tell
-        self.folder.save(self.model, engine.plain_weights, {**engine.state, **beside}, engine.steps, max(self.saved, 0))
+        weights, state = engine.plain_weights, {**engine.state, **beside}
+
+        def write() -> None:
+            for log in (self.metrics, self.samples):
+                log.settle()
+            self.folder.save(self.model, weights, state, engine.steps, max(self.saved, 0))
+
+        self.processes.of_first(write)
         self.saved = engine.steps
 
 

@@ -98,6 +98,12 @@ class Options:
         How many FLOPs this machine does in a second at best, such as 2e11. The share that is used (MFU) is then shown.
     prompt
         How samples begin. The default is a new line.
+    mesh
+        The processes that torchrun starts, as axes with how many there are along each, such as dp=2,tp=2. Every one of
+        them does a part of every step.
+    placement
+        What is cut over the mesh, by name, with commas between: {choices} (`learncost list placements`). The default
+        follows from the names of the axes: dp and shard, tp, cp, ep.
     train
         What learns: all, head, embeddings, biases, or names of weights and modules with commas between. All else is
         frozen.
@@ -141,6 +147,9 @@ class Options:
     lora: str | None = None
     lora_rank: str | None = None
     lora_alpha: str | None = None
+    mesh: str | None = None
+    place: str | None = None
+    placement: str | None = None
 
     def __post_init__(self) -> None:
         for option in fields(self):

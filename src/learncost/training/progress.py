@@ -12,8 +12,11 @@ from learncost.training.loop import Report, Step
 
 
 @contextmanager
-def reporter() -> Iterator[Report]:
-    """Who is told; nothing of it is left on the screen but lines."""
+def reporter(tells: bool = True) -> Iterator[Report]:
+    """Who is told; nothing of it is left on the screen but lines. Of several processes one tells."""
+    if not tells:
+        yield Nobody()
+        return
     if not sys.stderr.isatty():
         yield Lines()
         return
@@ -55,6 +58,22 @@ class Lines:
 
     def sampled(self, step: int, text: str) -> None:
         """Samples are in samples.txt."""
+
+
+class Nobody:
+    """For a process that another one tells of."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def begin(self, step: int, steps: int) -> None:
+        """Nothing."""
+
+    def stepped(self, step: Step) -> None:
+        """Nothing."""
+
+    def sampled(self, step: int, text: str) -> None:
+        """Nothing."""
 
 
 class Bar:

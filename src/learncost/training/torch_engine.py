@@ -26,6 +26,7 @@ from learncost.training.options import Options
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from learncost.engines.in_place import InPlace
 
@@ -46,7 +47,7 @@ class _TorchRunner:
 
     def forget(self) -> None:
         """What was compiled; weights and state are those that the training has now."""
-        self._pool = _Pool(self.device, self._training.low)
+        self._pool = Pool(self.device, self._training.low)
         self._steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _Step] = {}
 
     def fetch(self) -> None:
@@ -95,7 +96,7 @@ class TorchEngine(NumPyEngine):
             import torch  # noqa: F401  # said here, before anything else is made
         except ImportError:
             raise InputError("--engine torch needs PyTorch: pip install 'learncost[torch]'") from None
-        _check_device(options)
+        check_device(options)
         if options.device != "cpu" and precision_of(options.dtype).states in BLOCKS:
             raise InputError(f"--device {options.device} keeps states as they are, and {options.dtype} rounds them")
         super().__init__(configuration, options)
@@ -135,7 +136,7 @@ class TorchEngine(NumPyEngine):
         self._runner.forget()
 
 
-def _check_device(options: Options) -> None:
+def check_device(options: Options) -> None:
     """Refuse a device that PyTorch does not know or see."""
     import torch
 
@@ -147,7 +148,7 @@ def _check_device(options: Options) -> None:
 
 
 @dataclass
-class _Pool:
+class Pool:
     """What all programs of a training share: tensors, on a processor in the memory of arrays, and the largest arena."""
 
     device: str = "cpu"
@@ -185,23 +186,23 @@ def _as_array(tensor: torch.Tensor) -> torch.dtype:
 class _Step:
     """A table for arrays of one size: in place where every line can be, else as PyTorch's operators compute it."""
 
-    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: _Pool) -> None:
+    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: Pool) -> None:
         table = without_gradients(prepared.table)
         self.renewed = table.renewed
         self._table, self._pool = table, pool
         self._sizes = dict(prepared.sizes)
         self.plan = smallest(table, self._sizes, precision) if plan is None else plan
-        self._emitted: _Emitted | None = None
+        self._emitted: Emitted | None = None
         self._in_place: InPlace | None = None
         if pool.device != "cpu":
-            self._emitted = _Emitted(planned(table, self.plan), self._sizes, precision, pool.device)
+            self._emitted = Emitted(planned(table, self.plan), self._sizes, precision, pool.device)
             self.says = f"plan {self.plan or 'none'}, on PyTorch's operators on {pool.device}"
             return
         try:
             self._in_place = self._compiled(prepared, precision)
             self.says = f"plan {self.plan or 'none'}, kernels compiled by {' '.join(compiler() or ())}"
         except InputError as error:
-            self._emitted = _Emitted(planned(table, self.plan), self._sizes, precision, pool.device)
+            self._emitted = Emitted(planned(table, self.plan), self._sizes, precision, pool.device)
             self.says = f"plan {self.plan or 'none'}, on PyTorch's operators, as {error}"
 
     def _compiled(self, prepared: Prepared, precision: str) -> InPlace:
@@ -245,19 +246,24 @@ class _Step:
         return results | {new: pool.arrays[name] for name, new in self.renewed.items()}
 
 
-class _Emitted:
+class Emitted:
     """The program of a table as PyTorch's operators, called with values by the names of the table.
 
     On CUDA `torch.compile` takes it whole and writes its kernels.
+
+    devices  the mesh that its collectives are over, where it is one of several
     """
 
-    def __init__(self, table: Table, sizes: Mapping[str, int], precision: str, device: str) -> None:
+    def __init__(
+        self, table: Table, sizes: Mapping[str, int], precision: str, device: str, devices: DeviceMesh | None = None
+    ) -> None:
         import torch
 
         self._program = program(table, "torch", sizes=sizes, dtype=precision)
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self._program.text}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
         self._reads, self._device = tuple(table.inputs), device
+        self._devices = (devices,) if self._program.meets else ()
         function = self._namespace[self._program.function]
         self._function = torch.compile(function, dynamic=False) if device.startswith("cuda") else function
 
@@ -270,7 +276,7 @@ class _Emitted:
                 values[name] = torch.from_numpy(np.require(arrays[name], requirements=("C", "W"))).to(self._device)
         arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
         with torch.inference_mode():
-            result = self._function(*arguments)
+            result = self._function(*arguments, *self._devices)
         results = result if len(self._program.results) > 1 else (result,)
         trees = zip(self._program.results, results, strict=True)
         return {name: value for tree, result in trees for name, value in unfold(tree, result)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
@@ -13,13 +13,18 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.ledger.question import flags_of, question
 from learncost.models.wording import counted
+from learncost.placement.mesh import mesh as parse_mesh
 from learncost.training.ending import stopped
 from learncost.training.files import cannot_write
 from learncost.training.loop import Result, go_on, start
 from learncost.training.options import Options
+from learncost.training.processes import Processes, is_first, joined
 from learncost.training.progress import reporter
 
-CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops")
+PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement"))
+"""What a run is spread over as it begins or resumes, if over anything: the same is learned."""
+
+CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops", *PLACES)
 """What may differ when a run resumes; everything else would make it another run."""
 
 
@@ -78,6 +83,8 @@ def train(
         Trains a small vision transformer on images with classes, which the list names.
     learncost train --resume run-1
         Goes on where a run stopped.
+    torchrun --nproc-per-node 4 -m learncost train my-texts/ --mesh dp=2,tp=2
+        Trains on four processes: two share every layer, and two such pairs share the sequences.
     """
     flags = {flag.name: flag for flag in flags_of(train)}
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}
@@ -88,7 +95,8 @@ def train(
     traced = 0 if trace is None else number("trace", trace, True)
     if not 0 <= traced <= MOST_TRACED:
         raise InputError(f"trace must be a whole number from 0 to {MOST_TRACED}, not {trace!r}")
-    with reporter() as report:
+    grid = parse_mesh(options["mesh"]) if options.get("mesh") else None
+    with _one_tells(), joined(grid, options.get("device", "cpu")) as processes, reporter(processes.first) as report:
         if resume is not None:
             others = {"PATH": paths, "--out": out, "--precision": precision, **{f"--{name}": name for name in sizes}}
             fixed = [name for name, value in others.items() if value]
@@ -96,12 +104,12 @@ def train(
                 raise InputError(
                     f"--resume goes on as the run began: leave {fixed[0]} out, or begin anew without --resume"
                 )
-            result = go_on(Path(resume), report, trace=traced, **options)
+            result = go_on(Path(resume), report, trace=traced, processes=processes, **{**PLACES, **options})
         else:
             run_options = Options(**options, paths=tuple(map(str, paths)), sizes=sizes)
-            with nullcontext(Path(out)) if out else _reserved() as folder:
-                result = start(run_options, folder, report, trace=traced)
-    if result.stopped:
+            with nullcontext(Path(out)) if out else _reserved(processes) as folder:
+                result = start(run_options, folder, report, trace=traced, processes=processes)
+    if result.stopped and result.told:
         print(stopped(result), file=sys.stderr)
     return result
 
@@ -122,14 +130,31 @@ def number(name: str, value: Any, whole: bool) -> Any:
 
 
 @contextmanager
-def _reserved() -> Iterator[Path]:
+def _one_tells() -> Iterator[None]:
+    """What is refused is refused by all processes, and told by the first; all end with the same exit code."""
+    try:
+        yield
+    except InputError:
+        if is_first():
+            raise
+        raise SystemExit(REFUSED) from None
+
+
+REFUSED = 2
+"""The exit code of a command that refuses."""
+
+
+@contextmanager
+def _reserved(processes: Processes) -> Iterator[Path]:
     """A folder with the first name that is not taken, made at once, so that nobody else takes it; gone if unused."""
-    folder = next(path for path in map(Path, map("run-{}".format, count(1))) if _made(path))
+    names = map(Path, map("run-{}".format, count(1)))
+    folder = Path(processes.of_first(lambda: str(next(path for path in names if _made(path)))))
     try:
         yield folder
     finally:
-        with suppress(OSError):  # it is not empty: a run is in it
-            folder.rmdir()
+        if processes.first:
+            with suppress(OSError):  # it is not empty: a run is in it
+                folder.rmdir()
 
 
 def _made(folder: Path) -> bool:

@@ -1,0 +1,275 @@
+"""The engine on several processes: each runs its part of the placed step on PyTorch, with functional collectives.
+
+Every process draws the same weights, batches and masks and takes its own parts of them, so that what is learned does
+not depend on the mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.adapted import merged
+from learncost.engines.core import Prepared, Values
+from learncost.engines.numpy_engine import Training
+from learncost.engines.weights import shape
+from learncost.equation.count import shape_of
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.equation.value import Same
+from learncost.models.configuration import Configuration
+from learncost.models.model import build, run_sizes
+from learncost.placement.clauses import Clause, Homes
+from learncost.placement.devices import part, together
+from learncost.placement.layout import Layout
+from learncost.placement.mesh import Mesh, mesh
+from learncost.placement.place import Placed, place
+from learncost.placement.presets import chosen_for
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.training.engine import Arrays, Batch, NumPyEngine
+from learncost.training.options import Options
+from learncost.training.torch_engine import Emitted, Pool, check_device
+
+
+class _MeshRunner:
+    """Executes tables as placed over the mesh: weights and state are this process's parts, all else is cut here."""
+
+    keeps_place = True
+
+    def __init__(self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options) -> None:
+        self.training, self.mesh, self.clauses = training, grid, clauses
+        self.plan, self.device = options.plan or "", options.device
+        self._devices: Any = None
+        self.forget()
+
+    def forget(self) -> None:
+        """What was written; weights and state are those that the training has now."""
+        self.pool = Pool(self.device, self.training.low)
+        self._steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _PlacedStep] = {}
+
+    @property
+    def devices(self) -> Any:
+        """The DeviceMesh, on which all processes have to ask for it together the first time."""
+        if self._devices is None:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            shape_of_mesh = tuple(number for _, number in self.mesh.axes)
+            kind = self.device.partition(":")[0]
+            self._devices = init_device_mesh(kind, shape_of_mesh, mesh_dim_names=self.mesh.names)
+        return self._devices
+
+    @property
+    def place(self) -> Mapping[str, int]:
+        """Where this process stands on the axes of the mesh."""
+        return dict(zip(self.mesh.names, self.devices.get_coordinate(), strict=True))
+
+    def __call__(self, prepared: Prepared) -> Values:
+        key = (Same(prepared.table), tuple(prepared.sizes.items()))
+        if key not in self._steps:
+            self._steps[key] = _PlacedStep(prepared, self)
+        return self._steps[key](prepared)
+
+    def gathered(self, array: Any, layout: Layout) -> Any:
+        """The whole of which every process has a part, on all of them."""
+        if not layout.over:
+            return array
+        import torch
+        import torch.distributed as distributed
+
+        mine = torch.from_numpy(np.ascontiguousarray(array))
+        parts = [torch.empty_like(mine) for _ in range(self.mesh.devices)]
+        distributed.all_gather(parts, mine)
+        return together([each.numpy() for each in parts], layout, self.mesh)
+
+
+class _PlacedStep:
+    """A table for batches of one size, placed and written as a program."""
+
+    def __init__(self, prepared: Prepared, runner: _MeshRunner) -> None:
+        self._runner = runner
+        table = planned(without_gradients(prepared.table), runner.plan)
+        self._sizes = dict(prepared.sizes)
+        self.placed = placed_over(table, runner.mesh, runner.clauses, self._sizes)
+        self._renewed = table.renewed
+        grid = self.placed.mesh
+        self._here = self._sizes | grid.sizes_at(runner.place)
+        precision = runner.training.precision.name
+        self._emitted = Emitted(
+            self.placed.table, self._sizes | grid.sizes, precision, runner.device, devices=runner.devices
+        )
+
+    def __call__(self, prepared: Prepared) -> Values:
+        pool, table = self._runner.pool, self.placed.table
+        own = {name: self._part(name, prepared.values[name]) for name in (*table.weights, *table.inputs)}
+        kept = dict.fromkeys((*table.weights, *self._renewed))
+        tensors = {name: pool.tensor(name, own[name]) for name in kept}
+        results_by_name = self._emitted(tensors, own)
+        for name, new in self._renewed.items():
+            pool.tensors[name].copy_(results_by_name.pop(new))
+        results = {name: self._result(name, tensor) for name, tensor in results_by_name.items()}
+        return results | {new: pool.arrays[name] for name, new in self._renewed.items()}
+
+    def _part(self, name: str, array: Any) -> Any:
+        """This process's part of a whole array; of one that is its part already, that."""
+        axes = self.placed.table.axes[name]
+        if np.shape(array) == shape_of(axes, self._here):
+            return array
+        return part(array, axes, self._here)
+
+    def _result(self, name: str, tensor: Any) -> Any:
+        """What a step gives beside new weights: a gradient that is added up stays a part, all else is whole."""
+        array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
+        if self.placed.whole.known[name].role in ("gradient", "new"):
+            return array
+        return self._runner.gathered(array, self.placed.layouts[name])
+
+
+def placed_over(table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> Placed:
+    """A table over a mesh; a batch that does not divide is computed by all devices alike.
+
+    Raises `InputError` where another axis does not divide.
+    """
+    batch = [clause.mesh for clause in clauses if clause.axes == ("B",)]
+    number = int(np.prod([grid.sizes[name] for name in batch]))
+    if sizes["B"] % number:
+        clauses = tuple(clause for clause in clauses if clause.axes != ("B",))
+        used = {clause.mesh for clause in clauses}
+        grid = Mesh(tuple((name, count if name in used else 1) for name, count in grid.axes))
+    return place(table, grid, clauses, sizes)
+
+
+class MeshEngine(NumPyEngine):
+    """NumPy's engine with every table placed over the mesh that the options say, and run on PyTorch."""
+
+    name = "torch"
+    plans = True
+    _runner: _MeshRunner
+
+    def __init__(self, configuration: Configuration, options: Options) -> None:
+        if options.engine not in (None, "torch"):
+            raise InputError(f"--mesh is for --engine torch, not for --engine {options.engine}")
+        if options.budget is not None:
+            raise InputError("--budget chooses the plan of one process: leave it out, or leave --mesh out")
+        check_device(options)
+        self._mesh = mesh(options.mesh or "")
+        super().__init__(configuration, replace(options, engine="torch"))
+        training = self._training
+        model = training.model
+        target = options.target_len if model.two_sided else None
+        sizes = run_sizes(model, (options.batch_size or 1) * options.accumulate, options.seq_len, target)
+        table = without_gradients(training.table())
+        self._check_batch(options)
+        self._sizes = sizes
+        homes = Homes(table, self._mesh, self._runner.clauses, sizes)
+        self._layouts = {
+            name: Layout(homes.home(name, table.known[name])) for name in (*training.weights, *training.state)
+        }
+        self._axes = {name: table.axes[name] for name in self._layouts}
+        self._whole = {name: shape(table, name, sizes) for name in self._layouts}
+        placed_over(planned(table, self._runner.plan, sizes), self._mesh, self._runner.clauses, self._micro(options))
+        self._cut = False
+
+    def _made(self, options: Options) -> _MeshRunner:
+        sizes = self._training.model.sizes
+        clauses = chosen_for(self._mesh, sizes, options.place, options.placement)
+        return _MeshRunner(self._training, self._mesh, clauses, options)
+
+    def _micro(self, options: Options) -> Mapping[str, int]:
+        """The sizes of one batch that is computed at once."""
+        return {**self._sizes, "B": self._sizes["B"] // options.accumulate}
+
+    def _check_batch(self, options: Options) -> None:
+        number = int(np.prod([self._mesh.sizes[c.mesh] for c in self._runner.clauses if c.axes == ("B",)]))
+        batch = options.batch_size or 1
+        if batch % number:
+            raise InputError(
+                f"--batch-size {batch} is of all processes together and cannot be cut over {number}: the next that can "
+                f"is {-(-batch // number) * number}"
+            )
+
+    def _own(self, arrays: Mapping[str, Any]) -> Arrays:
+        """This process's parts of whole arrays."""
+        sizes = {**self._sizes, **self._mesh.sizes_at(self._runner.place)}
+        result = {}
+        for name, array in arrays.items():
+            axes = self._layouts[name].cut(self._axes[name])
+            own = array if np.shape(array) == shape_of(axes, sizes) else part(array, axes, sizes)
+            result[name] = np.array(own)
+        return result
+
+    def _take_parts(self) -> None:
+        """Keep this process's parts of weights and state alone; before the first step, by all processes together."""
+        if not self._cut:
+            self._cut = True
+            training = self._training
+            training.weights, training.state = self._own(training.weights), self._own(training.state)
+            self._runner.forget()
+
+    def _gathered(self, arrays: Mapping[str, Any]) -> Arrays:
+        """The wholes of which every process has a part, on all of them."""
+        return {name: self._runner.gathered(array, self._layouts[name]) for name, array in arrays.items()}
+
+    @property
+    def weights(self) -> Arrays:
+        self._take_parts()
+        self._runner.pool.fetch()
+        return self._gathered(super().weights)
+
+    @property
+    def state(self) -> Arrays:
+        self._take_parts()
+        self._runner.pool.fetch()
+        return self._gathered(super().state)
+
+    @property
+    def plain_weights(self) -> Arrays:
+        weights, training = self.weights, self._training
+        if training.is_plain:
+            return weights
+        plain = merged(training.model, build(training.configuration).table, weights)
+        return {name: np.asarray(array, training.dtype) for name, array in plain.items()}
+
+    @property
+    def says(self) -> str:
+        """On how many processes the steps run, and what is cut over them."""
+        clauses = ", ".join(map(str, self._runner.clauses))
+        return f"engine torch, {self._mesh.devices} processes, {self._mesh}: {clauses}{self._states}"
+
+    @property
+    def learns(self) -> str:
+        training = self._training
+        count = sum(int(np.prod(self._whole[name])) for name in training.model.learning)
+        return training.learns.rpartition(":")[0] + f": {count:,} parameters"
+
+    @property
+    def memory(self) -> int | None:
+        """Nobody lays out what operators allocate."""
+        return None
+
+    def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
+        training = self._training
+        training.weights = self._empty(training.weights)
+        training.state = self._empty(training.state)
+        training.load(weights, state, steps)
+        self._cut = False
+        self._take_parts()
+
+    def _empty(self, arrays: Mapping[str, Any]) -> Arrays:
+        """Whole arrays that take no memory, for their types and shapes."""
+        return {name: np.broadcast_to(np.zeros((), array.dtype), self._whole[name]) for name, array in arrays.items()}
+
+    def step(self, batch: Batch, learning_rate: float) -> float:
+        self._take_parts()
+        return super().step(batch, learning_rate)
+
+    def loss(self, batch: Batch) -> float:
+        self._take_parts()
+        return super().loss(batch)
+
+    def look(self, batch: Batch) -> tuple[float, Any]:
+        self._take_parts()
+        return super().look(batch)

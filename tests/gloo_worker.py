@@ -1,0 +1,95 @@
+"""One of several processes of a test: placed steps against the unsplit step, then trainings, as its jobs say.
+
+    python gloo_worker.py JOBS FOLDER, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+
+JOBS are `{"steps": [[family, mesh, placement, optimizer]], "trainings": [[words]]}`. The first process writes what it
+found into FOLDER: for every step the largest relative difference, bytes sent and bytes priced.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as distributed
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from learncost.faces.command import main
+from learncost.layers.lower import lower
+from learncost.models.model import build, run_sizes
+from learncost.models.small import small
+from learncost.placement.collective import collectives
+from learncost.placement.devices import part, together
+from learncost.placement.mesh import mesh
+from learncost.placement.place import place
+from learncost.placement.presets import chosen
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step
+from learncost.proof.check import sound_arrays
+from learncost.readings.run import execute
+from learncost.training.torch_engine import Emitted
+
+SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
+ROLES = ("weights", "gradients", "states", "values", "inputs")
+
+
+class Counted(TorchDispatchMode):
+    """The bytes of every functional collective, of the larger of what goes in and what comes out."""
+
+    sent = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.namespace == "_c10d_functional" and "wait" not in function.__name__:
+            self.sent += max(args[0].nbytes, result.nbytes)
+        return result
+
+
+def differences(family, mesh_text, names, optimizer):
+    """Of a placed step in fp64: the largest difference of a result, relative to its largest number; sent, priced."""
+    model, grid = build(small(family, **SIZES)), mesh(mesh_text)
+    sizes = run_sizes(model, 8, 8, None)
+    table = without_gradients(step(model, "bp", optimizer))
+    arrays = sound_arrays(table, sizes)
+    placed = place(table, grid, chosen(None, names), sizes)
+    devices = torch.distributed.device_mesh.init_device_mesh(
+        "cpu", tuple(number for _, number in grid.axes), mesh_dim_names=grid.names
+    )
+    here = sizes | grid.sizes_at(dict(zip(grid.names, devices.get_coordinate(), strict=True)))
+    axes, given = placed.table.axes, (*placed.table.inputs, *placed.table.weights)
+    values = {name: np.ascontiguousarray(part(arrays[name], axes[name], here)) for name in given}
+    program = Emitted(placed.table, sizes | grid.sizes, "fp64", "cpu", devices=devices)
+    tensors = {name: torch.from_numpy(values[name]) for name in placed.table.weights}
+    with Counted() as counted:
+        results = {name: tensor.numpy() for name, tensor in program(tensors, values).items()}
+    everyones = [None] * grid.devices
+    distributed.all_gather_object(everyones, results)
+    whole = dict(arrays)
+    execute(lower(table), whole, sizes)
+    worst = 0.0
+    for name in results:
+        found = together([each[name] for each in everyones], placed.layouts[name], grid)
+        worst = max(worst, float(np.abs(found - whole[name]).max() / (np.abs(whole[name]).max() or 1)))
+    sent = collectives(placed, sizes, dict.fromkeys(ROLES, 8))
+    return [worst, counted.sent, sum(one.payload_bytes * one.times for one in sent)]
+
+
+def work(jobs, folder):
+    rank, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    if jobs.get("steps"):
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=number)
+        found = [differences(*case) for case in jobs["steps"]]
+        distributed.destroy_process_group()
+        if rank == 0:
+            (folder / "steps.json").write_text(json.dumps(found))
+    for words in jobs.get("trainings", ()):
+        if code := main(["train", *words]):
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(work(json.loads(sys.argv[1]), Path(sys.argv[2])))

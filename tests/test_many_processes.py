@@ -88,7 +88,7 @@ def test_other_processes_than_the_mesh_has_are_refused_before_anything_is_writte
     number, words, message, text, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("WORLD_SIZE", str(number))
+    given = {"mesh": words[1]} if words else {}
     with pytest.raises(lc.InputError, match=message):
-        words = {words[0].strip("-"): words[1]} if words else {}
-        lc.train(str(text), out=tmp_path / "run", **words)
+        lc.train(str(text), out=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()

@@ -230,9 +230,7 @@ class _Run:
         self.saved = self.engine.steps if checkpoint is not None else -1
         kept = Kept(self._kept(), folder.again)
         self.metrics, self.samples = (
-            (NoLog(), NoLog())
-            if not processes.first
-            else (Log(folder.path / name, lengths[name], kept) for name in LOGS)
+            Log(folder.path / name, lengths[name], kept) if processes.first else NoLog() for name in LOGS
         )
         if self.options != options:
             processes.of_first(lambda: folder.rewrite(self.options, kept))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, NoReturn
 
 from learncost.equation.errors import InputError
@@ -132,7 +133,7 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         yield ALONE
         return
     try:
-        import torch.distributed as distributed
+        distributed: Any = import_module("torch.distributed")
     except ImportError:
         raise InputError("--mesh needs PyTorch: pip install 'learncost[torch]'") from None
     store, rank, number = next(iter(distributed.rendezvous("env://")))

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.devices.device import Device, device
+from learncost.devices.device import Device, device, known_device
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.models.files import looks_like_path, read_path
@@ -203,6 +203,37 @@ def known_cluster(name: str) -> Cluster | None:
     """The published cluster of that name, whatever its case and whatever joins its words; None where there is none."""
     squeezed = {_squeeze(spelling): each for each in clusters().values() for spelling in (*each.names[::-1], each.name)}
     return squeezed.get(_squeeze(name))
+
+
+def cluster_of(on: object) -> Cluster | None:
+    """The cluster that a name or a file means; None where it means a device, or nothing that is known."""
+    if isinstance(on, Cluster):
+        return on
+    if not isinstance(on, str) or _names_a_device(on):
+        return None
+    if known := known_cluster(on):
+        return known
+    if looks_like_path(on) and Path(on).is_file() and "inside" in read_path(on):
+        return cluster(on)
+    return None
+
+
+def _names_a_device(name: str) -> bool:
+    try:
+        return known_device(name) is not None
+    except InputError:  # several devices have these words
+        return True
+
+
+def cluster_with(device: Device) -> Cluster:
+    """The first published cluster of a device. Raises `InputError` where there is none."""
+    for each in clusters().values():
+        if each.device.name == device.name:
+            return each
+    raise InputError(
+        f"links of {device.name} are not known: give a cluster with --on (`learncost list clusters`), or a file that "
+        "describes one"
+    )
 
 
 def _squeeze(name: str) -> str:

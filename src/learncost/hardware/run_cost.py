@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.devices import assumptions
+from learncost.devices.cluster import Cluster, cluster_of, cluster_with
 from learncost.devices.device import RATES, Device
 from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
@@ -29,6 +30,9 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.price import Book
 from learncost.readings.time import Rates
 
+if TYPE_CHECKING:
+    from learncost.parallel.spread import Spread
+
 # The books that are shown beside the chosen one: exact products, and the formulas of the field.
 BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
 
@@ -38,6 +42,7 @@ TOTALS = {
     "hfu": "the HFU that is given",
     "mfu": "the MFU, not on the modelled step, which knows one device, no others to wait for, no data, no restarts",
     "step": "the modelled step, on devices that do not wait for each other",
+    "mesh": "the modelled step of all devices, with links, pipeline and what waits for them",
 }
 
 
@@ -65,6 +70,8 @@ class RunCost(Shown):
         FLOPs of the whole run by other price books.
     total_by
         Which of the figures makes the time of the run, such as mfu.
+    spread
+        The step over a mesh of devices; None where none was asked for.
 
     Examples
     --------
@@ -84,6 +91,7 @@ class RunCost(Shown):
     unknown: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, int] = field(default_factory=dict)
     total_by: str = "mfu"
+    spread: Spread | None = None
 
     @property
     def flops(self) -> int:
@@ -131,6 +139,25 @@ class RunCost(Shown):
             "unknown": dict(self.unknown),
             "flops_by_price_book": dict(self.beside),
             "total_by": self.total_by,
+            **({} if self.spread is None else {"mesh": self._mesh(self.spread)}),
+        }
+
+    @staticmethod
+    def _mesh(spread: Spread) -> dict[str, Any]:
+        step = spread.step
+        return {
+            "cluster": step.cluster.name,
+            "mesh": dict(step.way.mesh),
+            "placement": spread.placed,
+            "schedule": step.way.schedule,
+            "microbatches": step.way.microbatches,
+            "memory": step.peak,
+            "fits": spread.fits,
+            "computing": step.computing,
+            "waiting": step.waiting,
+            "bubble": step.bubble,
+            "once": step.once,
+            "sent": [asdict(row) for row in step.sent],
         }
 
 
@@ -141,6 +168,10 @@ def run_cost(
     on: str | Device | Rates | None = None,
     devices: int | str = 1,
     *,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
+    schedule: str = "1f1b",
     mfu: float | str | None = None,
     hfu: float | str | None = None,
     tokens_per_second: float | str | None = None,
@@ -169,6 +200,11 @@ def run_cost(
         calibrate), or a file of learncost calibrate `out`.
     devices
         How many of these devices there are.
+    mesh
+        The devices as axes, such as pp=4,dp=8,tp=8: the time is then that of a step over it, with the links of the
+        cluster. On a cluster (`learncost list clusters`) without one, the fastest that fits is taken.
+    schedule
+        Of the pipeline, pp of the mesh: 1f1b, gpipe or zb-h1.
     price_book
         What counts as an operation: matmul, as utilization is counted, or another (`learncost list price-books`).
     dtype
@@ -221,6 +257,8 @@ def run_cost(
         Days, energy, CO2 and price of a whole training.
     learncost run-cost gpt2 --tokens 1e10 --on A100-SXM-40GB --country France
         The CO2 of a training in France.
+    learncost run-cost llama-3-8b --tokens 15e12 --on DGX-H100 --devices 64 --mesh dp=32,tp=2
+        The same over a mesh, with links; without --mesh over the fastest that fits.
 
     Examples
     --------
@@ -252,7 +290,10 @@ def run_cost(
     }
     typed = {name: given.figure(name, value) for name, value in flags.items() if value is not None}
     given.check_together(typed, country, year)
-    place = _place(typed, country, year)
+    grid_place = _place(typed, country, year)
+    group = cluster_of(on)
+    if group is not None:
+        on = group.device
     machine, attained = _machine(on, dtype)
     sizes = {"by": "macro-operation", **sizes}
     step = cost(model, procedure, price_book, **sizes)
@@ -268,14 +309,24 @@ def run_cost(
     figures["petaflop_s_days"] = products.petaflop_days(figures["flops"])
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
-    seconds = _step(model, procedure, sizes, on, kind, attained is not None)
-    if isinstance(seconds, Figure):
-        _show_step(figures, seconds, step.tokens_per_step)
-    total_by = _time(figures, typed, machine, kind, sizes, attained is not None)
+    many: Spread | None = None
+    seconds: Figure | str
+    if group is not None or mesh is not None or place is not None or placement is not None:
+        if procedure != "bp":
+            raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
+        many = _spread(model, group or cluster_with(machine), number, mesh, place, placement, schedule, kind, sizes)
+        number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
+        seconds = _show_spread(figures, many)
+        total_by = _time_of_mesh(figures, typed)
+    else:
+        seconds = _step(model, procedure, sizes, on, kind, attained is not None)
+        if isinstance(seconds, Figure):
+            _show_step(figures, seconds, step.tokens_per_step)
+        total_by = _time(figures, typed, machine, kind, sizes, attained is not None)
     figures["device_hours"] = products.device_hours(figures["time"], number)
-    unknown = {} if isinstance(seconds, Figure) else {"step": seconds}
-    unknown |= _energy(figures, typed, machine, place) | _price(figures, typed)
-    return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes), total_by)
+    unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
+    unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
+    return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes), total_by, many)
 
 
 def _machine(on: str | Device | Rates, dtype: str | None) -> tuple[Device, Rates | None]:
@@ -343,6 +394,64 @@ def _show_step(figures: dict[str, Figure], seconds: Figure, tokens: int) -> None
         figures["step_mfu"] = means
 
 
+_ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+_NOT_OF_A_MESH = ("by", "optimizer", "target_len")
+
+
+def _spread(
+    model: str | Configuration | Layer,
+    group: Cluster,
+    number: Figure,
+    mesh: str | None,
+    place: str | None,
+    placement: str | None,
+    schedule: str,
+    dtype: str,
+    sizes: Mapping[str, Any],
+) -> Spread:
+    """The step over a mesh. Raises `InputError` for what is not counted there, and where nothing fits."""
+    from learncost.parallel.spread import checked_schedule, spread  # only where a mesh is asked for: start-up counts
+
+    given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
+    if adapting := [
+        name for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha") if name in given_sizes
+    ]:
+        raise InputError(f"{adapting[0]} is not counted over a mesh of devices: leave it out, or the mesh")
+    return spread(
+        model, group, int(number.value), mesh, place, placement, checked_schedule(schedule), dtype, given_sizes
+    )
+
+
+def _show_spread(figures: dict[str, Figure], many: Spread) -> Figure:
+    """Add the step of all devices, its bytes on the fullest one, what it waits for, and the steps of the run."""
+    from learncost.parallel.spread import described  # is there by now
+
+    step = many.step
+    tokens = step.tokens
+    steps = -(-int(figures["tokens"].value) // tokens)
+    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
+    source = f"{described(step)} on {step.cluster.name}; {many.placed}"
+    seconds = Figure(step.seconds, "s", "modelled", source, step.seconds * step.low, step.seconds * step.high)
+    figures["step"] = seconds
+    figures["memory"] = Figure(step.peak / 1e9, "GB", "counted", "of the fullest device, read off the placed table")
+    busy = step.computing + step.waiting
+    figures["bubble"] = Figure(step.bubble * busy, "s", "modelled", "what the pipeline waits in a step")
+    figures["waiting"] = Figure(step.waiting, "s", "modelled", "for collectives that nothing is computed beside")
+    if "peak" in figures:
+        step_flops = figures["flops"].value * tokens / figures["tokens"].value
+        of_all = [seconds, figures["peak"], figures["devices"]]
+        figures["step_mfu"] = computed("", "FLOPs of a step / (step x peak x devices)", [], of_all, step_flops * 1e-12)
+    return seconds
+
+
+def _time_of_mesh(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:
+    """Add the days of steps that all devices make together."""
+    if speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]:
+        raise InputError(f"{speeds[0]} says how fast the run is, and so does the mesh: give one of them")
+    figures["time"] = computed("d", "steps x step", [figures["steps"], figures["step"]], (), 1 / products.SECONDS_A_DAY)
+    return "mesh"
+
+
 def _time(
     figures: dict[str, Figure],
     typed: Mapping[str, Figure],
@@ -406,7 +515,9 @@ def _energy(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: De
         return {"energy": f"no power of {machine.name} is published; give --power in watts"}
     figures["power"] = drawn
     if "step" in figures:
-        figures["step_energy"] = computed("J", "step x power with the host, without PUE", [figures["step"], drawn])
+        of_all = [figures["step"], drawn] + ([figures["devices"]] if "waiting" in figures else [])
+        text = "step x power with the host" + (" x devices" if "waiting" in figures else "")
+        figures["step_energy"] = computed("J", f"{text}, without PUE", of_all)
     figures["pue"] = typed.get("pue") or assumptions.PUE
     figures["energy"] = products.energy(figures["device_hours"], drawn, figures["pue"])
     figures["carbon_intensity"] = place

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from learncost.devices.figure import Figure
 from learncost.hardware.published import PublishedRun
 from learncost.hardware.run_cost import TOTALS, RunCost
-from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, significant
+from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, significant, size_of
 from learncost.ledger.show import convention
+
+if TYPE_CHECKING:
+    from learncost.parallel.spread import Spread
 
 _NAMES = {
     "flops": "FLOPs",
@@ -18,6 +22,9 @@ _NAMES = {
     "tokens_per_second": "tokens a second",
     "step": "a step",
     "step_mfu": "MFU of that step",
+    "memory": "memory of a device",
+    "bubble": "pipeline's bubble",
+    "waiting": "waiting for collectives",
     "step_energy": "energy of a step",
     "device_power": "power, device alone",
     "power": "power, with host",
@@ -72,9 +79,30 @@ def _notes(run: RunCost) -> tuple[str, ...]:
         if name not in derived and figure.label not in ("counted", "given"):
             notes.append(f"{_named(name)}, {figure.label}: {figure.source}.")
     notes.append(f"The time of the run rests on {TOTALS[run.total_by]}.")
+    if run.spread is not None:
+        notes += _of_mesh(run.spread)
     notes += [f"{_named(name)}: {needed}." for name, needed in run.unknown.items()]
     notes.append("Not in it: evaluation, other trials, storage and network, making the machines.")
     return tuple(notes)
+
+
+def _of_mesh(spread: Spread) -> list[str]:
+    """Whether a mesh fits, what it sends, and what is assumed."""
+    from learncost.parallel.spread import described  # only where there is a mesh: start-up counts
+    from learncost.parallel.step import ASSUMED
+
+    step, room = spread.step, size_of(int(spread.memory))
+    fits = f"It fits the {room} of a device" if spread.fits else f"IT DOES NOT FIT the {room} of a device"
+    sent = [
+        f"{row.word} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"
+        for row in sorted(step.sent, key=lambda row: -row.sent)
+        if row.sent >= 1e6
+    ]
+    return [
+        f"{fits}: {described(step)}." + ("" if spread.fits else " `learncost search` finds meshes that do."),
+        "Sent by a device in a step: " + ("; ".join(sent) or "less than a megabyte") + ".",
+        f"Assumed: {'; '.join(ASSUMED.values())}.",
+    ]
 
 
 def _between(figure: Figure, write: Callable[[float], str]) -> str:

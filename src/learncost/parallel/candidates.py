@@ -216,7 +216,9 @@ class Reading:
             for outside in (self._outside, (0,), self._outside[-1:])
         )
         beginning = first[0] + first[1] * (np.maximum(flight, 1) - 1) + first[2]
-        end = last[0] + last[1] * (np.where(held, flight, 1) - 1) + last[2]
+        others = np.where(chunks > 1, np.minimum(number, stages - (stages - 1) / chunks), 1.0)
+        others = np.where((chunks > 1) & (number == stages), number, others)  # then all go forward first
+        end = last[0] + last[1] * (np.where(held, flight, others) - 1) + last[2]
         return np.asarray(np.where(alone, one[0] + one[2], np.maximum(beginning, end)))
 
     @property

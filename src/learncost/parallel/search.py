@@ -299,7 +299,7 @@ def search(
     if run.model.two_sided or not run.model.learns:
         raise InputError(f"search is about models with one sequence and a loss, which {shown(str(model))} is not")
     length = run.axes["M"]
-    batch = _batch(batch_size, length, number_of)
+    batch = batch_of(batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
     axes = axes_of(run.model, run.axes)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
@@ -340,7 +340,7 @@ def _whole(name: str, value: object) -> int:
     return count
 
 
-def _batch(batch_size: object, length: int, devices: int) -> int:
+def batch_of(batch_size: object, length: int, devices: int) -> int:
     """Sequences of a step: those that were asked for, or a power of two of about 4 million tokens."""
     if batch_size is not None:
         return _whole("batch_size", batch_size)

@@ -1,0 +1,113 @@
+"""A training over a mesh that was asked for, or over the best one that is found: what one step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from learncost.devices.cluster import Cluster
+from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
+from learncost.ledger.run import prepare
+from learncost.models.wording import shown
+from learncost.parallel.account import Account
+from learncost.parallel.rates import sustained
+from learncost.parallel.search import batch_of, search
+from learncost.parallel.step import PIPELINE, StepTakes, Way, step_of
+from learncost.placement.clauses import clauses
+from learncost.placement.mesh import Mesh
+from learncost.placement.mesh import mesh as parse_mesh
+from learncost.placement.presets import chosen
+
+PLAN = "flash,fused"
+"""Attention without stored scores, and pointwise lines in kernels, as the libraries of large trainings have them."""
+
+SIZES = ("batch_size", "seq_len")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A step over many devices, and how the mesh came to be."""
+
+    step: StepTakes
+    placed: str
+    memory: float
+    asked: bool
+
+    @property
+    def fits(self) -> bool:
+        return self.step.peak <= self.memory
+
+
+def spread(
+    model: Any,
+    cluster: Cluster,
+    devices: int,
+    mesh: str | None,
+    place: str | None,
+    placement: str | None,
+    schedule: str,
+    dtype: str,
+    sizes: Mapping[str, Any],
+) -> Spread:
+    """One step over a mesh; without one, over the fastest that fits."""
+    if mesh is None:
+        if place or placement:
+            raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+        found = search(model, cluster, devices, precision=dtype, top=1, **sizes).best
+        text = f"{found.zero}, the fastest mesh that learncost search finds"
+        return Spread(found.step, text, max(cluster.device.memory_gb) * 1e9, False)
+    grid = parse_mesh(mesh)
+    if devices not in (1, grid.devices):
+        raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
+    own = {name: size for name, size in sizes.items() if name not in SIZES}
+    kind = precision_of(dtype)
+    run = prepare(model, "run", 1, sizes.get("seq_len"), None, None, None, 0, kind.name, own, ("bp",))
+    length = run.axes["M"]
+    batch = batch_of(sizes.get("batch_size"), length, grid.devices)
+    inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
+    cut = chosen(place, placement) if place or placement else clauses(usual(inner.names))
+    number = prod(inner.sizes.values())
+    account = Account(run.model, {**run.axes, "B": number}, inner, cut, kind, PLAN)
+    shares = prod(inner.sizes.get(axis, 1) for axis in account.batch_axes)
+    if batch % shares:
+        larger = -(-batch // shares) * shares
+        raise InputError(
+            f"{batch:,} sequences cannot be cut over {' and '.join(account.batch_axes)}, {shares:,} parts: the next "
+            f"batch_size that can is {larger:,}"
+        )
+    way = Way(grid.sizes, 1, batch // shares, schedule)
+    step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
+    text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
+    return Spread(step, text, max(cluster.device.memory_gb) * 1e9, True)
+
+
+def usual(axes: tuple[str, ...]) -> str:
+    """The clauses of a mesh by the names of its axes, where nothing is said."""
+    known = {
+        "tp": "h f v over tp, M over tp of values",
+        "ep": "e over ep of experts, B over ep, * over ep of states",
+        "cp": "M over cp, * over cp of states",
+        "dp": "B over dp, * over dp of states",
+    }
+    if others := [axis for axis in axes if axis not in known]:
+        raise InputError(f"say what is cut over {others[0]}: --place or --placement; dp, tp, cp, ep and pp are known")
+    return ", ".join(text for axis, text in known.items() if axis in axes)
+
+
+def described(step: StepTakes) -> str:
+    """A way in words: the mesh, its schedule, and its microbatches."""
+    way = step.way
+    schedule = "" if way.stages == 1 else f", {way.schedule}" + (f" of {way.chunks} chunks" if way.chunks > 1 else "")
+    several = "microbatch" if way.microbatches == 1 else "microbatches"
+    return f"{way}{schedule}, {way.microbatches:,} {several} of {way.microbatch:,}"
+
+
+def checked_schedule(name: str) -> str:
+    """A schedule that a mesh may be asked for with."""
+    known = ("1f1b", "gpipe", "zb-h1")
+    if name not in known:
+        raise InputError(f"schedule must be one of {', '.join(known)}, not {shown(name)}")
+    return name

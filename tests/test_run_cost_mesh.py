@@ -1,0 +1,76 @@
+"""The cost of a run over a mesh: whether it fits, what its steps take, and what is refused."""
+
+import json
+import re
+
+import pytest
+
+import learncost as lc
+from learncost.faces.command import main
+
+SMALL = {
+    "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 512, "vocab_size": 1024,
+}  # fmt: skip
+SIZES = {**SMALL, "seq_len": 64, "batch_size": 16}
+
+
+def test_the_time_is_that_of_the_mesh():
+    run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", price_per_hour=2, **SIZES)
+    step = run.spread.step
+    assert run.figures["devices"].value == 8
+    assert run.figures["steps"].value == -(-(10**9) // (16 * 64))
+    assert run.days == pytest.approx(run.figures["steps"].value * step.seconds / 86400)
+    assert run.price_usd == pytest.approx(run.days * 24 * 8 * 2)
+    assert run.total_by == "mesh"
+    text = " ".join(str(run).split())
+    assert "It fits the 80.0 GB of a device: pp=2,dp=2,tp=2, 1f1b, 8 microbatches of 1" in text
+    assert "all_gather over tp of values" in text
+    told = json.loads(run.show("json"))["mesh"]
+    assert told["fits"] is True
+    assert told["mesh"] == {"pp": 2, "dp": 2, "tp": 2}
+    sent = {(row["word"], row["mesh_axis"], row["role"]) for row in told["sent"]}
+    assert {("reduce_scatter", "dp", "gradients"), ("all_gather", "dp", "weights"), ("send", "pp", "values")} <= sent
+
+
+def test_without_a_mesh_the_fastest_that_fits_is_taken():
+    run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", 8, **SIZES)
+    best = lc.search("llama-2-7b", "DGX H100", 8, top=1, **SIZES).best
+    assert run.spread.step.seconds == best.step.seconds
+    assert "the fastest mesh that learncost search finds" in " ".join(str(run).split())
+
+
+def test_a_mesh_that_does_not_fit_is_said():
+    run = lc.run_cost("llama-3-70b", 10**9, "DGX H100", mesh="dp=8", seq_len=2048, batch_size=8, num_hidden_layers=40)
+    assert not run.spread.fits
+    assert "IT DOES NOT FIT the 80.0 GB of a device" in " ".join(str(run).split())
+
+
+def test_a_device_is_no_cluster():
+    assert lc.run_cost("gpt2", 10**9, "MI300X").spread is None
+    assert lc.run_cost("gpt2", 10**9, "B200").spread is None
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--mesh dp=3 --batch-size 16", "16 sequences cannot be cut over dp, 3 parts: the next batch_size .* is 18"),
+        ("--mesh tp=3 --batch-size 6", "cannot be cut over tp, 3 devices: the next size that can is"),
+        ("--mesh dp=2 --devices 4 --batch-size 4", "the mesh dp=2 has 2 devices, not 4"),
+        ("--mesh dp=x", "a mesh is written as dp=2,tp=4"),
+        ("--mesh xp=2 --batch-size 2", "say what is cut over xp"),
+        ("--mesh pp=5 --batch-size 5", "4 blocks are too few for 5 stages"),
+        ("--mesh dp=2 --mfu 0.4 --batch-size 2", "mfu says how fast the run is, and so does the mesh"),
+        ("--mesh dp=2 --lora q_proj --batch-size 2", "lora is not counted over a mesh"),
+        ("--mesh dp=2 --procedure pepita --batch-size 2", "counted for bp alone, not for pepita"),
+        ("--mesh pp=2 --schedule 2f2b --batch-size 2", "schedule must be one of"),
+        ("--placement fsdp", "give --mesh with it"),
+    ],
+)
+def test_bad_meshes_are_one_line(more, message, capsys):
+    sizes = [word for name, size in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(size))]
+    command = ["run-cost", "llama-2-7b", "--tokens", "1e9", "--on", "DGX-H100", "--seq-len", "64", *sizes]
+    assert main([*command, *more.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error

@@ -303,3 +303,12 @@ def test_losses_are_cut_above_where_they_began(tmp_path: Path) -> None:
 def test_letters_alone_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(lc.InputError, match="--plot needs numbers: give --hidden-size"):
         terminal.plot(lc.complexity())
+
+
+def test_a_table_without_lengths_says_its_own_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Path(__file__).parent.parent / "examples" / "layers" / "mixer.table"
+    sizes = "--B 8 --s 4 --c 6 --f 5"
+    for kind in ("procedures", "conventions"):
+        assert main(f"figure {kind} {table} {sizes} -o {tmp_path / kind}.svg".split()) == 0
+        assert "B = 8" in (said := " ".join(capsys.readouterr().out.split()))
+        assert "1 token" not in said + (tmp_path / f"{kind}.svg").read_text()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -284,3 +285,10 @@ def test_without_frozen_weights_only_inference_is_quantized():
     assert "none is frozen" in " ".join(fit.advice)
     with pytest.raises(InputError, match="has no weights called 'nothing'"):
         lc.fit("gpt2", "2MB", seq_len=8, lora="nothing", **NARROW)
+
+
+@pytest.mark.parametrize(("model", "batch"), [("gpt2", "batch_size"), ("examples/layers/mixer.table", "B")])
+def test_the_batch_is_what_is_found(model, batch, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    with pytest.raises(lc.InputError, match=rf"^{batch.replace('_', '-')} is what fit finds"):
+        lc.fit(model, "1GB", **{batch: 8})

@@ -21,6 +21,7 @@ from learncost.ledger.runners import TABLE, runners
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.models.module import usual_module
+from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import LEARNING, PROCEDURES, several
 from learncost.schedule.autograd import module_named
@@ -306,6 +307,12 @@ def fit(
     >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
     [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 11)]
     """
+    batch = next((size for size in sizes if CANONICAL.get(spelled(size)) == "batch_size" or size == "B"), None)
+    if batch is not None:
+        raise InputError(
+            f"{batch.replace('_', '-')} is what fit finds, the largest that fits: leave it out; "
+            "learncost memory tells the peak of one batch"
+        )
     device = None
     if on is not None:
         from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts

@@ -70,6 +70,7 @@ class Bridge:
     items: tuple[Item, ...]
     bars: tuple[Bar, ...]
     refused: dict[str, str]
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -138,6 +139,7 @@ def bridge(
         model=answer.model,
         batch_size=answer.batch_size,
         seq_len=answer.seq_len,
+        letters=answer.letters,
         target_len=answer.target_len,
         quantity=quantity,
         part=part,

@@ -112,6 +112,7 @@ class Curve:
     lines: tuple[Line, ...]
     brackets: tuple[Bracket, ...]
     arrays: tuple[Array, ...]
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     def alive(self, place: int) -> tuple[Array, ...]:
         """The arrays that are there at a line, those of one name together, the largest first."""
@@ -167,6 +168,7 @@ def curve(answer: Memory) -> Curve:
         optimizer=answer.optimizer,
         batch_size=answer.batch_size,
         seq_len=answer.seq_len,
+        letters=answer.letters,
         target_len=answer.target_len,
         convention=answer.convention,
         peak=answer.peak,

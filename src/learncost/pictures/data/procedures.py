@@ -61,6 +61,7 @@ class Procedures:
     procedures: tuple[Procedure, ...]
     left_out: str = ""
     conventions: Mapping[str, str] = field(default_factory=dict)
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     @property
     def finding(self) -> str:
@@ -108,6 +109,7 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
         price_book=book,
         batch_size=first.batch_size,
         seq_len=first.seq_len,
+        letters=next(iter(answer.costs[book].values())).letters,
         target_len=first.target_len,
         optimizer=next(iter(answer.costs[book].values())).optimizer,
         procedures=tuple(several),

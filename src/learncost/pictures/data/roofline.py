@@ -86,6 +86,7 @@ class Roofline:
     roofs: tuple[Roof, ...]
     limits: Mapping[str, float]
     points: tuple[Point, ...]
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     @property
     def finding(self) -> str:
@@ -131,6 +132,7 @@ def roofline(answer: Cost) -> Roofline:
         dtype=answer.dtype,
         batch_size=answer.batch_size,
         seq_len=answer.seq_len,
+        letters=answer.letters,
         target_len=answer.target_len,
         source=rates.source,
         seconds=timing.time.total,

@@ -38,6 +38,7 @@ class Bar:
     maccs: int
     flops: int
     parts: tuple[Part, ...]
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def _bar(cost: Cost) -> Bar:
         "optimizer",
         "counted",
         "source",
+        "letters",
     )
     step = {name: getattr(cost, name) for name in names}
     return Bar(**step, maccs=cost.total.maccs, flops=cost.total.flops, parts=parts)

@@ -10,7 +10,7 @@ from typing import Any
 from learncost.ledger.conventions import YARDSTICK, Conventions, conventions
 from learncost.pictures.data.bridge import Bridge, bridge
 from learncost.pictures.figures.ask import keywords_of
-from learncost.pictures.figures.panel import HEADING, POINTS, Panel, step_of
+from learncost.pictures.figures.panel import HEADING, POINTS, Panel, sizes_of, step_of
 from learncost.pictures.figures.style import DARK, EDGE, FAINT, INK, SMALL, short, signed, width_of
 
 ROW = 0.19
@@ -48,7 +48,7 @@ def height(data: Bridge, columns: int) -> float:
 
 def draw(data: Bridge, panel: Panel) -> None:
     """Draw the panel."""
-    panel.heading(data.model, "FLOPs of " + step_of(data.batch_size, data.seq_len, data.target_len))
+    panel.heading(data.model, "FLOPs of " + step_of(data))
     _strip(panel.part(0, panel.height - HEADING - STRIP, panel.width, STRIP), data)
     rows = _rows(data, panel.columns)
     left = max(width_of(word, SMALL, kind != "item") for words, _, kind in rows for word in words) / POINTS + 0.08
@@ -157,7 +157,7 @@ def _nowhere() -> Any:
 
 def notes(data: Bridge) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    yield f"{data.model}: one step of backpropagation, batch {data.batch_size:,}, {data.seq_len:,} tokens"
+    yield f"{data.model}: one step of backpropagation, {sizes_of(data)}"
     yield "forward, backward and weights' gradients; the optimizer's step aside; one MACC is two FLOPs"
     for bar in (data.start, data.end):
         yield f"{bar.price_book}: {bar.title}; {bar.source}"

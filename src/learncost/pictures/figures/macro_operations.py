@@ -10,7 +10,7 @@ from learncost.ledger.record import Cost
 from learncost.pictures.data.roofline import share
 from learncost.pictures.data.shares import Shares, shares
 from learncost.pictures.figures.ask import keywords_of, procedures_of
-from learncost.pictures.figures.panel import POINTS, Panel, fitting, rows_of_key
+from learncost.pictures.figures.panel import POINTS, Panel, fitting, rows_of_key, sizes_of
 from learncost.pictures.figures.style import FAINT, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
 
 ROW = 0.27
@@ -78,7 +78,6 @@ def notes(data: Shares) -> Iterator[str]:
     from learncost.ledger.show import convention
 
     for bar in data.bars:
-        sizes = f"batch {bar.batch_size:,}, {bar.seq_len:,} tokens"
-        yield f"{bar.model}, {bar.procedure}: {sizes}; optimizer {bar.optimizer}; counted: {bar.counted}"
+        yield f"{bar.model}, {bar.procedure}: {sizes_of(bar)}; optimizer {bar.optimizer}; counted: {bar.counted}"
         yield f"{bar.model}: {bar.source}" if bar.source else ""
     yield from dict.fromkeys(convention(bar.price_book) for bar in data.bars)

@@ -10,7 +10,7 @@ from learncost.ledger.memory import Memory, memory
 from learncost.ledger.sheet import size_of
 from learncost.pictures.data.curve import Curve, curve
 from learncost.pictures.figures.ask import keywords_of, procedures_of
-from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, step_of
+from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, sizes_of, step_of
 from learncost.pictures.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
 
 SAID = {
@@ -51,9 +51,7 @@ def draw(data: Curve, panel: Panel) -> None:
     """Draw the panel."""
     listed = LIST if panel.columns == 2 else 0.0
     about = step_of(
-        data.batch_size,
-        data.seq_len,
-        data.target_len,
+        data,
         data.procedure,
         data.dtype,
         data.plan,
@@ -243,7 +241,7 @@ def _list(panel: Panel, data: Curve) -> None:
 
 def notes(data: Curve) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    yield f"{data.model}, {data.procedure}: batch {data.batch_size:,}, {data.seq_len:,} tokens, {data.dtype}"
+    yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
     yield f"optimizer {data.optimizer}; run by {data.engine}"
     yield data.convention
     yield "a line of a repeat stands once, with the bytes of the turn in which most is there"

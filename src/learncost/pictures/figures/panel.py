@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from learncost.pictures.figures.style import FAINT, INK, NORMAL, SMALL, Look, width_of
 
@@ -99,8 +99,29 @@ def fitting(texts: Iterable[str], points: float, size: float = NORMAL, bold: boo
     return next((text for text in texts if width_of(text, size, bold) <= points), "")
 
 
-def step_of(batch_size: int, seq_len: int, target_len: int | None, *more: str) -> str:
+class Step(Protocol):
+    """What is shown of one step: its sizes, `letters` as a table calls them."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def seq_len(self) -> int: ...
+
+    @property
+    def target_len(self) -> int | None: ...
+
+    @property
+    def letters(self) -> str: ...
+
+
+def step_of(step: Step, *more: str) -> str:
     """What step it is, in parts with points between."""
-    sides = "" if target_len is None else f" and {target_len:,}"
-    tokens = f"{batch_size:,} × {seq_len:,}{sides} tokens"
+    sides = "" if step.target_len is None else f" and {step.target_len:,}"
+    tokens = step.letters or f"{step.batch_size:,} × {step.seq_len:,}{sides} tokens"
     return " · ".join(filter(None, (tokens, *more)))
+
+
+def sizes_of(step: Step) -> str:
+    """The sizes of a step, as a note says them."""
+    return step.letters or f"batch {step.batch_size:,}, {step.seq_len:,} tokens"

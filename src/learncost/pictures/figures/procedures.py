@@ -9,7 +9,7 @@ from learncost.ledger.compare import Comparison, compare
 from learncost.ledger.sheet import size_of
 from learncost.pictures.data.procedures import Procedures, procedures, table_memories
 from learncost.pictures.figures.ask import keywords_of
-from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key, step_of
+from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key, sizes_of, step_of
 from learncost.pictures.figures.style import DARK, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
 
 ROW = 0.4
@@ -52,7 +52,7 @@ def height(data: Procedures, columns: int) -> float:
 
 def draw(data: Procedures, panel: Panel) -> None:
     """Draw the panel."""
-    sizes = step_of(data.batch_size, data.seq_len, data.target_len, data.optimizer, f"price book {data.price_book}")
+    sizes = step_of(data, data.optimizer, f"price book {data.price_book}")
     panel.heading(data.model, f"FLOPs of {sizes}")
     names = [procedure.name for procedure in data.procedures]
     ends = [_end(procedure.flops, procedure.ratio["flops"]) for procedure in data.procedures]
@@ -117,7 +117,7 @@ def notes(data: Procedures) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 
-    yield f"{data.model}: batch {data.batch_size:,}, {data.seq_len:,} tokens; optimizer {data.optimizer}"
+    yield f"{data.model}: {sizes_of(data)}; optimizer {data.optimizer}"
     yield convention(data.price_book)
     yield from (f"memory, {engine}: {convention}" for engine, convention in data.conventions.items())
     yield data.left_out

@@ -13,7 +13,7 @@ from learncost.ledger.record import Cost
 from learncost.ledger.sheet import seconds_of
 from learncost.pictures.data.roofline import Point, Roofline, roofline, share
 from learncost.pictures.figures.ask import keywords_of, procedures_of
-from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, step_of
+from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, sizes_of, step_of
 from learncost.pictures.figures.style import DARK, FAINT, GRID, INK, LIGHT, MIDDLE, PASSES, SMALL, tick, width_of
 
 NEAR = 5.0
@@ -76,7 +76,7 @@ class Circle:
 
 def draw(data: Roofline, panel: Panel) -> None:
     """Draw the panel."""
-    about = step_of(data.batch_size, data.seq_len, data.target_len, data.procedure, data.dtype, data.plan, data.device)
+    about = step_of(data, data.procedure, data.dtype, data.plan, data.device)
     panel.heading(data.model, about)
     _limits(panel, data)
     left, bottom, right, top = 0.42, 0.47, 0.05, HEADING + 0.26
@@ -282,7 +282,7 @@ def _overlap(first: Box, other: Box) -> bool:
 
 def notes(data: Roofline) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    yield f"{data.model}, {data.procedure}: batch {data.batch_size:,}, {data.seq_len:,} tokens, {data.dtype}"
+    yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
     yield f"{data.device}: {data.source}"
     low, high = seconds_of(data.low), seconds_of(data.high)
     yield f"predicted, not measured: {seconds_of(data.seconds)} a step, expected between {low} and {high}"

@@ -163,7 +163,7 @@ def program_of(
     sizes = run_sizes(training.model, settings.batch_size, settings.seq_len, settings.target_len)
     batch = random_batch(training.model, sizes)
     tables, sizes, plan = _tables(training, batch, settings)
-    constants = _constants(training, batch, tables, weights is not None)
+    constants = _constants(training, batch, tables, sizes, weights is not None)
     return Program(
         training,
         tables,
@@ -208,11 +208,17 @@ def _fitting(plan: str, entry: str) -> str:
     return ",".join(item for item in items if wanted is None or plan_of(item)[0][0].name in wanted)
 
 
-def _constants(training: Training, batch: Mapping[str, Any], tables: Mapping[str, Table], known: bool) -> Given:
+def _constants(
+    training: Training, batch: Mapping[str, Any], tables: Mapping[str, Table], sizes: Mapping[str, int], known: bool
+) -> Given:
     """What the program is given beside its tables."""
     model = training.model
     values = dict(training.prepare(**batch).values) | training.inputs(**batch)
     values |= {"weight_decay": training.settings.weight_decay}
+    for name in {name for table in tables.values() for name in table.inputs if name in values}:
+        axes = training.table().values[name].axes if name in training.table().values else ()
+        if axes[:1] == ("B",):  # of a microbatch
+            values[name] = values[name][: sizes["B"]]
     learns = {name for table in tables.values() for name in table.renewed}
     fed = {datum.input for datum in data(model)}
     fixed = names_made(model) | {
@@ -228,7 +234,7 @@ def _constants(training: Training, batch: Mapping[str, Any], tables: Mapping[str
             begins[name] = (0.0, DEVIATION) if np.ptp(array) else (float(np.mean(array)), 0.0)
         else:
             del values[name]
-    return Given(values, begins, fixed)
+    return Given(values, begins, fixed, training.settings.accumulate)
 
 
 def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str]) -> None:

@@ -134,9 +134,14 @@ def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
     width = wide["arena"]
     if trains:
         groups["variables"] += 4 + 4 + width * any("loss" in layout.table.outputs for layout in trains)  # steps, seed
+        groups["variables"] += 4 * any("gathered" in _roles(layout) for layout in trains)  # microbatches so far
     if any(layout.table.values[name].of == "decay" for layout in layouts for name in layout.given):
         groups["constants"] += width  # the weight decay itself
     return Rooms(sum(_whole(points * wide[name]) for name, points in arenas.items()), **groups)
+
+
+def _roles(layout: Alone) -> set[str]:
+    return {layout.table.values[name].role for name in layout.given}
 
 
 def together(layouts: Sequence[Alone]) -> dict[str, int]:

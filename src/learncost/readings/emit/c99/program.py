@@ -36,11 +36,13 @@ class Given:
     values   arrays of what never changes, by name: frozen weights, positions, numbers; of others what they begin with
     begins   of weights that learn, where they are not among the values: mean and deviation of what they are drawn from
     fixed    inputs that never change though the table does not say so
+    parts    microbatches of a step, where it is in two halves
     """
 
     values: Mapping[str, Any]
     begins: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class _Writer:
         turns = [text for step in steps.values() for text in step.texts]
         kernels = [function.text for function in self.kernels.functions]
         begin = self._begin()
-        body = "\n".join((*tables, *kernels, *turns, *entries, *begin))
+        body = "\n".join((*tables, *kernels, *turns, *entries, *self._halves(), *begin))
         used = functions(body, self.dtype)
         product = [PRODUCT] if "product" in called(body) else []
         arenas = [
@@ -154,7 +156,13 @@ class _Writer:
             head = f"const real *{prefix}_predict(void)"
             lines.append(f"return {step.result(table.outputs[0])};")
         elif "loss" in table.outputs:
-            lines.append(f"loss = *({step.result('loss')});")
+            lines.append(f"loss {'+' * (entry == 'gather')}= *({step.result('loss')});")
+        if entry == "gather":
+            lines.insert(0, "if (!gathered++) loss = 0;")
+        if entry == "update":
+            names = [name for name in self.given if self.values[name].role == "gathered"]
+            lines += [f"zero({self._points(name)}, {self.names[name]});" for name in names]
+            lines.append("gathered = 0;")
         body = "\n".join(f"    {line}".rstrip() for line in lines)
         return f"{head} {{\n{body}\n}}\n"
 
@@ -170,6 +178,14 @@ class _Writer:
                 yield f"{spelled(number)} = (real)1 / missing_power({spelled(rate)}, {self.prefix}_steps);"
         if "decay" in by_role:
             yield f"{spelled('decay')} = (real)1 - {spelled('lr')} * weight_decay;"
+
+    def _halves(self) -> Iterator[str]:
+        """The step that is called for each microbatch in turn."""
+        if "gather" in self.layouts:
+            yield (
+                f"void {self.prefix}_step(void) {{\n    {self.prefix}_gather();\n"
+                f"    if (gathered == {self.content.parts}u) {self.prefix}_update();\n}}\n"
+            )
 
     def _begin(self) -> list[str]:
         """The function that puts weights and states where a training begins."""
@@ -199,6 +215,8 @@ class _Writer:
         """What is in this file alone."""
         if any("loss" in layout.table.outputs for entry, layout in self.layouts.items() if entry != "predict"):
             yield "static real loss;"
+        if "gather" in self.layouts:
+            yield "static uint32_t gathered; /* microbatches since the last update */"
         for name, (kind, _, _) in self.given.items():
             if self._is_number(name) and self.values[name].of != "lr":
                 if kind == "variables":
@@ -285,8 +303,10 @@ class _Writer:
             "gather": "The gradients of one microbatch, added to those that were gathered.",
             "update": "One step of the optimizer with the gathered gradients, which are then 0 again.",
         }
+        if "gather" in self.layouts:
+            says["step"] = f"Gathers a microbatch; every {self.content.parts} of them are one step, which updates."
         for entry, says_it in says.items():
-            if entry in self.layouts:
+            if entry in self.layouts or (entry == "step" and "gather" in self.layouts):
                 yield f"/* {says_it} */\nvoid {prefix}_{entry}(void);"
         if self._has_loss:
             yield f"/* The loss of the last step, before it, in nats. */\n{prefix}_real {prefix}_loss(void);"

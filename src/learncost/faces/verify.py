@@ -52,7 +52,8 @@ def verify(
     every
         Shows one line for each comparison, also where there are hundreds.
     engine
-        Watches what an engine executes: torch or jax.
+        Watches what an engine executes: torch or jax; or c99, the program that learncost emit writes, which is held to
+        NumPy, to its price, to its layout and to C99.
     plan
         With `engine` torch, the rewritings of the step, as flash,fused. The default is the planner's choice.
     procedure
@@ -92,6 +93,10 @@ def verify(
         raise InputError("--mesh runs devices as threads on NumPy: leave --engine out")
     if engine is None and (settings or sizes):
         raise InputError(f"--{next(iter((*settings, *sizes))).replace('_', '-')} is for --engine torch or jax")
+    if engine == "c99":
+        from learncost.derivations.verified_c99 import verify_c99
+
+        return verify_c99(model, **_lengths(settings), sizes=sizes)
     report = compute(model) if engine is None else _of_engine(model, engine, settings, sizes)
     return report if every or model is not None else replace(report, summed=True)
 
@@ -124,10 +129,16 @@ def _of_placement(
 
 def _of_engine(model: str | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]) -> Report:
     """What an engine executes; its libraries are imported only here."""
-    from learncost.training.train import number
     from learncost.training.verified import verify_engine
 
     if (settings or sizes) and (model is None or isinstance(layer_or_model(model), Layer)):
         raise InputError(f"--{next(iter((*settings, *sizes))).replace('_', '-')} is for a model: name one")
+    return verify_engine(model, engine, **_lengths(settings), sizes=sizes)
+
+
+def _lengths(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, lengths as numbers."""
+    from learncost.training.train import number
+
     lengths = {name: number(name, value, True) for name, value in settings.items() if name in ("batch_size", "seq_len")}
-    return verify_engine(model, engine, **{**settings, **lengths}, sizes=sizes)
+    return {**settings, **lengths}

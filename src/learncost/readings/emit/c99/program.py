@@ -16,6 +16,7 @@ from learncost.readings.emit.c99.steps import Steps
 from learncost.readings.emit.c99.values import initial, initializer
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.placed.kernels import Kernels
+from learncost.schedule.calls import Call
 
 REAL = {"fp32": "float", "fp64": "double"}
 
@@ -49,15 +50,21 @@ class Given:
 class Firmware:
     """A program in two files, what it takes, and how it is laid out.
 
-    names  what C calls the arrays, the learning rate and the number of steps, by their names in the table
+    names  what C calls the arrays and the learning rate, by their names in the table
+    given  of what these hold: its group in `Rooms`, its axes, its type
+    calls  by the numbers that stand before their equations; `entries` says in which entry each is
     """
 
     source: str
     header: str
     prefix: str
     rooms: Rooms
+    dtype: str
     names: Mapping[str, str]
+    given: Mapping[str, tuple[str, tuple[str, ...], str]]
     layouts: Mapping[str, Alone]
+    calls: Mapping[int, Call]
+    entries: Mapping[int, str]
 
 
 def firmware(
@@ -102,11 +109,15 @@ class _Writer:
     def written(self) -> Firmware:
         spell = self._spelled
         constant = {spell(name) for name, (kind, _, _) in self.given.items() if kind == "constants"}
+        calls: dict[int, Call] = {}
         steps = {
-            entry: Steps(layout, spell, constant.__contains__, self.identifiers)
+            entry: Steps(layout, spell, constant.__contains__, self.identifiers, calls)
             for entry, layout in self.layouts.items()
         }
-        entries = [self._entry(entry, step) for entry, step in steps.items()]
+        entries, entry_of = [], dict[int, str]()
+        for entry, step in steps.items():
+            entries.append(self._entry(entry, step))
+            entry_of |= {number: entry for number in calls if number not in entry_of}
         tables = [table for step in steps.values() for table in step.tables.values()]
         turns = [text for step in steps.values() for text in step.texts]
         kernels = [function.text for function in self.kernels.functions]
@@ -127,8 +138,18 @@ class _Writer:
             body,
             "\n".join(self._definitions()),
         ]
-        rooms = self.rooms
-        return Firmware("\n".join(filter(None, parts)), self._header(), self.prefix, rooms, self.names, self.layouts)
+        return Firmware(
+            "\n".join(filter(None, parts)),
+            self._header(),
+            self.prefix,
+            self.rooms,
+            self.dtype,
+            self.names,
+            self.given,
+            self.layouts,
+            calls,
+            entry_of,
+        )
 
     def _spelled(self, name: str) -> str:
         """What C calls an array that is given; a number is an array of one."""

@@ -37,6 +37,7 @@ class Steps:
     spell        what C calls an array that is given
     constant     whether C knows an array by this name as one that never changes
     identifiers  of the functions in the file
+    calls        those of the file by the numbers that stand before their equations, to which these are added
     texts        functions of turns, in the order in which they are to stand
     tables       addresses that do not follow from the turn, as constants: their text by their name
     """
@@ -47,7 +48,9 @@ class Steps:
         spell: Callable[[str], str],
         constant: Callable[[str], bool],
         identifiers: Identifiers,
+        calls: dict[int, Call],
     ) -> None:
+        self.calls = calls
         self.layout, self.spell, self.constant, self.identifiers = layout, spell, constant, identifiers
         self.texts: list[str] = []
         self.tables: dict[str, str] = {}
@@ -74,7 +77,9 @@ class Steps:
             if heading != before:
                 lines += ["", f"/* --- {heading or 'step'} --- */"]
             before = heading
-            lines += equations(item.lines)
+            number = len(self.calls) + 1
+            self.calls[number] = item
+            lines += equations(item.lines, number)
             lines += self._call(item, scope)
         return lines[1:] if lines and not lines[0] else lines
 
@@ -250,9 +255,10 @@ def call_text(function: str, arguments: Sequence[str]) -> str:
     return "\n    ".join((*lines, line if arguments else f"{function}();"))
 
 
-def equations(lines: Sequence[Line]) -> Iterator[str]:
-    """Lines of a table as comments."""
+def equations(lines: Sequence[Line], number: int) -> Iterator[str]:
+    """Lines of a table as a comment with a number."""
     texts = [str(line).replace("*/", "* /").replace("/*", "/ *") for line in lines]
+    texts[0] = f"{number}. {texts[0]}"
     if len(texts) == 1:
         yield f"/* {texts[0]} */"
         return

@@ -1,0 +1,291 @@
+"""What a freestanding program executes, held to what is priced and to NumPy: `learncost verify MODEL --engine c99`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from learncost.books.book import book
+from learncost.derivations.emit_c99 import Program, Settings, program_of
+from learncost.engines import alone
+from learncost.engines.compiler import compiler
+from learncost.engines.inputs import random_batch
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Read, Term
+from learncost.models.argument import layer_or_model
+from learncost.models.configuration import Configuration, configure
+from learncost.models.model import build, run_sizes
+from learncost.proof.report import Check, Report
+from learncost.readings.price import Row, price
+from learncost.schedule.calls import Call
+
+STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
+
+NEAR = 1e-10
+"""How near losses and weights in fp64 come to NumPy's, relative to the largest of each array."""
+
+NOTHING = 1e-12
+"""A gradient that is less than this share of the largest is nothing: what the optimizer makes of it is noise."""
+
+ALLOWED = ("memcpy", "memset")
+"""What a compiler may call though the text does not."""
+
+
+def verify_c99(
+    model: str | None,
+    *,
+    plan: str | None = None,
+    procedure: str = "bp",
+    optimizer: str = "adamw",
+    batch_size: int = BATCH_SIZE,
+    seq_len: int | None = None,
+    sizes: Mapping[str, Any] | None = None,
+) -> Report:
+    """Compile the program of a model and hold it to its price, to NumPy, to its layout and to C99.
+
+    Raises `InputError`.
+    """
+    if model is None:
+        raise InputError("--engine c99 verifies a model: name one")
+    found = layer_or_model(model)
+    configuration = configure(found, dict(sizes or {}))
+    title = f"verification of {configuration.name}, {procedure} with {optimizer} in C99"
+    if compiler() is None:
+        missing = Check(configuration.name, "everything", "there is no C compiler: none of cc, gcc, clang", None)
+        return Report(title, (missing,))
+    settings = Settings(plan=plan, batch_size=batch_size, seq_len=seq_len or _length(configuration))
+    learning = {"procedure": procedure, "optimizer": optimizer}
+    return Report(title, tuple(checks(configuration, settings, learning)))
+
+
+def _length(configuration: Configuration) -> int | None:
+    """A few tokens, where a model has a length that is open."""
+    try:
+        run_sizes(build(configuration), 1, SEQ_LEN, None)
+    except InputError:
+        return None
+    return SEQ_LEN
+
+
+def checks(
+    configuration: Configuration, settings: Settings, learning: Mapping[str, Any], steps: int = STEPS
+) -> Iterator[Check]:
+    """The comparisons of one program."""
+    double, single = (program_of(configuration, replace(settings, dtype=kind), learning) for kind in ("fp64", "fp32"))
+    name = f"{configuration.name}, {double.plan or 'no plan'}"
+    yield from _parity(double, name, steps)
+    yield from _prices(double, name)
+    for program, dtype in ((single, "fp32"), (double, "fp64")):
+        yield from _memory(program, f"{name}, {dtype}")
+
+
+def _batches(program: Program, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Drawn data of steps as a training takes them, and the inputs of every call of the program."""
+    training, parts = program.training, program.training.settings.accumulate
+    whole = {**program.sizes, "B": program.sizes["B"] * parts}
+    drawn = [random_batch(training.model, whole, seed) for seed in range(steps)]
+    calls = []
+    for batch in drawn:
+        values = training.prepare(**batch).values
+        calls += [
+            {name: _part(program, name, values[name], part) for name in alone.fed(program.firmware)}
+            for part in range(parts)
+        ]
+    return drawn, calls
+
+
+def _part(program: Program, name: str, array: Any, part: int) -> Any:
+    """Of an input what a microbatch has."""
+    shape = alone.shape(program.firmware, name)
+    size = shape[0] if shape else 0
+    return np.asarray(array)[part * size : (part + 1) * size] if np.shape(array) != shape else array
+
+
+def _begin(program: Program) -> dict[str, Any]:
+    training = program.training
+    begin = {name: np.array(array) for name, array in (training.weights | training.state).items()}
+    for name in alone.changed(program.firmware):  # gradients that are gathered begin as zeros
+        begin.setdefault(name, np.zeros(alone.shape(program.firmware, name)))
+    return begin | {"lr": training.learning_rate}
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a program is off NumPy after steps: losses, and weights, relative to the largest number of each.
+
+    worst    the weight that is furthest off
+    nothing  weights whose gradient is zero but for rounding, which are left out
+    """
+
+    losses: float
+    weights: float
+    worst: str
+    nothing: tuple[str, ...]
+
+
+def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZED) -> Parity:
+    """Run steps of a program and of its training on NumPy. Raises `InputError`, also for what a sanitizer finds."""
+    training = program.training
+    drawn, calls = _batches(program, steps)
+    begin = _begin(program)
+    nothing = _without_gradient(program, drawn[0])
+    ran = alone.run(program.firmware, begin, calls, options)
+    expected = np.array([training.step(**batch) for batch in drawn])
+    parts = training.settings.accumulate
+    losses = np.array(ran.losses[parts - 1 :: parts])
+    worst_loss = float(np.max(np.abs(losses - expected) / np.abs(expected))) if len(losses) else 0.0
+    errors = {
+        name: float(np.max(np.abs(ran.arrays[name] - array)) / max(np.max(np.abs(array)), 1e-300))
+        for name, array in training.weights.items()
+        if name in ran.arrays and name not in nothing
+    }
+    worst = max(errors, key=lambda key: errors[key]) if errors else ""
+    return Parity(worst_loss, errors.get(worst, 0.0), worst, tuple(nothing))
+
+
+def _without_gradient(program: Program, batch: Mapping[str, Any]) -> list[str]:
+    """Weights whose gradient is zero but for rounding, as that of a key's bias, which a softmax does not see."""
+    training = program.training
+    if training.settings.accumulate > 1 or training.settings.clip:
+        return []
+    updates = training.updates(**batch)
+    largest = max((float(np.max(np.abs(array))) for array in updates.values()), default=0.0)
+    return [name for name, array in updates.items() if float(np.max(np.abs(array))) <= NOTHING * largest]
+
+
+def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
+    compared = f"losses and weights with NumPy's over {steps} steps in fp64, under sanitizers"
+    try:
+        found = parity(program, steps)
+    except InputError as problem:
+        yield Check(name, compared, str(problem), False)
+        return
+    text = f"losses off by {found.losses:.1e}, weights by {found.weights:.1e}"
+    text += f" at most, in {found.worst}" if found.worst else ""
+    text += f"; without {', '.join(found.nothing)}, whose gradient is 0" if found.nothing else ""
+    yield Check(name, compared, text, found.losses <= NEAR and found.weights <= NEAR)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """MACCs and FLOPs of the lines of a call: all, those at an index, and those of lines that nobody reads."""
+
+    text: str
+    priced: tuple[int, int]
+    at_index: int
+    unread: tuple[int, int]
+
+    @property
+    def expected(self) -> tuple[int, int]:
+        """What a program executes: no line that nobody reads, and a product before it is added at an index."""
+        maccs, flops = self.priced
+        return maccs - self.unread[0] - self.at_index, flops - self.unread[1]
+
+
+def _prices(program: Program, name: str) -> Iterator[Check]:
+    """What a number type counts in every call, against the price of its lines."""
+    compared = "MACCs executed with the run price, call by call"
+    _, batches = _batches(program, 1)
+    try:
+        counted = alone.counted(program.firmware, _begin(program), batches)
+    except InputError as problem:
+        yield Check(name, compared, str(problem), None if "no C++" in str(problem) else False)
+        return
+    calls = _calls(program)
+    executed = {number: counted.get(number, (0, 0)) for number in calls}
+    maccs, flops = ([(calls[number], executed[number][unit]) for number in calls] for unit in (0, 1))
+    yield Check(name, compared, *_of_maccs(maccs))
+    yield Check(name, "FLOPs executed with the run price, told", _of_flops(flops), True)
+
+
+def _of_maccs(calls: list[tuple[_Call, int]]) -> tuple[str, bool]:
+    total, priced = sum(found for _, found in calls), sum(call.priced[0] for call, _ in calls)
+    text = f"{total:,} in {len(calls)} calls" if total == priced else f"{total:,}, {priced:,} priced"
+    at_index, unread = sum(call.at_index for call, _ in calls), sum(call.unread[0] for call, _ in calls)
+    text += f"; {at_index:,} more are multiplied first and then added at an index" if at_index else ""
+    text += f"; {unread:,} more are of lines whose results nobody reads, which no kernel computes" if unread else ""
+    wrong = next(((call, found) for call, found in calls if found != call.expected[0]), None)
+    if wrong:
+        call, found = wrong
+        text += f"; call {call.text}: {found:,} in place of {call.expected[0]:,}"
+    return text, wrong is None
+
+
+def _of_flops(calls: list[tuple[_Call, int]]) -> str:
+    total, priced = sum(found for _, found in calls), sum(call.priced[1] for call, _ in calls)
+    text = f"{total:,} executed, {priced:,} priced, {total / max(priced, 1) - 1:+.2%}"
+    different = [(call, found) for call, found in calls if found != call.expected[1]]
+    if different:
+        worst = sorted(different, key=lambda pair: -abs(pair[1] - pair[0].expected[1]))[:3]
+        lines = "; ".join(f"{call.text} {found:,} for {call.expected[1]:,}" for call, found in worst)
+        text += (
+            f", in {len(different)} of {len(calls)} calls: a kernel computes what is cheap where it reads it and what "
+            f"is equal once, and a choice between two numbers is none of their operations. {lines}"
+        )
+    return text
+
+
+def _calls(program: Program) -> dict[int, _Call]:
+    """The calls of a step by their numbers; those of microbatches stand for all of them."""
+    result: dict[int, _Call] = {}
+    firmware = program.firmware
+    for entry, layout in firmware.layouts.items():
+        if entry == "predict":
+            continue
+        times = program.training.settings.accumulate if entry == "gather" else 1
+        rows = price(layout.table, program.sizes, book("run")).rows
+        of_line = {row.source.name: row for row in rows if not isinstance(row.source, str)}
+        for number, call in firmware.calls.items():
+            if firmware.entries[number] == entry:
+                priced = [(line, *_counts(of_line[line.name], program.sizes, times)) for line in call.lines]
+                read = _read(call)
+                unread = [row for row in priced if row[0] not in read]
+                result[number] = _Call(
+                    f"{number}. {call.lines[0]}",
+                    _sums(priced),
+                    sum(maccs for line, maccs, _ in priced if _is_at_index(line)),
+                    _sums(unread),
+                )
+    return result
+
+
+def _read(call: Call) -> list[Line]:
+    """The lines of a call that what it writes needs."""
+    names, lines = {*call.writes}, list[Line]()
+    for line in reversed(call.lines):
+        if names & {*line.makes}:
+            names |= {*line.reads}
+            lines.append(line)
+    return lines
+
+
+def _is_at_index(line: Line) -> bool:
+    """Whether it is a product that is added where an index says."""
+    reads = [axis.at for axis in line.left[0].axes if isinstance(axis, Read)]
+    return len(line.right) > 1 and any(isinstance(at, Term) for at in reads)
+
+
+def _counts(row: Row, sizes: Mapping[str, int], times: int) -> tuple[int, int]:
+    return int(row.maccs.at(sizes)) * times, int(row.flops.at(sizes)) * times
+
+
+def _sums(rows: list[tuple[Line, int, int]]) -> tuple[int, int]:
+    return sum(maccs for _, maccs, _ in rows), sum(flops for _, _, flops in rows)
+
+
+def _memory(program: Program, name: str) -> Iterator[Check]:
+    firmware = program.firmware
+    alive = max(layout.alive for layout in firmware.layouts.values())
+    arena = firmware.rooms.arena
+    lost = f", {arena - alive:,} of them between arrays" if arena > alive else ""
+    text = f"{arena:,} bytes{lost}, {alive:,} alive at the worst call"
+    yield Check(name, "the arena with the most bytes alive", text, arena <= 1.05 * alive + 8)
+    compiled = alone.compiled(firmware)
+    text = f"{compiled.ram:,} bytes of variables, {firmware.rooms.ram:,} predicted"
+    yield Check(name, "RAM predicted with the object's", text, compiled.ram == firmware.rooms.ram)
+    others = [symbol for symbol in compiled.undefined if symbol not in ALLOWED]
+    text = f"needs {', '.join(others or compiled.undefined) or 'nothing'}"
+    yield Check(name, "the object by -std=c99 -O2 with what it may need", text, not others)

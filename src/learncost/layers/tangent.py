@@ -187,7 +187,8 @@ class _Tangents:
             right = tuple(self.bound(bindings, line, t) if isinstance(t, Term) else t for t in own.right)
             acts = isinstance(own, Word) and bool(own.axes)
             loops = {axis for term in (left, *right) for axis in term.loops}
-            where = tuple(c for c in line.where if c.axes <= loops) if isinstance(own, Product) or acts else ()
+            bounded = isinstance(own, Product) or acts or (last and isinstance(own, Sum))
+            where = tuple(c for c in line.where if c.axes <= loops) if bounded else ()
             made = replace(own, left=(left,), right=right, where=where, tag=self.tag(line))
             if isinstance(made, Word):
                 word = entry(made.word)

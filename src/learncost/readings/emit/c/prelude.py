@@ -32,6 +32,11 @@ static inline uint32_t mixed(double x, double z) {  /* a hash of two whole numbe
     return h ^ h >> 16;
 }
 
+static inline float hashed_float(double x, double z) { return (float)(mixed(x, z) >> 8); }
+static inline float coin_float(double x, double z) { return mixed(x, z) >> 31 ? -1.0f : 1.0f; }
+#define hashed_double hashed_float
+#define coin_double coin_float
+
 /* C = A B, or C += A B; the places of a row, or of a turned factor's column, lie side by side. */
 #define LOOPS(TYPE)                                                                                                    \
     static inline void loops_##TYPE(int a_turned, int b_turned, place rows, place columns, place inner,                \

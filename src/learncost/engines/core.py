@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 from typing import Any, Protocol
@@ -12,11 +12,12 @@ import numpy as np
 
 from learncost.engines.bfloat16 import rounded, stored, widened
 from learncost.engines.eight_bits import rounded as eight_bits
-from learncost.engines.weights import DEVIATION, generator, shape
+from learncost.engines.weights import DEVIATION, generator, kinds, shape
+from learncost.equation.count import base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.table import Line, Repeat, Table, check_derived
+from learncost.equation.table import Line, Repeat, Table, check_derived, each_line
 from learncost.equation.value import RANDOM, Same
 from learncost.layers.lower import lower
 from learncost.models.model import Model
@@ -98,6 +99,27 @@ class Core(Displayed):
         self.weights = dict(weights)
         states = {f"{name}.{part}": name for name in weights for part in find_optimizer(self.settings.optimizer).state}
         self.state = {name: np.zeros_like(weights[of]) for name, of in states.items() if name in table.inputs}
+        self._begin_beside(table)
+
+    def _begin_beside(self, table: Table) -> None:
+        """What a procedure has beside the weights and learns as they do, drawn as weights are, with its own state."""
+        if not table.beside:
+            return
+        sizes: dict[str, int] = {}
+        for name, array in self.weights.items():
+            if name in table.axes:
+                sizes |= dict(zip(map(base, table.axes[name]), np.shape(array), strict=True))
+        forward = each_line(table.lines, lambda line: (line,) if line.tag.macro == "forward" else ())
+        kind_of = kinds(replace(table, lines=forward))
+        for name in table.beside:
+            size, value = shape(table, name, sizes), table.values[name]
+            drawn = DEVIATION * generator(self.settings.seed, name).standard_normal(size)
+            kind = kind_of.get(value.of, "matrix") if name.startswith("own") else "matrix"
+            first = drawn if kind == "matrix" else np.full(size, 1.0 if kind == "gain" else 0.0)
+            self.state[name] = first.astype(self.dtype)
+            for part in find_optimizer(self.settings.optimizer).state:
+                if f"{name}.{part}" in table.inputs:
+                    self.state[f"{name}.{part}"] = np.zeros(size, self.dtype)
 
     def _step_table(self, model: Model) -> Table:
         """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
@@ -151,7 +173,7 @@ class Core(Displayed):
         """
         for name in table.inputs:
             value = table.values[name]
-            if value.role in RANDOM and name not in self.fixed:
+            if value.role in RANDOM and name not in self.fixed and name not in self.state:
                 size, drawing = shape(table, name, sizes), generator(self.settings.seed, name)
                 if value.role == "feedback":
                     classes = [n for axis, n in zip(value.axes, size, strict=True) if axis in table.axes[value.of]]

@@ -544,6 +544,11 @@ class Table(Displayed):
         """What a step makes anew, weights and states, with the names of what it makes of them."""
         return {self.values[name].of: name for name in self.outputs if self.values[name].role == "new"}
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Matrices that a procedure has beside the weights, and that a step makes anew as it does these."""
+        return tuple(n for n in self.inputs if n in self.renewed and self.values[n].role == "projection")
+
     @cached_property
     def indices(self) -> frozenset[str]:
         """Names that are only read as an index."""

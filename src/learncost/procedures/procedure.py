@@ -50,6 +50,7 @@ class Procedure:
     equals    the procedure that gives the same weights, where what is read for a weight is that weight
     modes     those of its differences
     lines     that make what its backward pass reads for a weight W, in the notation
+    decay     where that follows the weights: the share that both lose in a step
     """
 
     name: str
@@ -60,6 +61,7 @@ class Procedure:
     equals: str = ""
     modes: Sequence[str] = ()
     lines: Sequence[str] = ()
+    decay: float = 0.0
 
     @property
     def sweeps(self) -> tuple[tuple[Move, ...], ...]:
@@ -197,6 +199,10 @@ def step(
         from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
 
         table, gradients = by_differences(model, chosen, MODES[mode])
+    elif "loss at blocks by HEAD" in chosen.moves:
+        from learncost.procedures.local_losses import by_local_losses
+
+        table, gradients = by_local_losses(model, chosen)
     elif "update by tangents" in chosen.moves:
         from learncost.procedures.forward_gradients import by_tangents
 
@@ -207,7 +213,14 @@ def step(
         table, gradients = by_two_sides(model, chosen)
     else:
         table, gradients = _by_gradients(model, chosen, jacobian)
-    return with_optimizer(table, gradients, stepping) if stepping else table
+    if stepping is None:
+        return table
+    table = with_optimizer(table, gradients, stepping)
+    if follower := chosen.moves.get("NAME follows weights"):
+        from learncost.procedures.following import with_following
+
+        table = with_following(table, follower, chosen.decay)
+    return table
 
 
 def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:

@@ -1,0 +1,266 @@
+"""Local losses: every block has a loss of its own, and no gradient comes to it from later ones.
+
+So a block's backward pass and update stand right behind its forward pass, and nothing of it is kept for later. What is
+before the first block learns from that block's loss. Either all blocks read the model's own head, and the loss of the
+last one is the model's, or every block has a head of its own beside it, a copy of the model's with weights that learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.errors import InputError, named_one
+from learncost.equation.table import (
+    Carry,
+    Line,
+    Product,
+    Repeat,
+    Statement,
+    Sum,
+    Table,
+    Tag,
+    Term,
+    Word,
+    defined,
+)
+from learncost.equation.value import Value
+from learncost.layers.derive import derive
+from learncost.layers.reach import Reach
+from learncost.models.model import Model
+from learncost.procedures.needed import needed
+from learncost.procedures.places import check_learns
+from learncost.procedures.procedure import Procedure
+
+HEADS = ("model", "own")
+"""Whose head a block's loss is made by."""
+
+
+def by_local_losses(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
+    """One step, and what the gradients of weights are called, those of the blocks' own heads among them."""
+    check_learns(model, chosen.name)
+    if model.quantized:
+        raise InputError(f"{chosen.name} has no room for quantized weights")
+    head = chosen.moves["loss at blocks by HEAD"]
+    named_one("head", head, dict.fromkeys(HEADS))
+    return _Local(model, chosen, head == "own").step()
+
+
+@dataclass
+class _Local:
+    """The parts of a model's table - before the blocks, blocks, head - and what is made of them so far."""
+
+    model: Model
+    chosen: Procedure
+    own: bool
+    inputs: dict[str, Value] = field(default_factory=dict)  # weights of the blocks' own heads
+    values: dict[str, Value] = field(default_factory=dict)
+    parts: dict[str, list[str]] = field(default_factory=dict)  # of every gradient
+
+    def __post_init__(self) -> None:
+        lines = self.model.table.lines
+        name = self.model.configuration.name
+        at = [place for place, line in enumerate(lines) if isinstance(line, Repeat) and len(line.carry) == 1]
+        first = last = at[-1] if at else 0
+        while first and _hands_on(lines[first - 1], lines[first]):
+            first -= 1
+        repeats = [line for line in lines[first : last + 1] if isinstance(line, Repeat)]
+        if not repeats:
+            raise InputError(f"{self.chosen.name} needs blocks that hand a value on, one to the next: {name} has none")
+        self.before, self.repeats, self.after = lines[:first], repeats, lines[last + 1 :]
+        self.final = repeats[-1].carry[0].final
+        made = defined(self.before) | {other for repeat in repeats for other in repeat.makes if other != self.final}
+        read = {other for line in self.after for other in line.reads}
+        if made & read or self.final not in read:
+            raise InputError(f"{self.chosen.name} needs a head that reads the last block alone, which {name} has not")
+        self.head_weights = [weight for weight in self.model.table.weights if weight in read]
+        reach = Reach(frozenset(self.model.table.weights))
+        reach.needs(lines, set(self.model.learning))
+        self.needed = reach.needed
+
+    def step(self) -> tuple[Table, Mapping[str, str]]:
+        table = self.model.table
+        lines: list[Statement] = [*self.before]
+        values = dict(table.values)
+        for number, repeat in enumerate(self.repeats):
+            lines += self.blocks(repeat, number)
+        if self.own:
+            head = replace(table, lines=self.after, inputs=(*table.inputs, self.final), outputs=("loss",))
+            forward, reverse = self.part(head, [w for w in self.head_weights if w in self.model.learning], "head")
+            lines += [*forward, *reverse]
+        handed = [name for name in self.parts if name in defined(self.before)]
+        if handed:
+            outputs = tuple(handed)
+            before = replace(table, lines=self.before, outputs=outputs)
+            wanted = [w for w in self.model.learning if any(w in line.reads for line in self.before)]
+            for name in handed:
+                lines += self.total(name, "backward")
+            forward, reverse = self.part(before, wanted, "before")
+            lines = [*forward, *lines[len(self.before) :], *reverse]
+        gradients = {}
+        for weight in (*self.model.learning, *self.inputs):
+            if weight in self.parts:
+                lines += self.total(weight, "weight_update")
+                gradients[weight] = f"d{weight}"
+        values |= self.values | self.inputs | {"dloss": Value((), "gradient", "loss")}
+        result = replace(
+            table,
+            lines=tuple(lines),
+            values=values,
+            inputs=(*table.inputs, "dloss", *self.inputs),
+            outputs=(*table.outputs, *gradients.values()),
+        )
+        result = needed(result, result.outputs)
+        return replace(result, weights=table.weights, inputs=(*table.inputs, "dloss", *self.inputs)), gradients
+
+    def total(self, name: str, macro: str) -> list[Line]:
+        """The sum of all parts of a gradient, under the gradient's name."""
+        axes = self.axes(name)
+        self.values[f"d{name}"] = Value(axes, "gradient", name)
+        right = tuple(Term(part, axes) for part in self.parts[name])
+        tag = Tag(macro=macro, local="merge")
+        return [Sum((Term(f"d{name}", axes),), right, (), tag, (1,) * len(right))]
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        return self.inputs[name].axes if name in self.inputs else self.model.table.axes[name]
+
+    def part(
+        self, table: Table, wanted: Iterable[str], mark: str
+    ) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
+        """The forward lines of a part of the table, with what they keep, and the lines backwards and of the update."""
+        derived = derive(table, wanted=tuple(wanted))
+        renamed = {gradient: f"{gradient}:{mark}" for gradient in derived.gradients.values()}
+        for name in derived.gradients:
+            self.parts.setdefault(name, []).append(renamed[f"d{name}"])
+        self.values |= {renamed.get(name, name): value for name, value in derived.reverse.values.items()}
+        return derived.forward.lines, tuple(line.renamed(renamed) for line in derived.reverse.lines)
+
+    def blocks(self, repeat: Repeat, number: int) -> list[Statement]:
+        """The repeat whose turns each have a loss, go backwards and hand out updates, after what it begins with."""
+        table, (carry,) = self.model.table, repeat.carry
+        lines, loss, own = self.head(repeat, number)
+        learning = {*self.model.learning, *own}
+        slices = dict(repeat.each) | {name: name for name in own}
+        shared = [*dict.fromkeys((*repeat.shared, *(name for line in lines for name in line.reads)))]
+        shared = [name for name in shared if name in self.needed and name not in repeat.inside and name not in own]
+        weights = [name for name, outer in slices.items() if outer in {*table.weights, *own}]
+        weights += [name for name in shared if name in table.weights]
+        inner = {**table.values, **repeat.values, **self.head_values(lines), **own}
+        inputs = [name for name in dict.fromkeys((carry.start, *table.inputs, *shared)) if name not in weights]
+        inputs += [name for name in slices if name not in weights]
+        body = replace(
+            table,
+            lines=(*repeat.lines, *lines),
+            values=inner,
+            inputs=tuple(inputs),
+            weights=tuple(weights),
+            outputs=(loss,),
+        )
+        first = number == 0 and carry.initial in self.needed
+        wanted = [name for name, outer in slices.items() if outer in learning]
+        wanted += [name for name in shared if name in self.needed and (name in learning or name not in table.weights)]
+        derived = derive(body, wanted=(*wanted, *((carry.start,) if first else ())))
+        turn: list[Statement] = [*derived.forward.lines]
+        turn += (line.renamed({f"d{loss}": "dloss"}) for line in derived.reverse.lines)
+        inner = {**derived.reverse.values}
+        before: list[Statement] = []
+        carries, keep, each = [*repeat.carry], [*repeat.keep], [*repeat.each, *((name, name) for name in own)]
+        for name, gradient in derived.gradients.items():
+            if name in slices:
+                outer = slices[name]
+                stack = f"d{outer}:blocks"
+                keep.append((gradient, stack))
+                self.values[stack] = Value(self.axes(outer), "part", outer)
+                self.parts.setdefault(outer, []).append(stack)
+            elif name != carry.start:
+                carries.append(self.summed(name, gradient, number, turn, before, inner))
+        if first and carry.start in derived.gradients:
+            carries += self.of_first(repeat, derived.gradients[carry.start], turn, before, inner)
+        if not self.own:
+            last = repeat is self.repeats[-1]
+            zero = Term(f"loss:zero{number}", ())
+            before.append(Word((zero,), (), (), Tag("loss"), word="zeros", gives=("Y",)))
+            self.values[zero.name] = Value(())
+            inner["loss:before"] = Value(())
+            final = "loss" if last else f"loss:blocks{number}"
+            self.values.setdefault(final, Value(()))
+            carries.append(Carry("loss:before", loss, zero.name, final))
+        made = replace(
+            repeat, lines=tuple(turn), values=inner, carry=tuple(carries), each=tuple(each), keep=tuple(keep)
+        )
+        return [*before, made]
+
+    def summed(
+        self,
+        name: str,
+        gradient: str,
+        number: int,
+        turn: list[Statement],
+        before: list[Statement],
+        inner: dict[str, Value],
+    ) -> Carry:
+        """The gradient of what all turns read: a carried total."""
+        axes = self.axes(name)
+        macro = "weight_update" if name in self.model.table.weights else "backward"
+        tag = Tag(macro=macro, local="merge")
+        zero, start, end, final = (f"d{name}:{part}{number}" for part in ("zero", "sum", "sum.", "turns"))
+        before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        turn.append(Sum((Term(end, axes),), (Term(start, axes), Term(gradient, axes)), (), tag, (1, 1)))
+        inner |= {start: Value(axes, "part", name), end: Value(axes, "part", name)}
+        self.values |= {zero: Value(axes, "part", name), final: Value(axes, "part", name)}
+        self.parts.setdefault(name, []).append(final)
+        return Carry(start, end, zero, final)
+
+    def of_first(
+        self,
+        repeat: Repeat,
+        gradient: str,
+        turn: list[Statement],
+        before: list[Statement],
+        inner: dict[str, Value],
+    ) -> list[Carry]:
+        """The gradient of what the first turn was handed: a total to which every other turn adds nothing."""
+        (carry,) = repeat.carry
+        axes, tag = inner[carry.start].axes, Tag(macro="backward", local="first")
+        zero, start, end, part, final = (
+            f"d{carry.initial}:{what}" for what in ("zero", "sum", "sum.", "first", "blocks")
+        )
+        one, no = Term("first:one", ()), Term("first.2", ())
+        before.append(Word((one,), (), (), tag, word="ones", gives=("Y",)))
+        before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        masked = Term(part, axes)
+        turn.append(Product((masked,), (Term(gradient, axes), Term("first", ())), (), tag))
+        turn.append(Sum((Term(end, axes),), (Term(start, axes), masked), (), tag, (1, 1)))
+        turn.append(Word((no,), (), (), tag, word="zeros", gives=("Y",)))
+        inner |= {name: Value(axes, "part", carry.initial) for name in (start, end, part)}
+        inner |= {"first": Value(()), no.name: Value(())}
+        self.values |= {name: Value(axes, "part", carry.initial) for name in (zero, final)}
+        self.values |= {one.name: Value(()), "first:last": Value(())}
+        self.parts.setdefault(carry.initial, []).append(final)
+        return [Carry(start, end, zero, final), Carry("first", no.name, one.name, "first:last")]
+
+    def head(self, repeat: Repeat, number: int) -> tuple[list[Statement], str, dict[str, Value]]:
+        """The head's lines on what a turn hands on, their loss, and the weights that the blocks' own heads have."""
+        (carry,) = repeat.carry
+        names = {name: f"local.{name}" for line in self.after for name in line.makes} | {self.final: carry.end}
+        own: dict[str, Value] = {}
+        if self.own:
+            mark = str(number) if len(self.repeats) > 1 else ""
+            for weight in self.head_weights:
+                value, name = self.model.table.values[weight], f"own{mark}.{weight}"
+                names[weight] = name
+                own[name] = Value(value.axes)
+                self.inputs[name] = Value((repeat.count, *value.axes), "projection", weight)
+        return [line.renamed(names) for line in self.after], names["loss"], own
+
+    def head_values(self, lines: Iterable[Statement]) -> dict[str, Value]:
+        """What is known of the values of a copied head."""
+        values = self.model.table.values
+        return {name: values[name.removeprefix("local.")] for line in lines for name in line.makes}
+
+
+def _hands_on(first: Statement, second: Statement) -> bool:
+    """Whether a repeat begins with what another one hands on."""
+    if not isinstance(first, Repeat) or not isinstance(second, Repeat) or len(first.carry) != 1:
+        return False
+    return second.carry[0].initial == first.carry[0].final

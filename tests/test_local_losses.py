@@ -1,0 +1,142 @@
+"""Local losses, held to backpropagation of the table cut behind each block; feedback that follows the weights."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.equation.count import shape_of
+from learncost.models.model import build
+from learncost.models.small import small
+from learncost.procedures.procedure import step
+from learncost.proof.check import sound_arrays, tally, values_of
+from learncost.proof.sample import small_sizes
+
+FAMILIES = ["gpt2", "llama", "bert", "vit", "gemma2", "bart", "albert"]
+
+
+def setting(family, **more):
+    model = build(small(family))
+    sizes = small_sizes(model.table) | more
+    return model, sizes, sound_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
+
+
+def gradients(model, procedure, sizes, arrays):
+    table = step(model, procedure)
+    draw = np.random.default_rng(3)
+    more = {n: draw.standard_normal(shape_of(table.axes[n], sizes)) for n in table.inputs if n not in arrays}
+    values = values_of(table, arrays | more, sizes)
+    return {name: values[f"d{name}"] for name in (*model.table.weights, *more) if f"d{name}" in values}, values
+
+
+@pytest.mark.parametrize("procedure", ["local", "local-shared", "kolen-pollack"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_count_is_that_of_counting_arrays(family, procedure):
+    table = step(build(small(family)), procedure, "adamw")
+    sizes = small_sizes(table)
+    assert tally(family, table, sound_arrays(table, sizes), sizes).passed
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "vit"])
+def test_one_block_with_the_models_head_is_bp(family):
+    model, sizes, arrays = setting(family, n_layer=1)
+    (expected, of_bp), (found, values) = (gradients(model, name, sizes, arrays) for name in ("bp", "local-shared"))
+    assert found.keys() == expected.keys()
+    assert values["loss"] == of_bp["loss"]
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, 1e-13, 1e-15, err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "vit"])
+def test_a_block_learns_what_bp_of_the_table_cut_behind_it_makes_it_learn(family):
+    model, sizes, arrays = setting(family, n_layer=3)
+    shared, values = gradients(model, "local-shared", sizes, arrays)
+    blocks = [name for name, axes in model.table.axes.items() if axes[:1] == ("n_layer",) and name in shared]
+    outside = [name for name in shared if name not in blocks]
+    totals = dict.fromkeys(outside, 0.0)
+    for turn in range(3):
+        cut = arrays | {name: arrays[name][: turn + 1] for name in blocks}
+        expected, of_bp = gradients(model, "bp", sizes | {"n_layer": turn + 1}, cut)
+        for name in blocks:
+            np.testing.assert_allclose(shared[name][turn], expected[name][turn], 1e-12, 1e-14, err_msg=name)
+        head = gradients_of_head(model, sizes | {"n_layer": turn + 1}, cut)
+        totals = {name: totals[name] + (expected if turn == 0 else head).get(name, 0.0) for name in outside}
+    assert values["loss"] == pytest.approx(of_bp["loss"], rel=1e-13)
+    for name in outside:
+        np.testing.assert_allclose(shared[name], totals[name], 1e-12, 1e-14, err_msg=name)
+
+
+def gradients_of_head(model, sizes, arrays):
+    """What the lines behind the blocks make of the weights that they read, the blocks' output being given."""
+    from dataclasses import replace
+
+    from learncost.equation.table import Repeat
+    from learncost.layers.derive import derive
+
+    table = model.table
+    at = max(place for place, line in enumerate(table.lines) if isinstance(line, Repeat))
+    final = table.lines[at].carry[0].final
+    values = values_of(replace(table, outputs=(*table.outputs, final)), arrays, sizes)
+    head = replace(table, lines=table.lines[at + 1 :], inputs=(*table.inputs, final))
+    read = [name for name in table.weights if any(name in line.reads for line in head.lines)]
+    derived = derive(head, wanted=read)
+    found = values_of(derived.step, arrays | {final: values[final]}, sizes)
+    return {name: found[gradient] for name, gradient in derived.gradients.items()}
+
+
+def test_heads_of_their_own_that_are_the_models_give_blocks_the_same():
+    model, sizes, arrays = setting("gpt2", n_layer=3)
+    shared, _ = gradients(model, "local-shared", sizes, arrays)
+    table = step(model, "local")
+    own = {name: table.values[name].of for name in table.inputs if table.values[name].role == "projection"}
+    assert set(own.values()) == {"wte", "ln_f.g", "ln_f.b"}
+    found, _ = gradients(model, "local", sizes, arrays | {n: np.stack([arrays[w]] * 3) for n, w in own.items()})
+    for name in ("attn.WQ", "mlp.W2", "ln_1.g", "wpe"):
+        np.testing.assert_allclose(found[name], shared[name], 1e-12, 1e-14)
+
+
+def test_own_heads_learn_and_start_as_heads_do():
+    sizes = {"n_layer": 3, "n_embd": 8, "n_head": 2, "vocab_size": 10}
+    training = lc.Training("gpt2", "local", **sizes, learning_rate=0.01)
+    tokens = np.arange(48).reshape(8, 6) % 10
+    assert np.array_equal(training.state["own.ln_f.g"], np.ones((3, 8)))
+    before = training.state["own.wte"].copy()
+    assert before.shape == (3, 10, 8)
+    assert before.std() == pytest.approx(0.02, rel=0.3)
+    losses = [training.step(tokens) for _ in range(40)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert not np.allclose(training.state["own.wte"], before, atol=1e-3)
+    assert training.state["own.wte.M"].any()
+    assert training.weights.keys() == lc.Training("gpt2", **sizes).weights.keys()
+
+
+def test_nothing_of_a_block_is_kept_for_later():
+    def beside(procedure, blocks):
+        answer = lc.memory("gpt2", procedure=procedure, seq_len=1024, engine="table", n_layer=blocks)
+        return answer.peak - sum(answer.split[part] for part in ("weights", "gradients", "optimizer state"))
+
+    assert beside("local-shared", 12) <= 1.01 * beside("local-shared", 2)
+    assert beside("bp", 12) > 1.5 * beside("bp", 2)
+
+
+def test_feedback_that_follows_comes_nearer_by_the_same_share_at_every_step():
+    sizes = {"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 10}
+    for optimizer in ("sgd", "momentum", "adamw"):
+        training = lc.Training("gpt2", "kolen-pollack", optimizer, **sizes, learning_rate=0.01)
+        tokens = np.arange(24).reshape(4, 6) % 10
+        apart = [training.state["attn.WQ.F"] - training.weights["attn.WQ"]]
+        for _ in range(5):
+            training.step(tokens)
+            apart.append(training.state["attn.WQ.F"] - training.weights["attn.WQ"])
+        for first, second in itertools.pairwise(apart):
+            np.testing.assert_allclose(second, 0.99 * first, 1e-9, 1e-15)
+
+
+def test_its_gradients_are_those_of_feedback_alignment():
+    model, sizes, arrays = setting("gpt2")
+    table = step(model, "fa")
+    draw = np.random.default_rng(3)
+    arrays |= {n: draw.standard_normal(shape_of(table.axes[n], sizes)) for n in table.inputs if n not in arrays}
+    (first, _), (second, _) = (gradients(model, name, sizes, arrays) for name in ("fa", "kolen-pollack"))
+    assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -3,6 +3,15 @@
 import pytest
 
 import learncost as lc
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.placement.mesh import mesh
+from learncost.placement.place import place
+from learncost.placement.presets import chosen
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step
+from learncost.readings.live import live
 
 SIZES = {"vocab_size": 50304, "seq_len": 256, "n_layer": 3}
 
@@ -77,15 +86,43 @@ def test_matrix_products_of_all_devices_are_those_of_one(placement):
     assert sum(row.sent for row in several.rows) == sum(row.payload for row in several.over.sent)
 
 
-def kept(t, placement, plan=""):
-    """Bytes of activations that a block keeps on a device in 16 bits, with dropout."""
-    sizes = {"seq_len": 256, "batch_size": 2, "vocab_size": 512, "dropout": 0.1, "precision": "bf16", "plan": plan}
-    peaks = []
-    for n in (2, 3):
-        found = lc.memory("gpt2", mesh=f"tp={t}", placement=placement, n_layer=n, optimizer="sgd", **sizes)
-        arrays = [a for a in found.arrays if a.number == n and a.role == "kept"]
-        peaks.append(sum(a.bytes for a in arrays))
-    return peaks[1] - peaks[0]
+LAYERS, BATCH, LENGTH, HEADS, WIDTH = 7, 2, 8, 4, 24
+SBH, AS2B = LENGTH * BATCH * WIDTH, HEADS * LENGTH**2 * BATCH
+SELECTIVE = "recompute=softmax+attn.R+attn.S"
+
+
+def kept_in_blocks(t, placement, plan):
+    """Bytes that a block with dropout keeps on one of t devices in 16 bits, as Korthikanti et al. 2022 count them.
+
+    Masks are of a byte, those of what is made again are drawn again; standard deviations, which are small, are left out.
+    """
+    sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "vocab_size": 12}
+    model = build(configure("gpt2", {**sizes, "max_position_embeddings": 8}), dropout=True)
+    table = planned(without_gradients(step(model, "bp", "sgd")), plan)
+    whole = run_sizes(model, BATCH, LENGTH, None)
+    placed = place(table, mesh(f"tp={t}"), chosen(None, placement), whole)
+    arrays = live(placed.table, {**whole, "tp": t}, "fp16").kept
+    block = [a for a in arrays if a.axes[0] == "n_layer" and len(a.axes) > 3]
+    again = {SELECTIVE: ("attn.P.mask",), "": ()}.get(plan, ("attn.P.mask", "attn.Y.mask", "mlp.Y.mask"))
+    total = sum(a.bytes // 2 if a.name.endswith(".mask") else a.bytes for a in block if a.name not in again)
+    return total / LAYERS
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("placement", "plan", "bytes_kept"),
+    [
+        ("megatron", "", lambda t: SBH * (10 + 24 / t) + 5 * AS2B / t),
+        ("megatron-sp", "", lambda t: SBH * 34 / t + 5 * AS2B / t),
+        ("megatron", SELECTIVE, lambda t: SBH * (10 + 24 / t)),
+        ("megatron-sp", SELECTIVE, lambda t: SBH * 34 / t),
+        ("megatron", "recompute=block", lambda t: 2 * SBH),
+        ("megatron-sp", "recompute=block", lambda t: 2 * SBH / t),
+    ],
+)
+def test_activations_of_a_block_are_those_of_table_2(t, placement, plan, bytes_kept):
+    # Korthikanti et al. 2022, Reducing activation recomputation in large transformer models, table 2.
+    assert kept_in_blocks(t, placement, plan) == bytes_kept(t)
 
 
 def test_memory_of_one_device_is_of_its_part():

@@ -75,6 +75,32 @@ def test_sequence_parallel_gathers_and_scatters_and_reduces_what_is_small(t):
     assert small == d * p + 6 * d * n + 2 * d  # positions; norms and biases behind what is summed; the last norm
 
 
+def test_experts_get_their_rows_and_send_them_back():
+    found = lc.place("mixtral-8x7b", "ep=4", placement="ep", seq_len=64, n_layer=2)
+    rows, d, n = found.batch_size * 64 * 2 // 4, 4096, 2
+    sent = {(one.word, one.macro): 0 for one in found.collectives if one.word in ("dispatch", "combine")}
+    for one in found.collectives:
+        if one.word in ("dispatch", "combine"):
+            sent[one.word, one.macro] += one.payload_bytes * one.times
+    index = 8 * rows * n  # of which expert each row is
+    assert sent["dispatch", "forward"] == 4 * rows * d * n + index
+    assert sent["combine", "forward"] == 4 * rows * d * n
+    # Backward the gradients of what experts give, and what they were given, again; and back what each of two matrices
+    # leaves for their input.
+    backward = sum(sent.get(("dispatch", macro), 0) for macro in ("backward", "weight_update"))
+    assert backward == 2 * 4 * rows * d * n + index
+    assert sent["combine", "backward"] == 2 * 4 * rows * d * n
+    reduced = {one.line for one in found.collectives if one.word == "all_reduce"}
+    assert not any(line.startswith(("dmoe.WG", "dmoe.WU", "dmoe.WD")) for line in reduced)
+
+
+def test_products_of_experts_are_shared_out():
+    sizes = {"seq_len": 64, "n_layer": 2, "batch_size": 4, "price_book": "matmul"}
+    alone = lc.cost("mixtral-8x7b", **sizes)
+    several = lc.cost("mixtral-8x7b", mesh="ep=4", placement="ep", **sizes)
+    assert several.total.maccs * 4 == alone.total.maccs
+
+
 @pytest.mark.parametrize("placement", ["ddp", "zero-3", "cp", "ulysses"])
 def test_matrix_products_of_all_devices_are_those_of_one(placement):
     axis = "cp" if placement in ("cp", "ulysses") else "dp"
@@ -94,7 +120,7 @@ SELECTIVE = "recompute=softmax+attn.R+attn.S"
 def kept_in_blocks(t, placement, plan):
     """Bytes that a block with dropout keeps on one of t devices in 16 bits, as Korthikanti et al. 2022 count them.
 
-    Masks are of a byte, those of what is made again are drawn again; standard deviations, which are small, are left out.
+    Masks are of a byte, those of what is made again are drawn again; standard deviations, small as they are, left out.
     """
     sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "vocab_size": 12}
     model = build(configure("gpt2", {**sizes, "max_position_embeddings": 8}), dropout=True)

@@ -19,15 +19,17 @@ from learncost.equation.table import (
     Word,
     terms_of,
 )
+from learncost.equation.value import Value
 from learncost.layers.lower import expanded
 from learncost.placement.layout import Layout, cut
+from learncost.placement.rows import Rows, rows_of
 from learncost.placement.scope import Reason, Scope
 from learncost.vocabulary import entry
 
 Site = tuple[str, str]
 """What a mesh axis cuts in a line: ("along", an axis of the line), or ("at", an axis that is read at an index)."""
 
-ALONG, AT = "along", "at"
+ALONG, AT, SENT = "along", "at", "sent"
 
 
 def place_line(scope: Scope, line: Line) -> None:
@@ -51,13 +53,29 @@ class Cutting:
     def __init__(self, scope: Scope, line: Line) -> None:
         self.scope, self.line = scope, line
         self.whole = frozenset(_whole_axes(line))
+        self.rows = rows_of(scope, line)
         self.passes = {q: how for q in scope.homes.mesh.names if (how := self._passing(q))}
         self.sites: dict[str, Site] = {}
+        forced = self._of_rows()
         for mesh_axis in scope.homes.mesh.names:
-            if mesh_axis not in self.passes and mesh_axis not in scope.busy:
+            if mesh_axis in forced:
+                self.sites[mesh_axis] = forced[mesh_axis]
+            elif mesh_axis not in self.passes and mesh_axis not in scope.busy:
                 site = self._site(mesh_axis)
                 if site is not None:
                     self.sites[mesh_axis] = site
+
+    def _of_rows(self) -> dict[str, Site]:
+        """The sites that rows which are sent leave no choice of."""
+        rows = self.rows
+        if rows is None:
+            return {}
+        sites: dict[str, Site] = {rows.choice.mesh_axis: (SENT, rows.first)}
+        if rows.sent is not None:
+            for axis, names in zip(rows.axes, rows.cut, strict=True):
+                sites |= {name: (ALONG, axis) for name in names if name != rows.choice.mesh_axis}
+            self.whole |= {*rows.axes}
+        return sites
 
     @property
     def through_body(self) -> bool:
@@ -131,7 +149,10 @@ class Cutting:
 
     def place(self) -> None:
         line, scope = self.line, self.scope
-        shown = {mesh_axis: f"{kind.replace('along', 'on')} {axis}" for mesh_axis, (kind, axis) in self.sites.items()}
+        if self.rows is not None and self._leaves_rows():
+            self._place_by_rows(self.rows)
+            return
+        shown = {mesh_axis: f"{_ON[kind]} {axis}" for mesh_axis, (kind, axis) in self.sites.items()}
         reason = Reason(2, line, shown)
         right = tuple(self.operand(term, reason) for term in line.right)
         left = tuple(self.term(term, term.name, reason) for term in line.left)
@@ -143,6 +164,24 @@ class Cutting:
         for term in line.left:
             self.result(term)
 
+    def _leaves_rows(self) -> bool:
+        """Whether a line that reads at a choice sums rows that are on several devices, as those of a token are."""
+        assert self.rows is not None
+        (left, *_), rows = self.line.left, self.rows
+        return rows.reads and not left.indexed and not {*rows.axes} <= {*left.axes}
+
+    def _place_by_rows(self, rows: Rows) -> None:
+        """The line with a result for every row, and the sum of what comes back."""
+        line, scope = self.line, self.scope
+        left = line.left[0]
+        more = tuple(axis for axis in left.axes if isinstance(axis, str) and axis not in rows.axes)
+        term = Term(scope.fresh(line.name, "rows"), (*rows.axes, *more))
+        of = scope.value(line.name)
+        scope.steps[term.name] = Value(tuple(str(axis) for axis in term.axes), "step", line.name, dtype=of.dtype)
+        scope.readers[term.name] += 1
+        place_line(scope, replace(line, left=(term,)))
+        place_line(scope, Product((left,), (term,), (), line.tag))
+
     def tag(self) -> object:
         tag = self.line.tag
         if tag.kernel is None:
@@ -153,6 +192,14 @@ class Cutting:
         if isinstance(operand, Literal):
             return operand
         layout = Layout(tuple(map(self.cuts, operand.axes)), self._kept_partial(operand.name))
+        rows = self.rows
+        if rows is not None and not operand.indexed and {*operand.axes} & {*rows.axes}:
+            axes = (*rows.axes, *(axis for axis in operand.axes if axis not in rows.axes))
+            if {*rows.axes} <= {*operand.axes}:
+                axes = operand.axes
+            split = tuple(map(self.cuts, axes))
+            array = self.scope.dispatched(operand, layout, rows.choice, rows.axes, axes, split, reason)
+            return Term(array, tuple(self.axis(str(axis)) for axis in axes))
         return self.term(operand, self.scope.at(operand.name, layout, reason), reason)
 
     def _kept_partial(self, name: str) -> frozenset[tuple[str, str]]:
@@ -177,13 +224,14 @@ class Cutting:
     def cuts(self, axis: Axis) -> tuple[str, ...]:
         """The mesh axes that cut an axis of a term in this line, the outermost first."""
         if isinstance(axis, str):
-            site = (ALONG, axis)
+            name, sites = axis, {(ALONG, axis), (SENT, axis)}
         elif isinstance(axis.at, Affine):
             return ()
         else:
-            site = (AT, axis.axis)
-        name = axis if isinstance(axis, str) else axis.axis
-        return self.scope.homes.nested(name, (q for q, where in self.sites.items() if where == site))
+            name, sites = axis.axis, {(AT, axis.axis)}
+            if self.rows is not None and axis.at.name == self.rows.choice.index:
+                sites.add((SENT, self.rows.first))
+        return self.scope.homes.nested(name, (q for q, where in self.sites.items() if where in sites))
 
     def axis(self, axis: str) -> str:
         return cut(axis, self.cuts(axis))
@@ -201,19 +249,23 @@ class Cutting:
         plain = {axis for axis in term.axes if isinstance(axis, str)}
         at = {axis.axis for axis in term.axes if isinstance(axis, Read)}
         for mesh_axis, (kind, axis) in self.sites.items():
-            if (kind == ALONG and axis in plain) or (kind == AT and axis in at):
+            if (kind == ALONG and axis in plain) or (kind == AT and axis in at) or kind == SENT:
                 continue
             partial[mesh_axis] = entry(line.word).name if isinstance(line, Word) else "sum"
             joins[mesh_axis] = f"{line.name} " + (f"reads {axis} at an index" if kind == AT else f"sums over {axis}")
-        layout = Layout(tuple(map(self.cuts, term.axes)), frozenset(partial.items()))
+        sent = self.rows.choice.key if self.rows is not None and not at else ""
+        layout = Layout(tuple(map(self.cuts, term.axes)), frozenset(partial.items()), sent)
         if term.name not in scope.values:
-            scope.step_homes[term.name] = layout.whole()
+            scope.step_homes[term.name] = replace(layout.whole(), sent="")
         scope.made_by[term.name] = line
         scope.joins[term.name] = joins
         scope.arrays.pop(term.name, None)
         scope.give(term.name, layout)
         if isinstance(line, Word) and line.word == "zeros":
             scope.zeros.add(term.name)
+
+
+_ON = {ALONG: "on", AT: "at", SENT: "where its rows are sent by"}
 
 
 def _partial_operand(scope: Scope, line: Line, mesh_axis: str) -> str:

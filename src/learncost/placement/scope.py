@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.table import Line, Repeat, Statement, Sum, Tag, Term, Word
+from learncost.equation.table import Axis, Line, Repeat, Statement, Sum, Tag, Term, Word
 from learncost.equation.value import Value
-from learncost.placement.clauses import Homes
-from learncost.placement.layout import Layout, Move, moves
+from learncost.placement.clauses import Homes, Split
+from learncost.placement.layout import Layout, Move, cut, moves
+from learncost.placement.rows import Choice
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Scope:
     made_by: dict[str, Line] = field(default_factory=dict)
     joins: dict[str, dict[str, str]] = field(default_factory=dict)  # why a value is partial, by mesh axis
     taken: set[str] = field(default_factory=set)
+    choices: dict[str, Choice] = field(default_factory=dict)  # by which rows were sent, by what layouts call them
+    expanded: dict[tuple[str, Layout], str] = field(default_factory=dict)  # of a value without all axes of its rows
     holds: dict[str, str] = field(default_factory=dict)  # of what collectives make, in this scope and inside
 
     def statements(self, lines: Iterable[Statement]) -> None:
@@ -108,15 +111,22 @@ class Scope:
             return held[goal]
         if name in self.zeros:
             return self.made_zeros(name, goal)
-        start, path = min(
-            ((layout, [*moves(layout, goal)]) for layout in held if layout.partial >= goal.partial),
-            key=lambda pair: [move.word != "shard" for move in pair[1]].count(True),
+        if all(layout.sent for layout in held):
+            self.combined(name, reason)
+            return self.at(name, goal, reason)
+        held = {layout: array for layout, array in held.items() if not layout.sent}
+        start = min(
+            (layout for layout in held if layout.partial >= goal.partial),
+            key=lambda layout: [move.word != "shard" for move in moves(layout, goal)].count(True),
         )
-        array, axes = held[start], self.value(name).axes
         if start.partial - goal.partial:
             self.arrays[name] = {layout: kept for layout, kept in held.items() if not layout.partial}
-        line = reason.line or self.line_of(name)
-        for move in path:
+        return self.moved(name, start, held[start], goal, reason)
+
+    def moved(self, name: str, start: Layout, array: str, goal: Layout, reason: Reason) -> str:
+        """The array that collectives make of one that holds a value."""
+        axes, line = self.value(name).axes, reason.line or self.line_of(name)
+        for move in moves(start, goal):
             left = Term(self.fresh(name, move.word), move.layout.cut(axes))
             why = f"{self.why(name, start, move, reason)} (rule {reason.rule})"
             right = Term(array, start.cut(axes))
@@ -126,6 +136,88 @@ class Scope:
             self.holds[left.name] = name
             start, array = move.layout, left.name
         return array
+
+    def choice(self, key: str) -> Choice:
+        """The choice that a layout's key says."""
+        scope: Scope | None = self
+        while scope is not None:
+            if key in scope.choices:
+                return scope.choices[key]
+            scope = scope.outer
+        raise KeyError(key)
+
+    def dispatched(
+        self,
+        term: Term,
+        layout: Layout,
+        choice: Choice,
+        rows: tuple[str, ...],
+        axes: tuple[Axis, ...],
+        split: Split,
+        reason: Reason,
+    ) -> str:
+        """The array that holds an operand's rows where they are sent to; of one without all axes of the rows, for each.
+
+        rows   what the line calls the axes of the rows
+        axes   of the array that is made, and how they are cut, `split`
+        """
+        self.choices[choice.key] = choice
+        goal = Layout(split, layout.partial, choice.key)
+        held = self.held(term.name) if axes == term.axes else {}
+        if goal in held:
+            return held[goal]
+        for start in held:
+            if start.sent == goal.sent and all(
+                start.split[place] == split[place] for place, axis in enumerate(axes) if axis in rows
+            ):
+                return self.moved(term.name, start, held[start], goal, reason)
+        key = term.name, goal
+        if key in self.expanded:
+            return self.expanded[key]
+        array = self.at(term.name, layout, reason)
+        index = self.at(choice.index, Layout(tuple(split[axes.index(row)] for row in rows)), reason)
+        left = Term(self.fresh(term.name, "dispatch"), tuple(cut(str(a), s) for a, s in zip(axes, split, strict=True)))
+        right = (
+            Term(array, tuple(cut(str(axis), names) for axis, names in zip(term.axes, layout.split, strict=True))),
+            Term(index, tuple(cut(row, split[axes.index(row)]) for row in rows)),
+        )
+        line = reason.line or self.line_of(term.name)
+        why = f"{line.name} reads {choice.read} at {choice.index}, and {choice.read} is cut over {choice.mesh_axis}"
+        self.sends("dispatch", left, right, choice, line, f"{why}: rows go to who has what they read (rule 6)")
+        value = self.value(term.name)
+        self.holds[left.name] = term.name
+        if axes == term.axes:
+            self.give(term.name, goal, left.name)
+        else:
+            self.placed[left.name] = value.along(str(axis) for axis in left.axes)
+            self.layouts[left.name] = goal
+            self.expanded[key] = left.name
+        return left.name
+
+    def sends(self, word: str, left: Term, right: tuple[Term, Term], choice: Choice, line: Line, why: str) -> None:
+        """Add a line that sends rows."""
+        tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
+        acted = (choice.mesh_axis, cut(choice.read, (choice.mesh_axis,)))
+        self.out.append(Word((left,), right, (), tag, word, acted, "body", ("X", "I"), ("Y",)))
+
+    def combined(self, name: str, reason: Reason) -> str:
+        """The array that holds a value whose rows were sent, where they came from."""
+        layout, array = next(iter(self.held(name).items()))
+        choice, axes = self.choice(layout.sent), self.value(name).axes
+        home = replace(layout, sent="")
+        index_split = tuple(layout.split[axes.index(row)] for row in choice.axes)
+        index = self.at(choice.index, Layout(index_split), reason)
+        left = Term(self.fresh(name, "combine"), home.cut(axes))
+        right = (
+            Term(array, layout.cut(axes)),
+            Term(index, tuple(cut(row, names) for row, names in zip(choice.axes, index_split, strict=True))),
+        )
+        line = reason.line or self.line_of(name)
+        why = f"the rows of {name} were sent by {choice.index} over {choice.mesh_axis}, and {line.name} is over others"
+        self.sends("combine", left, right, choice, line, f"{why}: they come back (rule 6)")
+        self.give(name, home, left.name)
+        self.holds[left.name] = name
+        return left.name
 
     def made_zeros(self, name: str, goal: Layout) -> str:
         """Zeros in another layout: they are made, not moved; of a sum they are any device's part."""

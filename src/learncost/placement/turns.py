@@ -126,7 +126,8 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
         split = layout.split if together else (busy, *layout.split)
         scope.made_by[stack] = inner.line_of(name)
         scope.joins[stack] = dict(inner.joins.get(name, {}))
-        scope.give(stack, Layout(split, layout.partial))
+        scope.choices |= inner.choices
+        scope.give(stack, Layout(split, layout.partial, layout.sent))
     each = []
     for name, stack in repeat.each:
         each.append((name, scope.at(stack, _stack_layout(scope, repeat, stack, over), reason)))
@@ -147,6 +148,9 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
 def _kept_layout(inner: Scope, name: str) -> Layout:
     """What a stack collects: the home, but that gradients of weights stay partial until somebody reads them."""
     home, layout = inner.home(name), inner.partial(name)
+    held = inner.held(name)
+    if layout is None and all(each.sent for each in held):
+        return next(iter(held))
     value = inner.value(name)
     if layout is None or inner.homes.kind(name, value)[0] != "gradients" or value.role == "kept":
         return home

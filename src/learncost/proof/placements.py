@@ -220,8 +220,10 @@ def _moved(
 
 def _count(sent: list[tuple[str, int]], line: Line, values: Mapping[str, Any]) -> None:
     if isinstance(line, Word) and entry(line.word).kind == KIND and line.word not in SENDS_NOTHING:
-        arrays = (values[line.right[0].name], values[line.name])
-        sent.append((line.axes[0], max(np.asarray(array).nbytes for array in arrays)))
+        before, after = (np.asarray(values[name]).nbytes for name in (line.right[0].name, line.name))
+        # Of rows each device has as many as come to it: all together they are those that are priced.
+        rows = {"dispatch": after, "combine": before}
+        sent.append((line.axes[0], rows.get(line.word, max(before, after))))
 
 
 def _bytes(subject: str, placed: Placed, sizes: Mapping[str, int], sent: list[tuple[str, int]]) -> Check:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.equation.count import cuts
+from learncost.equation.count import cuts, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Term, Word
 
@@ -20,12 +21,15 @@ class Exchange(Protocol):
         """The arrays that all devices along an axis of the mesh give, in its order, and which of them is this one."""
 
 
-def collected(line: Word, array: Array, exchange: Exchange | None) -> Array:
+def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange | None) -> Array:
     """The result of a collective on one device."""
     if exchange is None:
         raise InputError(f"{line.word} is between devices, and there is one: run the placed table on a mesh")
+    if line.word in ("dispatch", "combine"):
+        return _rows(line, operands, sizes, exchange)
     (mesh_axis,), (before,), after = line.axes, line.right, line.left[0]
     assert isinstance(before, Term)
+    (array,) = operands
     arrays, here = exchange(mesh_axis, array)
     if line.word in _JOINS:
         return _JOINS[line.word].reduce(arrays, axis=0)
@@ -41,6 +45,37 @@ def collected(line: Word, array: Array, exchange: Exchange | None) -> Array:
 
 
 _JOINS = {"all_reduce": np.add, "all_reduce_max": np.maximum, "all_reduce_min": np.minimum}
+
+
+def _rows(line: Word, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange) -> Array:
+    """Rows where they are sent to, or where they came from.
+
+    There rows stand one behind another along the first of their axes, as many as there are; the other ones have one
+    place each. They are in the order of the devices that they come from.
+    """
+    (mesh_axis, read), (before, index), after = line.axes, line.right, line.left[0]
+    array, chosen = (np.asarray(operand) for operand in operands)
+    rows, rest = index.loops, tuple(axis for axis in after.loops if axis not in index.loops)
+    owner = (chosen // size_of(read, sizes)).reshape(-1)
+    lying = [axis for axis in (*rows, *rest) if axis in before.loops]
+    array = array.transpose([before.loops.index(axis) for axis in lying])
+    if line.word == "dispatch":
+        array = array[tuple(slice(None) if axis in lying else None for axis in (*rows, *rest))]
+        form = array.shape[len(rows) :]
+        array = np.broadcast_to(array, (*chosen.shape, *form)).reshape(-1, *form)
+        several, here = exchange(mesh_axis, (array, owner))
+        result = np.concatenate([part[of == here] for part, of in several])
+        result = result.reshape(len(result), *[1] * (len(rows) - 1), *form)
+    else:
+        form = array.shape[len(rows) :]
+        several, here = exchange(mesh_axis, (array.reshape(-1, *form), owner))
+        flat = np.empty((owner.size, *form), array.dtype)
+        for device, (part, _) in enumerate(several):
+            before_here = sum(int((of == device).sum()) for _, of in several[:here])
+            mine = owner == device
+            flat[mine] = part[before_here : before_here + int(mine.sum())]
+        result = flat.reshape(*chosen.shape, *form)
+    return result.transpose([(*rows, *rest).index(axis) for axis in after.loops])
 
 
 def _cut(term: Term, mesh_axis: str) -> int:

@@ -44,7 +44,7 @@ def run_line(
 ) -> None:
     """Run one line of the normal form; `values` receives its result. Collectives need an exchange."""
     if isinstance(line, Word) and entry(line.word).kind == "collective":
-        result = collected(line, values[line.right[0].name], exchange)
+        result = collected(line, [values[term.name] for term in line.right], sizes, exchange)
     elif isinstance(line, Product):
         result = _product(line, roles, values, sizes)
     elif isinstance(line, Sum):
@@ -94,8 +94,17 @@ def _index(
     (first, *_) = reads
     at = term.axes[first]
     if len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain) and want == term.loops:
-        return (*[slice(None)] * first, index[first].reshape(shape_of(at.at.loops, sizes)))
+        return (*[slice(None)] * first, _alone(index[first], len(at.at.loops)))
     return tuple(index)
+
+
+def _alone(positions: Any, axes: int) -> Any:
+    """Positions that spread over more axes, over their own alone, which come together."""
+    shape = positions.shape
+    begin = next(
+        (place for place in range(len(shape) - axes + 1) if math.prod(shape[place : place + axes]) == positions.size), 0
+    )
+    return positions.reshape(shape[begin : begin + axes])
 
 
 def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int) -> Any:

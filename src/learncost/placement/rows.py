@@ -1,0 +1,122 @@
+"""Rows that are sent: where lines read weights at a choice, each row goes to the device that has what it reads.
+
+Lines over the same rows stay there, and what is over other axes comes back. A row is a point of the index: of
+`moe.chosen[B M t]` the t-th choice of a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from learncost.equation.affine import Affine
+from learncost.equation.table import Line, Product, Read, Sum, Term, Word
+from learncost.placement.layout import Layout
+from learncost.vocabulary import entry
+
+if TYPE_CHECKING:
+    from learncost.placement.scope import Scope
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An index by which rows are sent over an axis of the mesh.
+
+    index      its name
+    mesh_axis  over which
+    read       the axis that is read at it, as it is cut, `e/ep`
+    axes       the axes of the index, as it is declared
+    """
+
+    index: str
+    mesh_axis: str
+    read: str
+    axes: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """What layouts call it."""
+        return f"{self.index} over {self.mesh_axis}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a line: by which choice they are sent, and what the line calls its axes.
+
+    sent  the layout of an operand that is among them already
+    """
+
+    choice: Choice
+    axes: tuple[str, ...]
+    first: str  # the axis that the mesh cuts where rows are at home
+    sent: Layout | None = None
+    cut: tuple[tuple[str, ...], ...] = ()  # of what is sent already: the mesh axes that cut each axis of the rows
+    reads: bool = False  # whether the line reads or writes at the choice
+
+
+def rows_of(scope: Scope, line: Line) -> Rows | None:
+    """The rows that a line runs over where they are sent to, or None."""
+    if isinstance(line, Word) and (not entry(line.word).pointwise or line.opaque):
+        return None
+    if not isinstance(line, Product | Sum | Word) or line.where:
+        return None
+    rows = _reading(scope, line)
+    among = _among(scope, line)
+    if rows is None:
+        rows = among
+        if rows is None or any(not {*rows.axes} <= {*term.axes} for term in line.left):
+            return None
+    elif among is not None and among.choice == rows.choice:
+        rows = replace(rows, sent=among.sent, cut=among.cut)
+    return rows if all(_fits(term, rows) for term in line.right if isinstance(term, Term)) else None
+
+
+def _reading(scope: Scope, line: Line) -> Rows | None:
+    """The rows of a line that reads or writes a cut axis at an index whose own axes the same mesh axis cuts."""
+    for term in (*line.right, *line.left):
+        for place, axis in enumerate(term.axes):
+            if not isinstance(axis, Read) or isinstance(axis.at, Affine) or axis.at.indexed:
+                continue
+            index = axis.at
+            over = {*scope.home(term.name).split[place]} - scope.busy
+            home = scope.home(index.name)
+            for mesh_axis in sorted(over & home.over):
+                first = next(i for i, names in enumerate(home.split) if mesh_axis in names)
+                declared, read = scope.value(index.name).axes, scope.value(term.name).axes[place]
+                if scope.homes.rank(mesh_axis, read) > scope.homes.rank(mesh_axis, declared[first]):
+                    continue  # rows stay, and what they read is gathered
+                choice = Choice(index.name, mesh_axis, axis.axis, declared)
+                loops = tuple(str(axis) for axis in index.axes)
+                is_sum_or_word = not isinstance(line, Product)
+                if is_sum_or_word and any(not {*loops} <= {*left.axes} for left in line.left):
+                    continue
+                return Rows(choice, loops, loops[first], reads=True)
+    return None
+
+
+def _among(scope: Scope, line: Line) -> Rows | None:
+    """The rows of a line of which an operand is where it was sent to, and nowhere else."""
+    for term in line.right:
+        if not isinstance(term, Term) or term.indexed:
+            continue
+        held = scope.held(term.name)
+        if not held or any(not layout.sent for layout in held):
+            continue
+        layout = next(iter(held))
+        choice = scope.choice(layout.sent)
+        declared = scope.value(term.name).axes
+        places = [declared.index(axis) for axis in choice.axes]
+        axes = tuple(str(term.axes[place]) for place in places)
+        cuts = tuple(layout.split[place] for place in places)
+        first = next(axis for axis, names in zip(axes, cuts, strict=True) if choice.mesh_axis in names)
+        return Rows(choice, axes, first, layout, cuts)
+    return None
+
+
+def _fits(term: Term, rows: Rows) -> bool:
+    """Whether an operand is of no rows, as weights are, or is of rows that can be sent."""
+    inside = {axis for axis in term.axes if isinstance(axis, str)} & {*rows.axes}
+    if term.indexed:
+        at = [axis.at for axis in term.axes if isinstance(axis, Read)]
+        return not inside and all(isinstance(index, Term) and index.name == rows.choice.index for index in at)
+    return not inside or rows.first in inside

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import pytest
 
@@ -31,6 +32,18 @@ def test_the_time_is_that_of_the_mesh():
     assert told["mesh"] == {"pp": 2, "dp": 2, "tp": 2}
     sent = {(row["word"], row["mesh_axis"], row["role"]) for row in told["sent"]}
     assert {("reduce_scatter", "dp", "gradients"), ("all_gather", "dp", "weights"), ("send", "pp", "values")} <= sent
+
+
+def test_a_clause_cuts_the_blocks_into_stages():
+    clauses = "n_layer over pp, h f v over tp, M over tp of values, B over dp, * over dp of states"
+    said, usual = (
+        lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", place=place, **SIZES)
+        for place in (clauses, None)
+    )
+    assert said.spread.step.seconds == usual.spread.step.seconds
+    text = str(usual)
+    assert "The stages of the pipeline" in text
+    assert len([line for line in text.splitlines() if line.split()[:2] in (["0", "2"], ["1", "2"])]) == 2
 
 
 def test_without_a_mesh_the_fastest_that_fits_is_taken():
@@ -65,12 +78,13 @@ def test_a_device_is_no_cluster():
         ("--mesh dp=2 --procedure pepita --batch-size 2", "counted for bp alone, not for pepita"),
         ("--mesh pp=2 --schedule 2f2b --batch-size 2", "schedule must be one of"),
         ("--placement fsdp", "give --mesh with it"),
+        ("--mesh pp=2 --place 'd over pp' --batch-size 2", "pp cuts the repeats of blocks: n_layer over pp, not"),
     ],
 )
 def test_bad_meshes_are_one_line(more, message, capsys):
     sizes = [word for name, size in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(size))]
     command = ["run-cost", "llama-2-7b", "--tokens", "1e9", "--on", "DGX-H100", "--seq-len", "64", *sizes]
-    assert main([*command, *more.split()]) == 2
+    assert main([*command, *shlex.split(more)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error), error

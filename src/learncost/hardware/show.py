@@ -39,7 +39,7 @@ _COUNTS = ("", "FLOP", "h", "PF/s-days", "1/s")
 _ANSWERS = ("time", "energy", "co2", "price")
 
 
-def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet]:
+def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
     """The figures with their intervals and labels, what is asked in bold; where each is from stands underneath."""
     rows = []
     for name, figure in run.figures.items():
@@ -49,7 +49,40 @@ def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet]:
         rows.append(Row((_named(name), write(figure.value), between, figure.label), style))
     rows += [Row((_named(name), "-", "", "")) for name in run.unknown]
     columns = ("", "value", "interval", "label")
-    return (Sheet(_title(run), columns, tuple(rows), _notes(run), frozenset({0, 3})),)
+    sheet = Sheet(_title(run), columns, tuple(rows), _notes(run), frozenset({0, 3}))
+    return (sheet, _stages(run.spread)) if run.spread is not None and run.spread.step.way.stages > 1 else (sheet,)
+
+
+MOST_STAGES = 16
+"""Stages that are shown; of more the first ones and the last one."""
+
+
+def _stages(spread: Spread) -> Sheet:
+    """What a device of every stage of a pipeline holds, and what a microbatch takes there."""
+    stages = list(enumerate(spread.step.stages))
+    if len(stages) > MOST_STAGES:
+        stages = [*stages[: MOST_STAGES - 1], stages[-1]]
+    rows = tuple(
+        Row(
+            (
+                str(number),
+                str(stage.layers),
+                size_of(stage.static.weights + stage.static.gradients),
+                size_of(stage.static.states + stage.static.masters),
+                size_of(stage.activations),
+                size_of(stage.peak),
+                seconds_of(stage.forward),
+                seconds_of(stage.backward + stage.update),
+            )
+        )
+        for number, stage in stages
+    )
+    columns = ("stage", "blocks", "weights", "states", "values", "in all", "forward", "backward")
+    notes = (
+        "Of a device: weights with their gradients, states with masters, values of the microbatches in flight; seconds "
+        "of one microbatch, the backward pass with the weight update, and what waits there.",
+    )
+    return Sheet("The stages of the pipeline", columns, rows, notes, frozenset())
 
 
 def _named(name: str) -> str:

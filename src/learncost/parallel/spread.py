@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,12 +11,14 @@ from learncost.devices.cluster import Cluster
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.ledger.run import prepare
+from learncost.models.model import Model
 from learncost.models.wording import shown
 from learncost.parallel.account import Account
 from learncost.parallel.rates import sustained
 from learncost.parallel.search import batch_of, search
+from learncost.parallel.segments import blocks_of
 from learncost.parallel.step import PIPELINE, StepTakes, Way, step_of
-from learncost.placement.clauses import clauses
+from learncost.placement.clauses import Clause, clauses
 from learncost.placement.mesh import Mesh
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.placement.presets import chosen
@@ -68,7 +70,7 @@ def spread(
     length = run.axes["M"]
     batch = batch_of(sizes.get("batch_size"), length, grid.devices)
     inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
-    cut = chosen(place, placement) if place or placement else clauses(usual(inner.names))
+    cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
     number = prod(inner.sizes.values())
     account = Account(run.model, {**run.axes, "B": number}, inner, cut, kind, PLAN)
     shares = prod(inner.sizes.get(axis, 1) for axis in account.batch_axes)
@@ -82,6 +84,17 @@ def spread(
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
     return Spread(step, text, max(cluster.device.memory_gb) * 1e9, True)
+
+
+def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...]:
+    """The clauses without `n_layer over pp`, which cuts the repeats of blocks into stages."""
+    blocks = blocks_of(model.table)
+    for clause in several:
+        if clause.mesh == PIPELINE and (clause.names or not {*clause.axes} & {*blocks}):
+            raise InputError(
+                f"{PIPELINE} cuts the repeats of blocks: {' '.join(blocks)} over {PIPELINE}, not {str(clause)!r}"
+            )
+    return tuple(clause for clause in several if clause.mesh != PIPELINE)
 
 
 def usual(axes: tuple[str, ...]) -> str:

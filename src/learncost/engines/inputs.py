@@ -259,10 +259,12 @@ class Batch:
             array = self.arrays[self._key(datum)]
             if not array.ndim:
                 raise InputError(f"{datum.name} must be [{' '.join(datum.axes)}], not one number")
-            rows = lengths_found.setdefault("B", len(array))
-            if rows != len(array):
-                first = self._data[0].name
-                raise InputError(f"there are {rows} rows of {first}, but {len(array)} of {datum.name}")
+            if "B" in datum.axes:
+                given = array.shape[datum.axes.index("B") if array.ndim == len(datum.axes) else 0]
+                rows = lengths_found.setdefault("B", given)
+                if rows != given:
+                    first = self._data[0].name
+                    raise InputError(f"there are {rows} rows of {first}, but {given} of {datum.name}")
             if len(array.shape) == len(datum.axes):
                 for axis, size in zip(datum.axes, array.shape, strict=True):
                     lengths_found.setdefault(axis, size)

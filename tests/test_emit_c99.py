@@ -1,0 +1,299 @@
+"""Freestanding programs in C99: what a strict compiler says, NumPy's numbers, the price to the unit, every byte."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from kernels_in_c import needs_compiler
+from learncost.derivations.emit_c99 import Program, Settings, program_of
+from learncost.derivations.verified_c99 import NEAR, checks, parity
+from learncost.engines import alone
+from learncost.engines.compiler import compiler
+from learncost.equation.errors import InputError
+from learncost.faces.command import main
+from learncost.models.configuration import configure
+from learncost.readings.emit.c99 import rooms
+from learncost.readings.emit.c99.functions import functions
+
+pytestmark = needs_compiler
+
+MLP = """\
+mlp(X targets share; W1 b1 W2 b2) -> loss
+  targets: index of v
+  share: share of targets
+  constants: X
+  sizes: d=12 f=9 v=5
+  H[B f] = X[B d] W1[d f]
+  U[B f] = H[B f] + b1[f]
+  G[B f] = relu(U[B f])
+  O[B v] = G[B f] W2[f v]
+  Y[B v] = O[B v] + b2[v]
+  P[B v] = log_softmax[v](Y[B v])
+  T[B] = P[B v=targets[B]]
+  loss[] = T[B] share[B]
+"""
+
+CONVOLUTION = """\
+conv(X targets share; W1 b1 W2) -> loss
+  targets: index of v
+  share: share of targets
+  constants: X
+  sizes: c=1 y=6 x=6 e=3 u=3 w=3 p=3 q=3 s=2 t=2 v=4
+  H[B e y x] = X[B c y=(y + u - 1) x=x + w - 1] W1[e c u w]
+  U[B e y x] = H[B e y x] + b1[e]
+  G[B e y x] = tanh(U[B e y x])
+  P[B e p q] = max[s t](G[B e y=2 p + s x=2 q + t])
+  O[B v] = P[B e p q] W2[e p q v]
+  L[B v] = log_softmax[v](O[B v])
+  T[B] = L[B v=targets[B]]
+  loss[] = T[B] share[B]
+"""
+
+RECURRENCE = """\
+rnn(X targets share; W R b O) -> loss
+  targets: index of v
+  share: share of targets
+  constants: X
+  sizes: n_turn=4 d=3 h=6 v=4
+  A[n_turn B h] = X[B n_turn d] W[d h]
+  Z[B h] = zeros()
+  repeat n_turn carry Z each a=A shared R b:
+    H[B h] = Z[B h'] R[h' h]
+    S[B h] = H[B h] + a[B h]
+    U[B h] = S[B h] + b[h]
+    Z[B h] = tanh(U[B h])
+  L[B v] = Z[B h] O[h v]
+  P[B v] = log_softmax[v](L[B v])
+  T[B] = P[B v=targets[B]]
+  loss[] = T[B] share[B]
+"""
+
+TINY = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}
+LLAMA = {**TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "vocab_size": 12}
+VIT = {**TINY, "image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 5}
+GPT2 = {"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 12, "n_positions": 8}
+
+CONFIGURATIONS = {
+    "mlp": lambda: configure(lc.layer(MLP), {}),
+    "convolution": lambda: configure(lc.layer(CONVOLUTION), {}),
+    "recurrence": lambda: configure(lc.layer(RECURRENCE), {}),
+    "gpt2": lambda: configure("gpt2", GPT2),
+    "llama": lambda: configure("llama-3-8b", LLAMA),
+    "vit": lambda: configure("vit-base-patch16-224", VIT),
+}
+LENGTHS = {"gpt2": 6, "llama": 6}
+
+PLANS = {"sgd": "at-once,fused", "momentum": "", "adamw": "flash,at-once,fused"}
+
+
+def made(name: str, dtype: str = "fp64", plan: str | None = "at-once,fused", **learning: Any) -> Program:
+    settings = Settings(plan=plan, batch_size=4, seq_len=LENGTHS.get(name), dtype=dtype)
+    return program_of(CONFIGURATIONS[name](), settings, {"learning_rate": 0.01, **learning})
+
+
+CASES = [
+    (name, procedure, optimizer)
+    for name in CONFIGURATIONS
+    for procedure in ("bp", "recompute", *(("pepita", "mempepita") if name in LENGTHS else ("fa",)))
+    for optimizer in PLANS
+]
+
+
+@pytest.mark.alike(every=7)
+@pytest.mark.parametrize(("name", "procedure", "optimizer"), CASES)
+def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str) -> None:
+    program = made(name, plan=PLANS[optimizer], procedure=procedure, optimizer=optimizer)
+    found = parity(program, 3, ("-O0",))
+    assert found.losses <= NEAR, found
+    assert found.weights <= NEAR, found
+    assert set(found.nothing) <= {"attn.bK"}, "no other gradient is zero in mathematics"
+
+
+@pytest.mark.parametrize(
+    "learning",
+    [
+        {"accumulate": 2, "optimizer": "momentum"},
+        {"clip": 0.5, "optimizer": "adamw"},
+        {"weight_decay": 0.1, "optimizer": "adamw"},
+        {"lora": "q_proj,v_proj", "optimizer": "adamw"},
+        {"train": "head", "optimizer": "sgd"},
+    ],
+    ids=str,
+)
+def test_microbatches_clipping_decay_and_frozen_weights(learning: dict[str, Any]) -> None:
+    program = made("llama", plan="fused", **learning)
+    found = parity(program, 3, ("-O0",))
+    assert max(found.losses, found.weights) <= NEAR, found
+    frozen = [name for name, (kind, _, _) in program.firmware.given.items() if kind == "constants"]
+    assert ("lora" in learning or "train" in learning) == any(name in program.training.weights for name in frozen)
+
+
+@pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow), "convolution"])
+def test_every_comparison_of_verify_passes(name: str) -> None:
+    settings = Settings(batch_size=3, seq_len=LENGTHS.get(name), plan="at-once,fused")
+    report = [*checks(CONFIGURATIONS[name](), settings, {"procedure": "bp", "optimizer": "sgd"}, 2)]
+    assert [check.passed for check in report] == [True] * 9, [str(check) for check in report]
+
+
+def test_a_wrong_byte_or_operation_is_found() -> None:
+    """The comparisons can fail: of a program with one operation more, and of a prediction that is off by a byte."""
+    program = made("mlp")
+    firmware = program.firmware
+    more = replace(program, firmware=replace(firmware, source=firmware.source.replace("s += ", "s += s * 0 + ", 1)))
+    report = [*_of(more, "_prices")]
+    assert report[0].passed is False, report[0]
+    wrong = replace(firmware, rooms=replace(firmware.rooms, inputs=firmware.rooms.inputs + 1))
+    assert [check.passed for check in _of(replace(program, firmware=wrong), "_memory")] == [True, False, True]
+    scaled = replace(
+        firmware, source=firmware.source.replace("mlp_relu(", "mlp_relu(", 1).replace("> (real)0.0 ?", "> (real)0.1 ?")
+    )
+    assert parity(replace(program, firmware=scaled), 2, ("-O0",)).losses > NEAR
+
+
+def _of(program: Program, name: str) -> Any:
+    from learncost.derivations import verified_c99
+
+    return getattr(verified_c99, name)(program, "mlp")
+
+
+def test_rooms_are_those_of_the_program() -> None:
+    program = made("gpt2", "fp32", optimizer="adamw")
+    from learncost.models.made import names_made
+
+    fixed = names_made(program.training.model)
+    assert rooms(program.tables.values(), program.sizes, "fp32", fixed) == program.firmware.rooms
+    weights = sum(array.size for array in program.training.weights.values())
+    found = program.firmware.rooms
+    assert (found.weights, found.states) == (4 * weights, 8 * weights)
+    assert found.ram == found.arena + found.weights + found.states + found.inputs + found.variables
+
+
+def test_two_programs_link_into_one(tmp_path: Any) -> None:
+    for prefix, dtype in (("one", "fp32"), ("two", "fp64")):
+        settings = Settings(plan="at-once,fused", batch_size=2, prefix=prefix, dtype=dtype)
+        firmware = program_of(CONFIGURATIONS["mlp"](), settings, {"optimizer": "adamw"}).firmware
+        (tmp_path / f"{prefix}.c").write_text(firmware.source)
+        (tmp_path / f"{prefix}.h").write_text(firmware.header)
+    main_text = """
+        #include <stdio.h>
+        #include "one.h"
+        #include "two.h"
+        int main(void) {
+            one_begin(); two_begin();
+            for (int i = 0; i < 24; i++) { one_X[i] = (float)i / 24; two_X[i] = (double)i / 24; }
+            for (int i = 0; i < 60; i++) { one_step(); two_step(); }
+            printf("%d %d %.6f %.6f\\n", ONE_RAM_BYTES, TWO_RAM_BYTES, (double)one_loss(), two_loss());
+            return (int)(one_steps - 60);
+        }"""
+    (tmp_path / "main.c").write_text(main_text)
+    command = [*(compiler() or ()), *alone.STRICT, "-O1", "main.c", "one.c", "two.c", "-o", "both"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run(["./both"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    first, second, loss, other = done.stdout.split()
+    assert int(second) > int(first)
+    assert float(loss) == pytest.approx(float(other), abs=1e-3), "drawn alike, learned alike"
+    assert float(loss) < 1.0 < np.log(5)
+
+
+def test_the_command_writes_a_file_and_its_header(tmp_path: Any, capsys: Any) -> None:
+    table = tmp_path / "net.table"
+    table.write_text(MLP)
+    words = ["emit", str(table), "--backend", "c99", "--batch-size", "2", "--optimizer", "sgd"]
+    assert main([*words, "-o", str(tmp_path / "tiny.c")]) == 0
+    source, header = ((tmp_path / f"tiny.{ending}").read_text() for ending in "ch")
+    assert '#include "tiny.h"' in source
+    assert re.search(r"#define TINY_RAM_BYTES (\d+) ", header)
+    assert "void tiny_step(void);" in header
+    assert "-ffp-contract=off" in source
+    assert main([*words, "--prefix", "net", "--entry", "predict", "-o", str(tmp_path / "other.c")]) == 0
+    header = (tmp_path / "other.h").read_text()
+    assert "net_predict" in header
+    assert "net_step" not in header
+    assert "net_learning_rate" not in header
+    assert main([*words, "--prefix", "1"]) == 2
+    assert main([*words, "--entry", "all"]) == 2
+    assert main([*words, "--dtype", "bf16"]) == 2
+    assert main([*words[:2], "--entry", "step"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 4
+    assert "--entry is for --backend c99" in errors[-1]
+
+
+def test_weights_go_in_as_initial_values_and_frozen_ones_as_constants(tmp_path: Any) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    training = lc.Training("gpt2", seed=3, dtype=np.float32, **GPT2)
+    safetensors.save_file(training.weights, tmp_path / "w.safetensors")
+    source = lc.emit(
+        "gpt2", "c99", batch_size=2, seq_len=4, weights=str(tmp_path / "w.safetensors"), train="head", **GPT2
+    )
+    firmware = source.program.firmware
+    assert firmware.given["attn.WQ"][0] == "constants"
+    data = {"tokens": np.arange(8).reshape(2, 4) % 12, "targets": np.ones((2, 4), int)}
+    inputs = {name: data[name] for name in alone.fed(firmware)}
+    begin = {name: training.weights.get(name, 0.0 * inputs["tokens"].sum()) for name in alone.changed(firmware)}
+    begin |= {name: np.zeros(alone.shape(firmware, name)) for name in begin if name not in training.weights}
+    ran = alone.run(firmware, {**begin, "lr": 0.0}, [inputs])
+    loss, scores = training.look(**data)
+    assert ran.losses[0] == pytest.approx(loss, rel=1e-5)
+    assert np.abs(ran.scores - scores).max() < 1e-5
+    assert f"{training.weights['attn.WQ'].reshape(-1)[0]!s}f" in firmware.source
+
+
+def test_without_a_compiler_verify_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("learncost.derivations.verified_c99.compiler", lambda: None)
+    assert main(["verify", "gpt2", "--engine", "c99", "--n-layer", "1", "--n-embd", "8", "--n-head", "2"]) == 0
+    assert "there is no C compiler" in capsys.readouterr().out.replace("\n        ", " ")
+    monkeypatch.setattr("learncost.engines.alone.compiler", lambda: None)
+    with pytest.raises(InputError, match="there is no C compiler"):
+        alone.c_compiler()
+
+
+# How far the functions are off, in units of the last place, of what is written in float and in double.
+FUNCTIONS = {
+    "exp": (-80, 80, 1.1, 1.1),
+    "log": (1e-30, 1e30, 1.1, 1.1),
+    "tanh": (-12, 12, 8, 2.1),
+    "erf": (-5, 5, 8, 20),
+    "sin": (-300, 300, 2, 1.1),
+    "cos": (-300, 300, 2, 1.1),
+    "log1p": (-0.9, 5, 3, 2.1),
+    "expm1": (-10, 10, 2, 2.1),
+    "floor": (-1e5, 1e5, 0, 0),
+    "sqrt": (0, 1e20, 0, 0),
+}
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("fp32", "float"), ("fp64", "double")])
+def test_own_functions_are_near_to_the_libraries(dtype: str, kind: str, tmp_path: Any) -> None:
+    """A correctly rounded root; all others within a few units of the last place of what a wider type has."""
+    import ctypes
+
+    torch = pytest.importorskip("torch")
+    calls = "".join(
+        f"void of_{name}(int n, const real *x, real *y) {{ for (int i = 0; i < n; i++) y[i] = {name}_real(x[i]); }}\n"
+        for name in FUNCTIONS
+    )
+    text = f"#include <stdint.h>\ntypedef {kind} real;\n" + "\n".join(functions(calls, dtype)) + calls
+    (tmp_path / "f.c").write_text(text)
+    command = [*(compiler() or ()), *alone.STRICT, "-O1", "-fPIC", "-shared", "f.c", "-o", "f.so"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    library = ctypes.CDLL(str(tmp_path / "f.so"))
+    random = np.random.default_rng(0)
+    number = np.float32 if dtype == "fp32" else np.float64
+    for name, (low, high, *limits) in FUNCTIONS.items():
+        x = random.uniform(low, high, 20_000)
+        x = 10 ** random.uniform(-35, 35, 20_000) if name in ("log", "sqrt") else x
+        x = x.astype(number)
+        y = np.empty_like(x)
+        getattr(library, f"of_{name}")(len(x), *(a.ctypes.data_as(ctypes.c_void_p) for a in (x, y)))
+        wide = getattr(torch, name)(torch.from_numpy(x.astype(np.float64))).numpy()
+        expected = np.sqrt(x) if name == "sqrt" else wide
+        units = np.abs(y - expected) / np.spacing(np.abs(expected).astype(number))
+        assert units.max() <= limits[dtype == "fp64"], (name, units.max())

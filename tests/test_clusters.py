@@ -9,6 +9,7 @@ import learncost as lc
 from learncost.devices.cluster import clusters, links
 from learncost.devices.collective import KINDS, WORDS, Group, algorithms, groups, transfer
 from learncost.faces.command import main
+from learncost.hardware.calibrate_links import Timed, fitted
 
 
 def test_every_number_of_a_link_says_who_says_so():
@@ -147,3 +148,33 @@ def test_clusters_are_listed(capsys):
     entries = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in entries] == list(clusters())
     assert entries[0]["inside"]["sources"]["gbs"]
+
+
+def test_a_link_is_fitted_to_what_was_timed():
+    """Two processes over a link of 2 GB/s and 30 microseconds a step, timed without an error."""
+    gloo = algorithms()["gloo"]
+    timed = tuple(
+        Timed(word, size, float(gloo.sent(word, 2)) * size / 2e9 + gloo.steps(word, 2) * 30e-6)
+        for word in WORDS
+        for size in (1024, 2**18, 2**23)
+    )
+    assert fitted(timed, 2, "gloo") == pytest.approx((2.0, 30.0))
+
+
+@pytest.mark.slow
+def test_collectives_are_measured_where_torch_runs(tmp_path, capsys):
+    path = tmp_path / "link.json"
+    assert main(["calibrate", "--processes", "2", "--quick", "--out", str(path)]) == 0
+    assert "as a link:" in capsys.readouterr().out
+    own = tmp_path / "own.toml"
+    own.write_text(f'device = "RTX 4090"\ndevices = 2\ninside = "{path}"\n', encoding="utf-8")
+    assert lc.cluster(str(own)).inside.name == "gloo here"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [("--processes 1 --out a.json", "from 2 to 64"), ("--processes 2", "say where"), ("--processes x", "from 2 to 64")],
+)
+def test_a_link_that_cannot_be_measured_is_one_line(more, message, capsys):
+    assert main(["calibrate", *more.split()]) == 2
+    assert message in capsys.readouterr().err

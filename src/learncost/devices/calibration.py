@@ -50,7 +50,11 @@ def check_place(path: Path) -> None:
 
 def save(calibration: Calibration, path: Path) -> None:
     """Write a file at once or not at all. Raises `InputError` where it cannot be written."""
-    text = json.dumps({"learncost_calibration": SCHEMA, **asdict(calibration)})
+    save_text(json.dumps({"learncost_calibration": SCHEMA, **asdict(calibration)}), path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Write a text into a file at once or not at all. Raises `InputError` where it cannot be written."""
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

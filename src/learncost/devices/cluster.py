@@ -241,10 +241,13 @@ def _squeeze(name: str) -> str:
 
 
 def _link(row: object, where: str) -> Link:
-    """A link as a file has it: the name of a published one, or a table of its own; every key is checked."""
+    """A link as a file has it: the name of a published one, the path of a file (learncost calibrate --processes writes
+    one), or a table of its own; every key is checked."""
     if isinstance(row, str):
         if row in links():
             return links()[row]
+        if looks_like_path(row) and Path(row).is_file():
+            return _link(read_path(row), shown(row))
         raise InputError(
             f"{where}: no link is called {shown(row)}{nearest(row, links())} (there are {_names(links())})"
         )

@@ -12,11 +12,11 @@ from learncost.equation.errors import InputError
 from learncost.hardware.calibrate import calibrate as measure
 from learncost.ledger.question import question
 from learncost.ledger.sheet import wrapped
-from learncost.models.wording import shown
+from learncost.models.wording import counted, shown
 
 
 @question()
-def calibrate(*, out: str | None = None, quick: bool = False) -> str:
+def calibrate(*, out: str | None = None, quick: bool = False, processes: int | str | None = None) -> str:
     """Time single operations on this machine, in under two minutes, and keep what it attains in a file.
 
     learncost cost MODEL --on here then predicts the time of a step. Nothing else should run meanwhile. Ctrl-C stops it,
@@ -28,6 +28,9 @@ def calibrate(*, out: str | None = None, quick: bool = False) -> str:
         The file to write. The default is where `on` here looks for it; `on` FILE takes any other.
     quick
         Measures a coarser grid of products, which takes seconds and is less exact.
+    processes
+        Measures instead what torch.distributed attains between so many processes on this machine, gloo or NCCL, and
+        writes it as a link that a cluster's file may name: inside = "link.json".
 
     Commands
     --------
@@ -35,15 +38,37 @@ def calibrate(*, out: str | None = None, quick: bool = False) -> str:
         Measures this machine; learncost cost gpt2 --on here then tells the time of a step.
     learncost calibrate --quick --out mine.json
         A short measurement, into a file.
+    learncost calibrate --processes 2 --out link.json
+        Collectives between two processes, as a link.
     """
     path = own_file() if out is None else Path(out)
     if out is not None and (path.is_dir() or path.suffix.lower() != ".json"):
         raise InputError(f"--out must be a file that ends in .json, not {shown(out)}")
     check_place(path)
+    if processes is not None:
+        return _links(processes, path, out, quick)
     with _progress() as tell:
         calibration = measure(tell, quick)
     save(calibration, path)
     return _said(calibration, path, "here" if out is None else out)
+
+
+def _links(processes: int | str, path: Path, out: str | None, quick: bool) -> str:
+    """Measure collectives between processes, and keep the link that they mean."""
+    from learncost.hardware.calibrate_links import measure as measure_links  # only where it is asked for
+    from learncost.hardware.calibrate_links import save as save_link
+
+    number = counted(processes) or 0
+    if not 2 <= number <= 64:
+        raise InputError(f"--processes must be a whole number from 2 to 64, not {shown(processes)}")
+    if out is None:
+        raise InputError("--processes writes a link: say where, as in --out link.json")
+    with _progress() as tell:
+        found = measure_links(number, quick, tell)
+    save_link(found, path)
+    return "\n".join(
+        map(wrapped, (*str(found).splitlines(), f'written to {path}; a cluster names it: inside = "{out}"'))
+    )
 
 
 @contextmanager

@@ -1,0 +1,184 @@
+"""Collectives between processes of torch.distributed, timed: what a link attains, as a file that a cluster may name.
+
+Run as a program it is one of the processes: `python -m learncost.hardware.calibrate_links MEETING RANK NUMBER ROUNDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learncost.devices.calibration import save_text
+from learncost.devices.collective import algorithm
+from learncost.equation.errors import InputError
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
+"""Bytes of the payloads."""
+
+ROUNDS, QUICK = 7, 3
+"""How often each is timed, the median counts."""
+
+LIMIT = 180.0
+"""Seconds after which processes that do not meet are ended."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A collective: its word, the bytes of its payload, the seconds that it took."""
+
+    word: str
+    payload: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Links:
+    """What was measured between processes, and the link that it means: latency of a step, bytes a second."""
+
+    processes: int
+    backend: str
+    library: str
+    timed: tuple[Timed, ...]
+    gbs: float
+    latency_us: float
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The link as clusters.toml has one."""
+        said = f"measured here: {self.backend} of {self.library} between {self.processes} processes"
+        sources = dict.fromkeys(("gbs", "links", "latency_us", "topology"), said)
+        name = f"{self.backend} here"
+        return {
+            "name": name, "gbs": self.gbs, "links": 1, "latency_us": self.latency_us, "topology": "network",
+            "sources": sources,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [f"{self.processes} processes, {self.backend} of {self.library}"]
+        ring = algorithm("ring")
+        for each in self.timed:
+            if each.payload in (SIZES[0], SIZES[-1]):
+                busbw = float(ring.sent(each.word, self.processes)) * each.payload / each.seconds / 1e9
+                lines.append(
+                    f"{each.word} of {each.payload:,} bytes: {each.seconds * 1e6:,.0f} us, busbw {busbw:.3g} GB/s"
+                )
+        lines.append(f"as a link: {self.latency_us:.3g} us a step, {self.gbs:.3g} GB/s one way")
+        return "\n".join(lines)
+
+
+def measure(processes: int, quick: bool, tell: Callable[[str], None]) -> Links:
+    """Start the processes, let them meet, and time every word. Raises `InputError` where they cannot."""
+    try:
+        version = str(import_module("torch").__version__)
+    except ImportError:
+        raise InputError("calibrate --processes needs PyTorch: pip install 'learncost[torch]'") from None
+    tell(f"collectives between {processes} processes")
+    rounds = QUICK if quick else ROUNDS
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = str(Path(folder) / "meeting")
+        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, meeting]
+        several = [
+            subprocess.Popen([*command, str(rank), str(processes), str(rounds)], stderr=subprocess.PIPE, text=True)
+            for rank in range(processes)
+        ]
+        try:
+            end = time.monotonic() + LIMIT
+            errors = [each.communicate(timeout=max(1.0, end - time.monotonic()))[1] for each in several]
+        except subprocess.TimeoutExpired:
+            raise InputError(f"{processes} processes did not end within {LIMIT:g} s") from None
+        finally:
+            for each in several:
+                each.kill()
+        if any(each.returncode for each in several):
+            last = next((text.strip().splitlines()[-1] for text in errors if text.strip()), "no reason told")
+            raise InputError(f"{processes} processes could not talk to each other: {last}")
+        told = json.loads(Path(f"{meeting}.json").read_text(encoding="utf-8"))
+    timed = tuple(Timed(*row) for row in told["timed"])
+    return Links(processes, told["backend"], f"PyTorch {version}", timed, *fitted(timed, processes, told["backend"]))
+
+
+def fitted(timed: tuple[Timed, ...], processes: int, backend: str) -> tuple[float, float]:
+    """10^9 bytes a second and microseconds a step, by least squares of relative errors over all that was timed."""
+    found = algorithm("gloo" if backend == "gloo" else "ring")
+    rows = [
+        (float(found.sent(each.word, processes)) * each.payload, found.steps(each.word, processes), each.seconds)
+        for each in timed
+    ]
+    sides = np.array([[sent / seconds, steps / seconds] for sent, steps, seconds in rows])
+    per_byte, per_step = np.linalg.lstsq(sides, np.ones(len(rows)), rcond=None)[0]
+    least = min(seconds / steps for _, steps, seconds in rows)
+    per_step = float(per_step) if per_step > 0 else least
+    per_byte = float(per_byte) if per_byte > 0 else min(seconds / sent for sent, _, seconds in rows)
+    return 1e-9 / per_byte, 1e6 * per_step
+
+
+def save(links: Links, path: Path) -> None:
+    """Write the link into a file that `inside` or `between` of a cluster may name."""
+    save_text(json.dumps(links.row, indent=1), path)
+
+
+def _calls(distributed: Any, torch: Any, device: str, number: int, payload: int) -> dict[str, Callable[[], Any]]:
+    """The words by their calls, on arrays of a payload: of the whole of which each process has a part."""
+    count = max(number, payload // 4 // number * number)
+    whole, part = (torch.zeros(size, device=device) for size in (count, count // number))
+    rank = distributed.get_rank()
+
+    def send() -> None:
+        if rank == 0:
+            distributed.send(whole, 1)
+        elif rank == 1:
+            distributed.recv(whole, 0)
+
+    return {
+        "all_reduce": lambda: distributed.all_reduce(whole),
+        "all_gather": lambda: distributed.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: distributed.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: distributed.all_to_all_single(torch.empty_like(whole), whole),
+        "send": send,
+    }
+
+
+def main(meeting: str, rank: int, number: int, rounds: int) -> None:
+    """One of the processes."""
+    torch: Any = import_module("torch")
+    distributed: Any = import_module("torch.distributed")
+    gpus = torch.cuda.device_count() >= number
+    backend = "nccl" if gpus else "gloo"
+    if gpus:
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=number)
+    timed = []
+    for payload in SIZES:
+        for word, call in _calls(distributed, torch, "cuda" if gpus else "cpu", number, payload).items():
+            seconds = []
+            for turn in range(rounds + 1):
+                distributed.barrier()
+                begin = time.perf_counter()
+                call()
+                if gpus:
+                    torch.cuda.synchronize()
+                if turn:
+                    seconds.append(time.perf_counter() - begin)
+            timed.append((word, payload, sorted(seconds)[len(seconds) // 2]))
+    if rank == (1 if number > 1 else 0):  # it receives what is sent
+        Path(f"{meeting}.json").write_text(json.dumps({"backend": backend, "timed": timed}), encoding="utf-8")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    main(sys.argv[1], *map(int, sys.argv[2:5]))

@@ -1,0 +1,71 @@
+/*
+ * net.table: one step of bp with momentum, by learncost 0.1.0.
+ *
+ * For B = 4, M = 1, N = 1, under the plan fused,in-product; entries: step, predict.
+ *
+ * Freestanding C99: no library, no allocation, one thread. All numbers are float.
+ *
+ * RAM 56,244 bytes: arena 2,628, weights 26,280, states 26,280, inputs 1,040, variables 16. Flash 24 bytes of
+ * constants; the code, the stack and what initial values take in flash are the compiler's.
+ *
+ * For the same numbers on every processor compile with -std=c99 or -ffp-contract=off, and without -ffast-math.
+ */
+
+#ifndef NET_H
+#define NET_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef float net_real;
+
+#define NET_RAM_BYTES 56244 /* what of the file lies in .data and .bss */
+#define NET_FLASH_BYTES 24 /* what of it lies in .rodata, code aside */
+
+extern net_real net_learning_rate;
+extern uint32_t net_steps; /* how many were taken */
+extern uint32_t net_seed; /* of what net_begin draws */
+
+/* Inputs, which are yours to fill before a call. */
+extern net_real net_X[256]; /* X[B d] */
+extern int32_t net_targets[4]; /* targets[B] */
+
+/* Weights that learn. */
+extern net_real net_W1[4096]; /* W1[d e] */
+extern net_real net_b1[64]; /* b1[e] */
+extern net_real net_W2[2048]; /* W2[e f] */
+extern net_real net_b2[32]; /* b2[f] */
+extern net_real net_W3[320]; /* W3[f v] */
+extern net_real net_b3[10]; /* b3[v] */
+
+/* What the optimizer remembers. */
+extern net_real net_W1_V[4096]; /* W1.V[d e] */
+extern net_real net_b1_V[64]; /* b1.V[e] */
+extern net_real net_W2_V[2048]; /* W2.V[e f] */
+extern net_real net_b2_V[32]; /* b2.V[f] */
+extern net_real net_W3_V[320]; /* W3.V[f v] */
+extern net_real net_b3_V[10]; /* b3.V[v] */
+
+/* What never changes, in flash. */
+extern const net_real net_share[4]; /* share[B] */
+
+/* Weights as they are drawn before a training, states 0. */
+void net_begin(void);
+
+/* One step of training on the inputs: it changes weights and states. */
+void net_step(void);
+
+/* The loss of the last step, before it, in nats. */
+net_real net_loss(void);
+
+/* P[B v] of the inputs; it lies there until the next call. */
+const net_real *net_predict(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -25,7 +25,7 @@ from learncost.pictures.data.growth import growth
 from learncost.pictures.document import document
 from learncost.pictures.serve.app import application
 from learncost.pictures.serve.guard import BODY
-from learncost.pictures.serve.pool import Here, Kept, Pool
+from learncost.pictures.serve.pool import BESIDE, Here, Kept, Pool
 from learncost.pictures.serve.replies import Answer
 from learncost.pictures.serve.runs import thinned
 
@@ -347,18 +347,18 @@ def test_answers_are_kept_within_so_many_bytes():
 
         async def answer(self, route, pairs, config=""):
             self.questions += 1
-            return Answer(200 if route == "good" else 400, "text/plain", b"x" * 10, "")
+            return Answer({"good": 200, "bad": 400}.get(route, 503), "text/plain", b"x" * 10, "")
 
     async def ask():
         counted_answers = Counted()
-        cached = Kept(counted_answers, 35)
+        cached = Kept(counted_answers, 3 * BESIDE + 35)
         for number in [0, 0, 1, 2, 0, 3, 0, 1]:  # 1 is the oldest when 3 comes
             await cached.answer("good", [("a", str(number))])
-        await cached.answer("bad", [])
-        await cached.answer("bad", [])
+        for route in ("bad", "bad", "busy", "busy"):  # a refusal lasts, and that nobody has time does not
+            await cached.answer(route, [])
         return counted_answers.questions, len(cached), cached.bytes
 
-    assert asyncio.run(ask()) == (7, 3, 30)
+    assert asyncio.run(ask()) == (5 + 1 + 2, 3, 3 * (10 + BESIDE))
 
 
 def test_who_asks_at_once_is_given_one_answer():

@@ -50,7 +50,7 @@ def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
     except InputError as error:
         return refusal(400, str(error))
     except MemoryError:
-        return refusal(400, "these sizes need more memory than there is for an answer: take smaller ones")
+        return refusal(422, "these sizes need more memory than there is for an answer: take smaller ones")
     except RecursionError:
         return refusal(400, "this configuration is nested too deeply")
 
@@ -60,7 +60,8 @@ def _arguments(pairs: Pairs, config: str) -> dict[str, Any]:
     keywords = arguments(pairs, config)
     names = {flag.name for flag in flags_of(document)}
     if strange := [flag.name for flag in flags_of(cost) if flag.name in keywords and flag.name not in names]:
-        raise InputError(f"{strange[0]} is nothing that is asked for here; GET /api/fields has all that is")
+        flag = strange[0].replace("_", "-")
+        raise InputError(f"{strange[0]} is nothing that the explorer takes: learncost cost --{flag} does")
     return keywords
 
 

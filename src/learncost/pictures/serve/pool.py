@@ -28,6 +28,12 @@ WAITING = 32
 KEPT = 64 * 2**20
 """Bytes of answers that are kept."""
 
+BESIDE = 1024
+"""Bytes that a kept answer takes beside its content: the key, the entry, Python's objects."""
+
+LASTING = (200, 400)
+"""Statuses that the same question has again: an answer, and a refusal of what is asked; others pass."""
+
 OFTEN = 20_000
 """Answers after which a worker makes room for a new one."""
 
@@ -76,12 +82,13 @@ class Kept:
             coming = self._coming[key] = asyncio.create_task(self.others.answer(route, pairs, config))
             coming.add_done_callback(lambda _: self._coming.pop(key, None))
         answer = await asyncio.shield(coming)  # who asked may go, others may wait for it
-        if answer.status == 200 and len(answer.content) <= self.most and key not in self._known:
+        room = len(answer.content) + BESIDE
+        if answer.status in LASTING and room <= self.most and key not in self._known:
             self._known[key] = answer
-            self.bytes += len(answer.content)
+            self.bytes += room
             while self.bytes > self.most:
                 _, old = self._known.popitem(last=False)
-                self.bytes -= len(old.content)
+                self.bytes -= len(old.content) + BESIDE
         return answer
 
     async def close(self) -> None:

@@ -1,5 +1,6 @@
 """Placement: the table that every device runs gives what the whole table gives."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 
 from learncost.equation.count import first_of, size_of
 from learncost.equation.errors import InputError
+from learncost.equation.table import Repeat, Word, walk
 from learncost.layers.lower import lower
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
+from learncost.placement.check import check_placed
 from learncost.placement.clauses import clauses
 from learncost.placement.collective import collectives
 from learncost.placement.devices import run_placed, together
@@ -22,6 +25,7 @@ from learncost.proof.check import sound_arrays
 from learncost.proof.placements import verify_placements
 from learncost.readings.run import collected as run_collected
 from learncost.readings.run import execute
+from learncost.vocabulary import entry
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
 
@@ -139,3 +143,58 @@ def test_a_proof_sees_a_collective_that_is_not_there(monkeypatch):
 def test_every_placement_of_every_family():
     found = list(verify_placements(None, None, None, "all"))
     assert not [str(check) for check in found if check.passed is False]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh_text", "text", "plan"),
+    [
+        # Several axes of the mesh would cut one axis in parts that are not whole.
+        ("bert", "pp=2,qq=2", "h g over pp of scores, v over pp, * over qq, f over pp", ""),
+        ("phi", "pp=2,qq=2", "f over pp, d over pp of weights, * over qq of gradients states, h g f v over pp", ""),
+        # Targets are places of what is cut, and no rows of it.
+        ("gpt2", "pp=2", "v over pp, B over pp", "flash"),
+    ],
+)
+def test_placements_that_fuzzing_found(name, mesh_text, text, plan):
+    model = build(small(name, num_key_value_heads=4))
+    found = list(verify_placements(model, mesh_text, text, None, plan, optimizer="sgd"))
+    assert [check.passed for check in found] == [True] * 4, [str(check) for check in found]
+
+
+def without(table, gone):
+    """A table without one of its collectives, which others read in its place."""
+
+    def lines(several):
+        result = []
+        for line in several:
+            if isinstance(line, Repeat):
+                inner = replace(line, lines=tuple(lines(line.lines)))
+                result.append(inner.renamed({gone.name: gone.right[0].name}))
+            elif line is not gone:
+                names = {gone.name: gone.right[0].name}
+                result.append(line.renamed(names) if gone.name in line.reads else line)
+        return result
+
+    return replace(table, lines=tuple(lines(table.lines)))
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh_text", "names"),
+    [
+        ("gpt2", "dp=2,tp=2", "zero-2,megatron"),
+        ("llama", "tp=2", "megatron-sp"),
+        ("mixtral", "ep=2,cp=2", "ep,ulysses"),
+    ],
+)
+def test_a_placed_table_without_one_of_its_collectives_is_refused(family, mesh_text, names):
+    table, sizes, _, _ = whole(family)
+    grid = mesh(mesh_text)
+    placed = place(table, grid, chosen(None, names), sizes).table
+    every = [line for line, _ in walk(placed.lines) if isinstance(line, Word) and entry(line.word).kind == "collective"]
+    handed = {name for line in placed.lines if isinstance(line, Repeat) for c in line.carry for name in (c.end,)}
+    handed |= {name for line in placed.lines if isinstance(line, Repeat) for name, _ in line.keep}
+    tried = [line for line in every if line.name not in handed and line.name not in placed.outputs]
+    assert len(tried) > 5
+    for line in tried:
+        with pytest.raises(InputError):
+            check_placed(without(placed, line), grid.names)

@@ -101,6 +101,10 @@ class Homes:
             if self.mesh.sizes[name] > 1 and all(clause.mesh != name for clause in self.clauses):
                 raise InputError(f"nothing is placed over {name}: say it in a clause, or take it out of the mesh")
 
+    def size(self, axis: str) -> int:
+        """The size of an axis over all devices."""
+        return int(size_of(axis, self.sizes))
+
     def rank(self, mesh_axis: str, axis: str) -> int:
         """How far inside a mesh axis cuts an axis: in the order of the clauses, those of the largest axis last."""
         key = mesh_axis, base(axis)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 
 from learncost.equation.affine import Affine
 from learncost.equation.table import (
@@ -64,6 +65,7 @@ class Cutting:
                 site = self._site(mesh_axis)
                 if site is not None:
                     self.sites[mesh_axis] = site
+        self._check_parts(forced)
 
     def _of_rows(self) -> dict[str, Site]:
         """The sites that rows which are sent leave no choice of."""
@@ -85,6 +87,17 @@ class Cutting:
             return False
         is_reduction = entry(line.word).kind == "reduction" and line.part == "body"
         return not is_reduction and any((ALONG, axis) in self.sites.values() for axis in line.axes)
+
+    def _check_parts(self, forced: Mapping[str, Site]) -> None:
+        """Leave out what would cut an axis in parts that are not whole, as several mesh axes together may: the inner
+        ones."""
+        for kind, axis in {*self.sites.values()}:
+            together = [q for q, site in self.sites.items() if site == (kind, axis)]
+            for mesh_axis in reversed(self.scope.homes.nested(axis, together)):
+                parts = prod(self.scope.homes.mesh.sizes[q] for q in together)
+                if self.scope.homes.size(axis) % parts and mesh_axis not in forced:
+                    together.remove(mesh_axis)
+                    del self.sites[mesh_axis]
 
     # Partial operands that go through.
 

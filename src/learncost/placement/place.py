@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
+from learncost.placement.check import check_placed
 from learncost.placement.clauses import Clause, Homes
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
@@ -62,6 +63,7 @@ def place(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str
         lines=tuple(line.renamed(names) for line in scope.out),
         values={names.get(name, name): value for name, value in scope.placed.items()},
     )
+    check_placed(placed, (name for name, size in mesh.axes if size > 1))
     layouts = {names.get(name, name): held for name, held in scope.layouts.items()}
     holds = {names.get(array, array): name for array, name in scope.holds.items()}
     return Placed(placed, table, mesh, chosen, layouts, holds)

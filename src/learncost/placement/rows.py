@@ -68,7 +68,9 @@ def rows_of(scope: Scope, line: Line) -> Rows | None:
             return None
     elif among is not None and among.choice == rows.choice:
         rows = replace(rows, sent=among.sent, cut=among.cut)
-    return rows if all(_fits(term, rows) for term in line.right if isinstance(term, Term)) else None
+    read = [term for term in line.right if isinstance(term, Term)]
+    written = [term for term in line.left if term.indexed]
+    return rows if all(_fits(term, rows) for term in (*read, *written)) else None
 
 
 def _reading(scope: Scope, line: Line) -> Rows | None:
@@ -83,7 +85,7 @@ def _reading(scope: Scope, line: Line) -> Rows | None:
             for mesh_axis in sorted(over & home.over):
                 first = next(i for i, names in enumerate(home.split) if mesh_axis in names)
                 declared, read = scope.value(index.name).axes, scope.value(term.name).axes[place]
-                if scope.homes.rank(mesh_axis, read) > scope.homes.rank(mesh_axis, declared[first]):
+                if scope.homes.rank(mesh_axis, read) >= scope.homes.rank(mesh_axis, declared[first]):
                     continue  # rows stay, and what they read is gathered
                 choice = Choice(index.name, mesh_axis, axis.axis, declared)
                 loops = tuple(str(axis) for axis in index.axes)

@@ -189,6 +189,7 @@ def _compared(placed: Placed, expected: Values, role: str) -> list[str]:
         name
         for name, value in table.values.items()
         if value.role == role and name in placed.layouts and name in expected and not isinstance(expected[name], list)
+        if not placed.layouts[name].sent  # rows that are sent are in no order of one device's
     ]
 
 

@@ -85,5 +85,7 @@ def _cut(term: Term, mesh_axis: str) -> int:
 
 def _part(array: Array, place: int, here: int, parts: int) -> Array:
     """A device's part of an array along one of its axes."""
-    size = array.shape[place] // parts
+    size, rest = divmod(array.shape[place], parts)
+    if rest:
+        raise InputError(f"an axis of {array.shape[place]} places cannot be cut over {parts} devices")
     return array[(*[slice(None)] * place, slice(here * size, (here + 1) * size))]

@@ -1,0 +1,210 @@
+"""A static check of a placed table: what cannot be shown to be right is refused.
+
+It knows nothing of how lines were placed. For every axis of the mesh an array is cut, which its axes say, the same on
+all devices, or partial, still to be summed; every line has to make its result of its operands by one of few rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from learncost.equation.count import cuts, whole
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word, terms_of
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND
+
+CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "a turn's own"
+"""How an array is over an axis of the mesh; else it is partial, `sum`, `max` or `min`. What is sent is cut by rows."""
+
+States = dict[str, str]
+
+_MAKES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "all_reduce": (("sum",), SAME),
+    "all_reduce_max": (("max",), SAME),
+    "all_reduce_min": (("min",), SAME),
+    "reduce_scatter": (("sum",), CUT),
+    "all_gather": ((CUT,), SAME),
+    "all_to_all": ((CUT,), CUT),
+    "shard": ((SAME, ZERO), CUT),
+    "dispatch": ((CUT,), SENT),
+    "combine": ((SENT,), CUT),
+}
+"""Of each collective what it may be given, and what it makes of that."""
+
+
+def check_placed(table: Table, mesh_axes: Iterable[str]) -> None:
+    """Refuse a placed table of which a line, or a result, cannot be shown to be right. Raises `InputError`."""
+    for mesh_axis in mesh_axes:
+        states = {name: _of(table.axes[name], mesh_axis) for name in (*table.inputs, *table.weights)}
+        _Check(mesh_axis, {name: value.axes for name, value in table.values.items()}).lines(table.lines, states)
+        for name in table.outputs:
+            if states[name] not in (CUT, SAME, ZERO):
+                raise InputError(f"the result {name} would be partial over {mesh_axis} ({states[name]})")
+
+
+def _of(axes: Iterable[str], mesh_axis: str) -> str:
+    return CUT if any(mesh_axis in cuts(axis) for axis in axes) else SAME
+
+
+class _Check:
+    """The lines of a scope over one axis of the mesh; `states` is what is known of names, and receives theirs."""
+
+    def __init__(self, mesh_axis: str, axes: Mapping[str, tuple[str, ...]], busy: bool = False) -> None:
+        self.mesh_axis, self.axes, self.busy = mesh_axis, axes, busy
+
+    def lines(self, lines: Iterable[Statement], states: States) -> None:
+        for line in lines:
+            if isinstance(line, Repeat):
+                self.repeat(line, states)
+            else:
+                self.line(line, states)
+
+    def refuse(self, line: Statement, why: str) -> InputError:
+        text = str(line).partition("\n")[0]
+        return InputError(f"over {self.mesh_axis} {why}, so that it cannot be shown to be right: {text}")
+
+    def repeat(self, line: Repeat, states: States) -> None:
+        mesh_axis, busy = self.mesh_axis, self.busy or self.mesh_axis in cuts(line.count)
+        inner = _Check(mesh_axis, {**self.axes, **line.axes}, busy)
+        own = dict(states)
+        if busy and not self.busy and any(states[name] not in (SAME, ZERO) for name in line.shared):
+            raise self.refuse(line, "turns on several devices read what is not the same on all")
+        for name, stack in line.each:
+            own[name] = OWN if busy else states[stack]
+        for carry in line.carry:
+            start = states[carry.initial]
+            own[carry.start] = OWN if busy else start if start != ZERO else self.carried(line, carry.start, own, inner)
+        inner.lines(line.lines, own)
+        for carry in line.carry:
+            end, start = own[carry.end], own[carry.start]
+            if end != start and end != ZERO and not busy:
+                raise self.refuse(line, f"{carry.start} goes in {start}, and {carry.end} comes out {end}")
+            if busy and not self.busy and states[carry.initial] != ZERO:
+                raise self.refuse(line, f"turns on several devices hand {carry.start} on")
+            states[carry.final] = "sum" if busy and not self.busy else start
+        for name, stack in line.keep:
+            states[stack] = CUT if busy and not self.busy else own[name]
+
+    def carried(self, line: Repeat, start: str, states: States, inner: _Check) -> str:
+        """How a total is that begins with zeros: as its turns leave it."""
+        for tried in ("sum", SAME, CUT):
+            trial = {**states, start: tried}
+            end = next(carry.end for carry in line.carry if carry.start == start)
+            others = {carry.start: tried for carry in line.carry if carry.start not in trial}
+            try:
+                inner.lines(line.lines, trial := {**others, **trial})
+            except (InputError, KeyError):
+                continue
+            if trial[end] == tried:
+                return tried
+        return SAME
+
+    def line(self, line: Line, states: States) -> None:
+        for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
+            cut_as = [[self.mesh_axis in cuts(a) for a in axes] for axes in (self.axes[term.name], term.declared)]
+            if cut_as[0] != cut_as[1]:
+                raise self.refuse(line, f"{term.name} is read as [{' '.join(term.declared)}]")
+        if isinstance(line, Word) and entry(line.word).kind == KIND:
+            self.collective(line, states)
+            return
+        if self.busy:
+            states.update(dict.fromkeys(line.makes, OWN))
+            return
+        cut_axes = self.cut_axes(line)
+        state = self.result(line, cut_axes, states)
+        for term in line.left:
+            is_cut = _of(term.declared, self.mesh_axis) == CUT
+            is_written = any(isinstance(axis, Read) for axis in term.axes)
+            states[term.name] = (SENT if state == SENT and not is_written else CUT) if is_cut else state
+            if is_cut and state not in (CUT, SENT, SAME, ZERO):
+                raise self.refuse(line, f"{term.name} would be cut and partial at once")
+            if not is_cut and state in (CUT, SENT):
+                raise self.refuse(line, f"{term.name} would differ from device to device")
+
+    def collective(self, line: Word, states: States) -> None:
+        name = line.right[0].name
+        if line.axes[0] != self.mesh_axis:
+            states[line.name] = states[name]
+            return
+        if self.busy:
+            raise self.refuse(line, "devices meet that run different turns")
+        given, made = _MAKES[line.word]
+        if states[name] not in given:
+            raise self.refuse(line, f"{name} is {states[name]}")
+        states[line.name] = made
+
+    def cut_axes(self, line: Line) -> set[str]:
+        """The axes of a line that the mesh axis cuts; of each other axis of that name the line may have none."""
+        axes: dict[str, set[str]] = {}
+        for operand in (*line.left, *line.right):
+            for term in terms_of(operand):
+                for axis in term.axes:
+                    name = axis if isinstance(axis, str) else f"{axis.axis}="
+                    axes.setdefault(whole(name.rstrip("=")) + ("=" if name.endswith("=") else ""), set()).add(name)
+        for names in axes.values():
+            over = {self.mesh_axis in cuts(name.rstrip("=")) for name in names}
+            if len(over) > 1 and not any("=" in name for name in names):
+                raise self.refuse(line, f"an axis stands in it cut and whole ({', '.join(sorted(names))})")
+        every = {name for names in axes.values() for name in names}
+        return {name for name in every if self.mesh_axis in cuts(name.rstrip("="))}
+
+    def result(self, line: Line, cut_axes: set[str], states: States) -> str:
+        terms = [term for operand in line.right for term in terms_of(operand)]
+        terms += [
+            term for left in line.left for axis in left.axes if isinstance(axis, Read) for term in terms_of(axis.at)
+        ]
+        found = {term.name: states[term.name] for term in terms}
+        partial = {state for state in found.values() if state in ("sum", "max", "min")}
+        if partial:
+            return self.of_partial(line, found, cut_axes)
+        along = {axis for axis in cut_axes if not axis.endswith("=")}
+        read = cut_axes - along
+        if SENT in found.values():
+            return self.of_rows(line, found, along)
+        if len(along) > 1 or (read and along):
+            raise self.refuse(line, f"{' and '.join(sorted(cut_axes))} are cut at once")
+        remaining = {axis if isinstance(axis, str) else f"{axis.axis}=" for term in line.left for axis in term.axes}
+        if not cut_axes:
+            return ZERO if isinstance(line, Word) and line.word == "zeros" else SAME
+        (axis,) = cut_axes
+        if isinstance(line, Word) and not axis.endswith("=") and axis in line.axes:
+            if entry(line.word).kind == "reduction" and line.part == "body":
+                return line.word
+            if not entry(line.word).pointwise:
+                raise self.refuse(line, f"{line.word} acts along {axis}, which is cut")
+        if axis in remaining:
+            return CUT
+        if not isinstance(line, Product):
+            raise self.refuse(line, f"{axis} is not in its result")
+        return "sum"
+
+    def of_rows(self, line: Line, found: Mapping[str, str], along: set[str]) -> str:
+        """What a line makes of rows that were sent: all that it reads of rows has to be sent, and to stay rows."""
+        there = {
+            term.name
+            for term in line.right
+            if isinstance(term, Term)
+            and any(isinstance(axis, Read) and self.mesh_axis in cuts(axis.axis) for axis in term.axes)
+        }
+        for name, state in found.items():
+            if state == CUT and name not in there:
+                raise self.refuse(line, f"{name} is read beside rows that were sent, and was not")
+        left = line.left[0]
+        is_written = any(isinstance(axis, Read) and self.mesh_axis in cuts(axis.axis) for axis in left.axes)
+        if len(along) != 1 or not (is_written or along <= {*left.axes}):
+            raise self.refuse(line, "rows that were sent are summed")
+        return SENT
+
+    def of_partial(self, line: Line, found: Mapping[str, str], cut_axes: set[str]) -> str:
+        """What a line makes of partial operands: it has to be linear, and nothing else in it cut."""
+        terms = [term for term in line.right if isinstance(term, Term)]
+        states = [found[term.name] for term in terms]
+        inner = [state for name, state in found.items() if name not in {term.name for term in terms}]
+        is_linear = isinstance(line, Sum) and all(state in ("sum", ZERO) for state in states)
+        is_linear = is_linear and not any(isinstance(operand, Literal) for operand in line.right)
+        if isinstance(line, Product):
+            is_linear = states.count("sum") == 1 and all(state in ("sum", SAME, ZERO) for state in states)
+        if not is_linear or cut_axes or any(state != SAME for state in inner):
+            raise self.refuse(line, "a partial sum is read by what is not linear")
+        return "sum"

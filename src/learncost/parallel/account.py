@@ -6,7 +6,7 @@ It is read once for a structure of placement; the sizes of the mesh and of the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from learncost.books.book import book
 from learncost.equation.count import Count, base, size_of
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Repeat, Table, Term, Word, walk
+from learncost.equation.table import Line, Product, Read, Repeat, Table, Term, Word, walk
 from learncost.equation.value import INDICES
 from learncost.layers.names import scores
 from learncost.models.model import Model
@@ -414,8 +414,13 @@ class Account:
     def _rows(self) -> tuple[Row, ...]:
         return price(self.placed.table, {}, book("run")).rows
 
-    def seconds(self, sizes: Mapping[str, int], rates: Rates, dtype: str) -> dict[tuple[int, str], float]:
-        """Seconds of one turn of each segment in each pass, computing alone."""
+    def seconds(
+        self, sizes: Mapping[str, int], rates: Rates, dtype: str, of_experts: float = 1.0
+    ) -> dict[tuple[int, str], float]:
+        """Seconds of one turn of each segment in each pass, computing alone.
+
+        of_experts  what products whose factor is read at a choice attain, as a share of what the others do
+        """
         walker = Walker(self.blocks)
         places = [
             walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])
@@ -430,6 +435,8 @@ class Account:
             segment, line = places[work.main], self._rows[work.main].source
             if isinstance(line, Word) and entry(line.word).kind == KIND:
                 continue  # its time is that of the links
+            if of_experts != 1.0 and isinstance(line, Product) and _of_choices(line):
+                seconds = replace(seconds, compute=seconds.compute / of_experts)
             turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
             where = segment, PASSES.get(work.macro, "F")
             found[where] = found.get(where, 0.0) + seconds.total / max(1, turns)
@@ -438,6 +445,12 @@ class Account:
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:
         return {}
+
+
+def _of_choices(line: Line) -> bool:
+    """Whether a line reads or writes a part of a value where another value says, as experts' weights are read."""
+    terms = (term for term in (*line.left, *line.right) if isinstance(term, Term))
+    return any(isinstance(axis, Read) and isinstance(axis.at, Term) for term in terms for axis in term.axes)
 
 
 def larger(first: Any, second: Any) -> Any:

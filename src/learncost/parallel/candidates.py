@@ -21,6 +21,7 @@ from learncost.equation.precision import Precision
 from learncost.equation.table import Repeat, walk
 from learncost.models.model import Model
 from learncost.parallel.account import PASSES, Account
+from learncost.parallel.rates import of_experts
 from learncost.parallel.segments import Part
 from learncost.parallel.step import PIPELINE, Way, carried
 from learncost.placement.clauses import Clause, clauses
@@ -284,7 +285,9 @@ class Reading:
             shape = dict(inner)
             single = {**self.sizes, **shape, "dp": 1, "B": microbatch * shape.get("ep", 1)}
             sizes = self.account.filled(single)
-            self.times[key] = self.account.seconds(sizes, rates, self.account.kind.values)
+            self.times[key] = self.account.seconds(
+                sizes, rates, self.account.kind.values, of_experts(self.cluster.device)
+            )
         return self.times[key]
 
     def _sent(self, way: Way, own: Mapping[str, int]) -> dict[str, tuple[float, float]]:

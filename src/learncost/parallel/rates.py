@@ -68,3 +68,10 @@ def sustained(device: Device, dtype: str) -> Rates:
         f"{dtype} ({said}); {usual.source.partition('; ')[2]}"
     )
     return replace(usual, products=dict.fromkeys(ORIENTATIONS, grid), inner=flat, source=source)
+
+
+def of_experts(device: Device) -> float:
+    """What products of many experts' rows attain, as a share of the other products; the mean where none is known."""
+    rows = _measured()
+    several = [rows[device.name]] if device.name in rows else list(rows.values())
+    return float(sum(row["experts"] / row["products"] for row in several) / len(several))

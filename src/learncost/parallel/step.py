@@ -17,6 +17,7 @@ from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat
 from learncost.parallel.account import PASSES, Account, Activations, Sending, Static
+from learncost.parallel.rates import of_experts
 from learncost.parallel.segments import Part, parts_of
 from learncost.readings.time import Rates
 from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
@@ -225,7 +226,7 @@ def step_of(
     parts = stages_of(account, way, sizes)
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
-    computed = account.seconds(own, rates, account.kind.values)
+    computed = account.seconds(own, rates, account.kind.values, of_experts(cluster.device))
     transfers = _transfers(account.sendings, own, mesh_groups, cluster)
     passes: list[dict[str, tuple[float, float]]] = []
     for part in parts:

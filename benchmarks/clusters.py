@@ -60,6 +60,14 @@ FRAMEWORKS = {
         "flash attention and TransformerEngine's kernels: a gate's activation is made again; gradients are summed in "
         "fp32 by products that leave a buffer of each shape; nothing overlaps, as the rows' guide says",
     ),
+    "deepspeed": Framework(
+        "fused", PRECISIONS["fp16"], False, False,
+        "Megatron-DeepSpeed: weights and gradients in 16 bits, states and masters in fp32",
+    ),
+    "deepspeed-fp32": Framework(
+        "fused", replace(PRECISIONS["bf16"], gradients="fp32"), False, False,
+        "the same with gradients summed in fp32",
+    ),
     "bridge": Framework(
         "flash,fused,recompute=silu", replace(_MIXED, gradients="fp32"), True, True,
         "as Megatron-LM with TransformerEngine, with its overlaps of gradients and weights",
@@ -237,6 +245,35 @@ def bridge(row: Mapping[str, Any]) -> Case:
     return Case(key, way, config["seq"], "bridge", systems[config["system"]])
 
 
+def bigscience(row: Mapping[str, Any]) -> Case:
+    """Megatron-DeepSpeed on A100s, as BigScience's chronicles tell: gigabytes as nvidia-smi shows them."""
+    config = row["config"]
+    parallel = {key: _told(config["parallel"], key) for key in ("dp", "tp", "pp")} | {
+        "zero": config["parallel"].get("zero") or 0
+    }
+    overrides = {
+        "n_embd": config["hidden"], "n_head": config["heads"], "n_layer": _told(config, "layers"),
+        "n_positions": config["seq"], "vocab_size": config["vocab"], "n_inner": config["ffn"],
+    }  # fmt: skip
+    if config.get("activation_checkpointing") != "full" or parallel.get("zero", 0) > 1:
+        raise InputError("only full recomputation and ZeRO-1 of this source are known here")
+    plan = "fused,recompute=block"
+    text = [TENSOR] if parallel["tp"] > 1 else []
+    text += [ZERO_1 if parallel.get("zero") else "B over dp"] if parallel["dp"] > 1 else []
+    axes = _mesh(pp=parallel["pp"], dp=parallel["dp"], tp=parallel["tp"])
+    microbatches = _told(config, "global_batch") // _told(config, "micro_batch") // parallel["dp"]
+    way = Way(axes, config["micro_batch"], max(1, microbatches), overlap=False)
+    framework = "deepspeed-fp32" if "fp32 grad" in config["precision"] else "deepspeed"
+    key = _key("gpt2", overrides, False, way, ", ".join(text), plan, framework, config["seq"])
+    return Case(key, way, config["seq"], framework, "DGX A100")
+
+
+def _told(config: Mapping[str, Any], key: str) -> int:
+    if config.get(key) is None:
+        raise KeyError(key)
+    return int(config[key])
+
+
 def _mesh(**axes: int) -> dict[str, int]:
     return {axis: size for axis, size in axes.items() if size > 1}
 
@@ -249,6 +286,7 @@ def _key(
 
 
 SOURCES = {"korthikanti": korthikanti, "simumax": simumax, "torchtitan": torchtitan, "bridge": bridge}
+SOURCES["t/bigscience-a100"] = bigscience
 
 
 def answer(row: Mapping[str, Any]) -> Answer:
@@ -285,10 +323,12 @@ def _answered(row: Mapping[str, Any], case: Case) -> Answer:
         several = stages_of(found, case.way, sizes)[:: case.way.stages]
         total = sum(found.static(own, Part(each.turns, frozenset())).total for each in several)
         return Answer(row["id"], "memory", value, total / GIB, "GiB")
+    if not isinstance(value, int | float):
+        raise InputError("its value is no number")
     if "allocated" in quantity or "reserved" in quantity or "peak memory" in quantity:
         stages = memory_of(found, case.way, sizes)
         peak_bytes = max(stage.peak for stage in stages)
-        unit = GIB if row["unit"] == "GiB" else 1e9
+        unit = GIB if row["unit"] in ("GiB", "memory_gb") else 1e9
         kind = "memory" if "allocated" in quantity else "reserved"
         return Answer(row["id"], kind, value, peak_bytes / unit, row["unit"])
     machine = cluster(case.on)

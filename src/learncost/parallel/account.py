@@ -15,6 +15,7 @@ import numpy as np
 
 from learncost.books.book import book
 from learncost.equation.count import Count, base, size_of
+from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Product, Read, Repeat, Table, Term, Word, walk
 from learncost.equation.value import INDICES
@@ -114,9 +115,13 @@ class Account:
         self.model, self.kind, self.plan = model, kind, plan
         self.optimizer = optimizer
         self.blocks = blocks_of(model.table)
+        _check_named(sizes, mesh, clauses)
+        # Placed over two devices an axis, all meshes have one structure; what `*` cuts lies in flat parts, padded.
+        two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
+        sizes = {**sizes, "B": two.devices * sizes["B"]}
         stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
-        self.placed: Placed = place(stepped, mesh, clauses, sizes)
-        self.homes = Homes(stepped, mesh, clauses, sizes)
+        self.placed: Placed = place(stepped, two, clauses, sizes)
+        self.homes = Homes(stepped, two, clauses, sizes)
         self.scores = scores(stepped)
 
     @cached_property
@@ -445,6 +450,19 @@ class Account:
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:
         return {}
+
+
+def _check_named(sizes: Mapping[str, int], mesh: Mesh, clauses: Sequence[Clause]) -> None:
+    """Refuse a mesh that does not divide an axis that a clause names, with the next size that can be cut."""
+    for clause in clauses:
+        number = mesh.sizes.get(clause.mesh, 1)
+        for axis in clause.axes:
+            size = sizes.get(axis, number)
+            if axis != "B" and size % number:
+                raise InputError(
+                    f"{axis} is {size:,} and cannot be cut over {clause.mesh}, {number:,} devices: the next size that "
+                    f"can is {-(-size // number) * number:,}"
+                )
 
 
 def _of_choices(line: Line) -> bool:

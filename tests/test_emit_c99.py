@@ -90,7 +90,7 @@ CONFIGURATIONS = {
 }
 LENGTHS = {"gpt2": 6, "llama": 6}
 
-PLANS = {"sgd": "at-once,fused", "momentum": "", "adamw": "flash,at-once,fused"}
+PLANS = {"sgd": "at-once,fused,in-product", "momentum": "", "adamw": "flash,at-once,fused"}
 
 
 def made(name: str, dtype: str = "fp64", plan: str | None = "at-once,fused", **learning: Any) -> Program:
@@ -98,12 +98,16 @@ def made(name: str, dtype: str = "fp64", plan: str | None = "at-once,fused", **l
     return program_of(CONFIGURATIONS[name](), settings, {"learning_rate": 0.01, **learning})
 
 
+MORE = ("kolen-pollack", "dfa", "local", "forward-gradient", "mezo", "evolution")
+"""What else is tried, of the smallest decoder."""
+
 CASES = [
     (name, procedure, optimizer)
     for name in CONFIGURATIONS
     for procedure in ("bp", "recompute", *(("pepita", "mempepita") if name in LENGTHS else ("fa",)))
     for optimizer in PLANS
 ]
+CASES += [("gpt2", procedure, "momentum") for procedure in MORE]
 
 
 @pytest.mark.alike(every=7)

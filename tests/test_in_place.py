@@ -102,7 +102,7 @@ def test_a_layer_and_its_gradients_equal_the_interpreter(text: str) -> None:
         np.testing.assert_allclose(tensor.numpy().reshape(np.shape(expected[name])), expected[name], atol=1e-11)
 
 
-@pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita", "sign-symmetric"])
+@pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita", "sign-symmetric", "kolen-pollack"])
 def test_every_procedure(procedure: str) -> None:
     losses, weights = _steps(_training(GPT2, procedure, "sgd", np.float64), "flash,fused", "fp64")
     other = _training(GPT2, procedure, "sgd", np.float64)

@@ -226,14 +226,15 @@ def _constants(
     }
     _check_numbers(training, batch, fed | learns | fixed)
     begins = {}
-    for name in training.weights.keys() & learns:
-        array = training.weights[name]
+    beside = {name for name, array in training.state.items() if np.any(array)}  # what learns as weights do
+    for name in (training.weights.keys() | beside) & learns:
+        array = (training.weights | training.state)[name]
         drawn = not known and bool(np.ptp(array))
         begins[name] = (0.0, DEVIATION) if drawn else (float(np.mean(array)), 0.0)
         if known:
             begins[name] = (0.0, DEVIATION) if np.ptp(array) else (float(np.mean(array)), 0.0)
         else:
-            del values[name]
+            values.pop(name, None)
     return Given(values, begins, fixed, training.settings.accumulate)
 
 

@@ -30,7 +30,22 @@ SANITIZED = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover
 TYPES = {"fp32": "<f4", "fp64": "<f8", "int64": "<i4", "uint8": "<u1", "bool": "<u1"}
 """What the arrays of a program are in NumPy, by their types in the table."""
 
-_COUNTING = ("exp", "log", "tanh", "erf", "sqrt", "sin", "cos", "log1p", "expm1", "floor", "fabs", "pow")
+_COUNTING = (
+    "exp",
+    "log",
+    "tanh",
+    "erf",
+    "sqrt",
+    "sin",
+    "cos",
+    "log1p",
+    "expm1",
+    "floor",
+    "fabs",
+    "pow",
+    "hashed",
+    "coin",
+)
 _INNER = ("scaled_real", "split_real", "expm1_near", "power_of_two", "sin_near", "cos_near", "quarter_turns")
 WHOLE = (*(f"{name}_real" for name in _COUNTING), *_INNER)
 """Functions that count as one operation each, and those that these alone call."""

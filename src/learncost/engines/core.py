@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
@@ -92,7 +92,12 @@ class Core(Displayed):
         self.precision = precision_of("fp32")  # whose types the values of a step have, where they are not `dtype`
         self.low: frozenset[str] = frozenset()  # weights and state that are kept in bf16
         self.runner: Runner = Interpreter(self)
+        self.draw: Callable[[int], int] = self._drawn
         self._split: dict[Same[Table], Accumulated] = {}
+
+    def _drawn(self, steps: int) -> int:
+        """The whole number that all drawn directions of a step follow from, so many steps being taken."""
+        return int(generator(self.settings.seed, steps, "draw").integers(1, 2**24))
 
     def _begin(self, weights: Mapping[str, Any], table: Table) -> None:
         """From these weights, and no state but that which the step's table reads: what is frozen has none."""
@@ -151,7 +156,7 @@ class Core(Displayed):
             "decay": 1 - self.learning_rate * settings.weight_decay,
             "weight_decay": settings.weight_decay,
             "clip": settings.clip,
-            "draw": int(generator(settings.seed, self.steps, "draw").integers(1, 2**24)),
+            "draw": self.draw(self.steps),
         }
         values = {name: table.values[name] for name in table.inputs if not table.axes[name]}
         names = {name: value.of for name, value in values.items() if value.role == "number"}

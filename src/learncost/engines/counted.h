@@ -68,4 +68,12 @@ COUNTED(floor, floor(x.value))
 COUNTED(fabs, fabs(x.value))
 static inline counted pow_real(counted x, counted z) { counted_one(); return counted(pow(x.value, z.value)); }
 
+static inline uint32_t mixed(uint32_t h);
+static inline uint32_t mixed_pair(counted x, counted z) {
+    counted_one();
+    return mixed((uint32_t)(int32_t)x.value * 0x9e3779b1u + (uint32_t)(int32_t)z.value);
+}
+static inline counted hashed_real(counted x, counted z) { return counted(mixed_pair(x, z) >> 8); }
+static inline counted coin_real(counted x, counted z) { return counted(mixed_pair(x, z) >> 31 ? -1 : 1); }
+
 #endif

@@ -39,6 +39,8 @@ class InPlace:
         arena: torch.Tensor | None = None,
     ) -> None:
         self.program = placed(table, sizes, dtype)
+        # What no line changes in its place, as where two lines make a weight anew, is moved there.
+        self._moved = {old: new for old, new in table.renewed.items() if new in self.program.results}
         namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self.program.text}
         exec(compile(self.program.text, "<emitted by learncost>", "exec"), namespace)
         self._given = {name: tensors[name] for name in self.program.given if name in tensors}
@@ -67,10 +69,13 @@ class InPlace:
             tensor.copy_(torch.as_tensor(np.require(arrays[name], requirements="W")))
         with torch.inference_mode(), library_products():
             self._step(self._memory, self._kernels)
-            return {
+            results = {
                 name: getattr(self._memory, output).view(shape)
                 for name, (output, shape) in self.program.results.items()
             }
+            for old, new in self._moved.items():
+                self._given[old].copy_(results[new])
+            return results
 
 
 def _large(size: int) -> torch.Tensor:

@@ -28,6 +28,20 @@ static real cos_real(real x) {
     return (n + 1) & 2 ? -y : y;
 }
 
+static uint32_t mixed(uint32_t h) { /* Mueller's hash of 32 bits: every bit depends on every bit */
+    h = (h ^ h >> 16) * 0x45d9f3bu;
+    h = (h ^ h >> 16) * 0x45d9f3bu;
+    return h ^ h >> 16;
+}
+
+static real hashed_real(real x, real z) { /* a whole number below 2^24 that two whole numbers give, as if drawn */
+    return (real)(mixed((uint32_t)(int32_t)x * 0x9e3779b1u + (uint32_t)(int32_t)z) >> 8);
+}
+
+static real coin_real(real x, real z) { /* 1 or -1, as two whole numbers say */
+    return mixed((uint32_t)(int32_t)x * 0x9e3779b1u + (uint32_t)(int32_t)z) >> 31 ? (real)-1 : (real)1;
+}
+
 static real fabs_real(real x) { return x < 0 ? -x : x; }
 
 static real pow_real(real x, real z) { /* by multiplying for small whole z, else e^(z log x) */

@@ -8,7 +8,7 @@ from math import prod
 
 from learncost.equation.count import shape_of
 from learncost.equation.table import Line, Table, check_derived
-from learncost.equation.value import Value
+from learncost.equation.value import RANDOM, Value
 from learncost.readings.emit.c import Function
 from learncost.readings.emit.c.c99 import C99
 from learncost.readings.emit.placed.kernels import Kernels
@@ -155,8 +155,8 @@ def _whole(size: int) -> int:
     return -(-size // 4) * 4
 
 
-VARY = ("lr", "k1", "k2", "decay")
-"""Numbers that change from step to step, by what the optimizers call them."""
+VARY = ("lr", "k1", "k2", "decay", "draw")
+"""Numbers that change from step to step, by what optimizers and procedures call them."""
 
 
 def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[str, tuple[str, ...], str]]:
@@ -168,7 +168,7 @@ def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[st
             value = layout.table.values[name]
             if name in renewed:
                 kind = "weights" if name in layout.table.weights else "states"
-            elif name in layout.table.weights or name in fixed or value.role in _CONSTANT:
+            elif name in layout.table.weights or name in fixed or value.role in _CONSTANT | RANDOM:
                 kind = "constants"
             elif value.role == "number":
                 kind = "variables" if value.of in VARY else "constants"
@@ -180,5 +180,5 @@ def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[st
     return result
 
 
-_CONSTANT = ("share", "sign", "buffer", "end", "projection", "padding", "gradient")
+_CONSTANT = frozenset(("share", "sign", "buffer", "end", "padding", "gradient"))
 """Roles of inputs that are the same at every step of a full batch; the gradient of the loss is 1."""

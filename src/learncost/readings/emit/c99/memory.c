@@ -24,12 +24,6 @@ static real missing_power(real c, uint32_t t) { /* 1 - (1 - c)^t, with all its d
     return y;
 }
 
-static uint32_t mixed(uint32_t x) { /* MurmurHash3's finalizer (Appleby 2011): every bit depends on every bit */
-    x = (x ^ x >> 16) * 0x85ebca6bu;
-    x = (x ^ x >> 13) * 0xc2b2ae35u;
-    return x ^ x >> 16;
-}
-
 static void draw(place points, real mean, real deviation, uint32_t seed, real *to) { /* normal: Box and Muller 1958 */
     uint32_t number = mixed(seed * 0x9e3779b9u);
     for (place i = 0; i < points; i++) {

@@ -35,7 +35,7 @@ class Given:
     """What a program is given of the model, beside its tables.
 
     values   arrays of what never changes, by name: frozen weights, positions, numbers; of others what they begin with
-    begins   of weights that learn, where they are not among the values: mean and deviation of what they are drawn from
+    begins   of what learns: mean and deviation of what it is drawn from
     fixed    inputs that never change though the table does not say so
     parts    microbatches of a step, where it is in two halves
     """
@@ -197,6 +197,9 @@ class _Writer:
         for number, rate in (("k1", "c1"), ("k2", "c2")):
             if number in by_role:
                 yield f"{spelled(number)} = (real)1 / missing_power({spelled(rate)}, {self.prefix}_steps);"
+        if "draw" in by_role:
+            mixed = f"mixed({self.prefix}_seed * 0x9e3779b1u + {self.prefix}_steps)"
+            yield f"{spelled('draw')} = (real)(({mixed} >> 8) + 1u);"
         if "decay" in by_role:
             yield f"{spelled('decay')} = (real)1 - {spelled('lr')} * weight_decay;"
 
@@ -215,7 +218,7 @@ class _Writer:
         lines, number = [], 0
         for name, (kind, _, _) in self.given.items():
             points, array = self._points(name), self.names[name]
-            if kind == "weights" and name in self.content.begins:
+            if kind in ("weights", "states") and name in self.content.begins:
                 mean, deviation = self.content.begins[name]
                 number += 1
                 numbers = f"(real){mean!r}, (real){deviation!r}, {self.prefix}_seed + {number}u"

@@ -56,8 +56,19 @@ class Steps:
         self.tables: dict[str, str] = {}
 
     def body(self) -> list[str]:
-        """The statements of the step."""
-        return self._statements(_Scope(self.layout.items, self.layout.table.axes, "", ()))
+        """The statements of the step; what is made anew elsewhere than where it lies, such as in two lines, is moved."""
+        scope = _Scope(self.layout.items, self.layout.table.axes, "", ())
+        lines, moved = self._statements(scope), self._moved()
+        for old, new in moved.items():
+            lines.append(call_text("copy", (str(self._points(old, scope)), self._address(new, scope), self.spell(old))))
+        return lines
+
+    def _moved(self) -> dict[str, str]:
+        """Weights and states that no line changes in their place, with the names of what becomes of them."""
+        fields = self.layout.lifetimes.fields[()]
+        return {
+            old: new for old, new in self.layout.table.renewed.items() if new in fields and fields[new].owner != old
+        }
 
     def result(self, name: str) -> str:
         """Where an output of the step lies when it is over."""

@@ -112,8 +112,8 @@ def _plain(line: Line, kernel: Kernel | None) -> Line:
 def _kernel(kernel: Kernel | None, places: Mapping[str, str]) -> Kernel | None:
     if kernel is None:
         return None
-    blocks = kernel.blocks and (places[kernel.blocks[0]], kernel.blocks[1])
-    return Kernel("", tuple(places[axis] for axis in kernel.axes), blocks)
+    blocks = kernel.blocks and (places.get(kernel.blocks[0], kernel.blocks[0]), kernel.blocks[1])
+    return Kernel("", tuple(places.get(axis, axis) for axis in kernel.axes), blocks)
 
 
 def _others(line: Line) -> Iterator[str]:

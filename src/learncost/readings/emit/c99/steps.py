@@ -56,7 +56,7 @@ class Steps:
         self.tables: dict[str, str] = {}
 
     def body(self) -> list[str]:
-        """The statements of the step; what is made anew elsewhere than where it lies, such as in two lines, is moved."""
+        """The statements of the step; what is made anew elsewhere than where it lies, as in two lines, is moved."""
         scope = _Scope(self.layout.items, self.layout.table.axes, "", ())
         lines, moved = self._statements(scope), self._moved()
         for old, new in moved.items():

@@ -237,7 +237,8 @@ class Scope:
         after = next((axis for axis, names in zip(axes, move.layout.split, strict=True) if over in names), "")
         if move.word.startswith("all_reduce") or move.word == "reduce_scatter":
             text = f"{name} is partial over {over}"
-            text += f", as {joined}" if (joined := self.join_of(name, over)) else ""
+            joined = self.join_of(name, over)
+            text += f", as {joined.replace(f'{name} ', 'it ', 1)}" if joined else ""
         else:
             text = f"{name} is cut on {before} over {over}" if before else f"{name} is whole over {over}"
         if reason.line is not None:

@@ -174,7 +174,7 @@ def _comparisons(subject: str, placed: Placed, sizes: Mapping[str, int]) -> Iter
         if not errors:
             continue
         name = max(errors, key=lambda key: errors[key])
-        passed, text = errors[name] <= TOLERANCE, f"largest error {errors[name]:.1e}, of {name}, {len(errors)} arrays"
+        passed, text = errors[name] <= TOLERANCE, f"worst error {errors[name]:.1e} in {name}, {len(errors)} arrays"
         if not passed and (moved := _moved(table, arrays, expected, sizes, name, largest)) * ROUNDINGS >= errors[name]:
             passed, text = moved < 1e-7, f"{text}; rounding what is given moves it by {moved:.1e}"
         if zero and role == "new":

@@ -135,3 +135,15 @@ def test_data_that_do_not_fit_are_refused(given: dict[str, object], says: str) -
     training = lc.Training(configure({"model_type": "vit", "architectures": [architecture], **sizes}))
     with pytest.raises(lc.InputError, match=re.escape(says)):
         training.step(**given)
+
+
+def test_what_does_not_fill_a_patch_is_left_out() -> None:
+    """As transformers' convolution leaves it out: an image of 10 by 10 with patches of 4."""
+    sizes, architecture, _ = KINDS["vit"]
+    values = {"model_type": "vit", "architectures": [architecture], **sizes}
+    images, labels = np.random.default_rng(0).normal(size=(2, 2, 10, 10)), np.array([0, 2])
+    wide, narrow = (lc.Training(configure({**values, "image_size": side}), seed=3) for side in (10, 8))
+    whole = float(wide.forward(image=images, labels=labels)["loss"])
+    assert whole == float(narrow.forward(image=images[:, :, :8, :8], labels=labels)["loss"])
+    with pytest.raises(lc.InputError, match="image must be"):
+        wide.forward(image=images[:, :, :9, :9], labels=labels)

@@ -396,3 +396,11 @@ def test_a_size_may_follow_from_others():
         lc.layer("half(X) -> Y\n  follows: y=__import__('os')\n  Y[B y] = X[B H=2 y]\n")
     with pytest.raises(lc.NotationError, match="names z, which is the size of no axis"):
         lc.layer("half(X) -> Y\n  follows: z=H-1\n  Y[B y] = X[B H=2 y]\n")
+
+
+def test_a_share_is_of_answers():
+    lines = "net(X Z{more}; W) -> loss\n  {role}\n  H[B v] = X[B d] W[d v]\n  T[B] = {read}\n  loss[] = T[B] share[B]\n"
+    value = lines.format(more=" share", role="share: share of Z", read="Z[B] H[B v=0[]]")
+    with pytest.raises(lc.InputError, match=r"Z holds values, and a share is of answers, .*Z: index of v"):
+        lc.layer(value)
+    assert lc.layer(lines.format(more=" share", role="share: share of Z", read="H[B v=Z[B]]")).name == "net"

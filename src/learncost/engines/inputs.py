@@ -6,7 +6,7 @@ places of an axis. So nothing here knows a model, and NumPy's arrays and PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -275,8 +275,11 @@ class Batch:
 
     def _fitting(self, datum: Datum, array: Any) -> Any:
         shape = shape_of(datum.axes, self.sizes)
-        if not datum.places and array.ndim < len(shape) and _regrouped(array.shape, shape):
-            array = array.reshape(shape)  # an image [B c height width], whose patches are read as they lie
+        if not datum.places and array.ndim < len(shape):
+            if not _regrouped(array.shape, shape):
+                array = array[_filled(array.shape, shape, {*self.model.configuration.sizes.values()})]
+            if _regrouped(array.shape, shape):
+                array = array.reshape(shape)  # an image [B c height width], whose patches are read as they lie
         if array.shape != shape:
             axes = " ".join(datum.axes)
             raise InputError(f"{datum.name} must be [{axes}], {shape}, but they are {array.shape}")
@@ -363,6 +366,16 @@ def _ragged(rows: Sequence[Any], filler: int) -> Any:
     result = np.full(keep.shape, filler)
     result[keep] = np.concatenate([np.asarray(row, int) for row in rows])
     return result
+
+
+def _filled(sizes: Sequence[int], expected: Sequence[int], known: Container[int]) -> tuple[slice, ...]:
+    """What is read of each dimension: of a side that the model `known` so what fills its patches, else everything."""
+    rest, taken = list(expected), list[slice]()
+    for size in sizes:
+        first = rest.pop(0) if rest else size
+        patches = bool(rest) and size in known and size % rest[0] != 0 and size // rest[0] == first
+        taken.append(slice(first * rest.pop(0)) if patches else slice(None))
+    return tuple(taken)
 
 
 def _regrouped(sizes: Sequence[int], expected: Sequence[int]) -> bool:

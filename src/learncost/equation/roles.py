@@ -58,6 +58,11 @@ def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
                 raise NotationError(f"{name} is read at places of {places[name]}, not of {value.of}", statement)
         elif value.role == "share" and value.of not in (*header.inputs, *signed):
             raise NotationError(f"{value.of} is not an input of {header.name}", statement)
+        elif value.role == "share" and value.of not in (*places, *signed):
+            raise NotationError(
+                f"{value.of} holds values, and a share is of answers, which are read as places: {value.of}: index of v",
+                statement,
+            )
 
 
 def indexed(table: Table) -> dict[str, str]:

@@ -188,7 +188,8 @@ def entry(name: str) -> Entry:
     """The entry of a word; an unknown one is refused with the nearest known."""
     word = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
     if word is None:
-        near = difflib.get_close_matches(plain(name), [*_entries, *_aliases], n=1)
+        typed = [each for each in _entries if _entries[each].kind != "collective"]  # those, placements write
+        near = difflib.get_close_matches(plain(name), [*typed, *_aliases], n=1)
         raise InputError(f"no word is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
     return word
 

@@ -16,9 +16,8 @@ import numpy as np
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Group, groups, transfer
 from learncost.equation.count import base, size_of
-from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
-from learncost.equation.table import Repeat, walk
+from learncost.equation.table import Line, Read, Repeat, Term, walk
 from learncost.models.model import Model
 from learncost.parallel.account import PASSES, Account
 from learncost.parallel.rates import of_experts
@@ -87,7 +86,7 @@ def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes that a model can be cut over: dp, of experts ep, of long sequences cp, of even heads tp."""
     counts = {base(axis) for line, _ in walk(model.table.lines) for axis in line.loops}
     axes = ["dp"]
-    if "e" in counts and sizes.get("e", 1) > 1:
+    if sizes.get("e", 1) > 1 and any(_chosen(line) for line, _ in walk(model.table.lines)):
         axes.append("ep")
     if sizes.get("M", 1) >= LONG:
         axes.append("cp")
@@ -95,6 +94,12 @@ def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
     if cut and all(sizes[name] % 2 == 0 for name in cut):
         axes.append("tp")
     return tuple(axes)
+
+
+def _chosen(line: Line) -> bool:
+    """Whether a line reads experts where another line says which."""
+    terms = (term for term in line.right if isinstance(term, Term) and len(term.axes) > 2)
+    return any(isinstance(axis, Read) and axis.axis == "e" for term in terms for axis in term.axes)
 
 
 def meshes(
@@ -357,8 +362,3 @@ def candidates(
         for each in fitting
     ]
     return sorted(timed, key=lambda each: each.seconds), others, nearest
-
-
-def refused(error: InputError) -> str:
-    """Why a structure is none, without its clause."""
-    return str(error).partition(" (clause")[0]

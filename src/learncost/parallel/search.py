@@ -97,6 +97,8 @@ class Search(Shown):
         How many do not.
     nearest
         Where none fits: the bytes of the one that needs the fewest, and the way.
+    refused
+        Why the model is not cut over some axes.
     """
 
     model: str
@@ -111,6 +113,7 @@ class Search(Shown):
     too_large: int
     source: str
     nearest: tuple[int, str] | None = None
+    refused: tuple[str, ...] = ()
 
     @property
     def best(self) -> Found:
@@ -133,6 +136,7 @@ class Search(Shown):
             "fit": self.fit,
             "too_large": self.too_large,
             "nearest": None if self.nearest is None else {"memory": self.nearest[0], "way": self.nearest[1]},
+            "refused": list(self.refused),
             "found": [each.to_dict() for each in self.found],
             "assumed": [*ASSUMED.values(), self.source],
         }
@@ -152,7 +156,7 @@ class Search(Shown):
             f"{self.batch_size:,} sequences of {self.seq_len:,} tokens a step"
         )
         if not self.found:
-            return (Sheet(title, (), (), (self._none(),)),)
+            return (Sheet(title, (), (), (self._none(), *self.refused)),)
         best, several = self.found[0], len({each.precision for each in self.found}) > 1
         rows = []
         for place, each in enumerate(self.found):
@@ -181,6 +185,7 @@ class Search(Shown):
         return (
             f"1 spends {_why(self.found[0].step)}.",
             *why,
+            *self.refused,
             "Memory is read off the placed table's arrays; time is modelled, from "
             f"{low:g} to {high:g} of what stands here: {self.source}.",
             f"Assumed: {'; '.join(ASSUMED.values())}.",
@@ -301,9 +306,10 @@ def search(
     length = run.axes["M"]
     batch = batch_of(batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
-    axes = axes_of(run.model, run.axes)
+    times: dict[tuple[Any, ...], dict[tuple[int, str], float]] = {}
+    first, refused = _first(run.model, run.axes, kinds[0], cluster, times)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
-    readings, found, others, nearest = _look(run.model, run.axes, kinds, axes, cluster, number_of, batch, rates, memory)
+    readings, found, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
     shown_ways = _exact(readings, found, run.axes, cluster, rates, length, few, memory)
     per_day = None if total is None else total / (batch * length) / DAY
     best = shown_ways[0][1] if shown_ways else None
@@ -330,7 +336,28 @@ def search(
         others,
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, f"{nearest.way} with {nearest.structure.zero}"),
+        refused,
     )
+
+
+def _first(
+    model: Any,
+    sizes: Mapping[str, int],
+    kind: Any,
+    cluster: Cluster,
+    times: dict[tuple[Any, ...], dict[tuple[int, str], float]],
+) -> tuple[Reading, tuple[str, ...]]:
+    """The first structure, over all mesh axes that the model can be cut over, and why not over others."""
+    axes, refused = axes_of(model, sizes), list[str]()
+    while True:
+        try:
+            structure = structures(model, [kind], PLANS[:1], axes)[0]
+            return Reading(model, sizes, structure, cluster, times), tuple(refused)
+        except InputError as error:
+            if len(axes) == 1:
+                raise
+            refused.append(f"Not cut over {axes[-1]}: {str(error).partition(' (clause')[0]}.")
+            axes = axes[:-1]
 
 
 def _whole(name: str, value: object) -> int:
@@ -349,23 +376,18 @@ def batch_of(batch_size: object, length: int, devices: int) -> int:
 
 
 def _look(
-    model: Any,
-    sizes: Mapping[str, int],
-    kinds: Sequence[Any],
-    axes: Sequence[str],
-    cluster: Cluster,
-    devices: int,
-    batch: int,
-    rates: Mapping[str, Rates],
-    room: float,
+    first: Reading, kinds: Sequence[Any], devices: int, batch: int, rates: Mapping[str, Rates], room: float
 ) -> tuple[list[Reading], list[Candidate], int, Candidate | None]:
     """Ways that keep what a backward pass needs; and ways that make it again, where few of these fit."""
-    times: dict[tuple[Any, ...], dict[tuple[int, str], float]] = {}
+    model, sizes, cluster, axes = first.model, first.sizes, first.cluster, first.structure.axes
     every: list[Reading] = []
     found: list[Candidate] = []
     others, nearest = 0, None
     for plan in PLANS:
-        readings = [Reading(model, sizes, each, cluster, times) for each in structures(model, kinds, (plan,), axes)]
+        readings = [
+            first if each == first.structure else Reading(model, sizes, each, cluster, first.times)
+            for each in structures(model, kinds, (plan,), axes)
+        ]
         shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch))
         if not shapes:
             raise InputError(

@@ -153,6 +153,8 @@ def test_every_placement_of_every_family():
         ("phi", "pp=2,qq=2", "f over pp, d over pp of weights, * over qq of gradients states, h g f v over pp", ""),
         # Targets are places of what is cut, and no rows of it.
         ("gpt2", "pp=2", "v over pp, B over pp", "flash"),
+        # Of totals that turns carry some are partial, and some are not.
+        ("glm4", "pp=2", "h g f v over pp", "head"),
     ],
 )
 def test_placements_that_fuzzing_found(name, mesh_text, text, plan):

@@ -73,8 +73,8 @@ class _Check:
         for name, stack in line.each:
             own[name] = OWN if busy else states[stack]
         for carry in line.carry:
-            start = states[carry.initial]
-            own[carry.start] = OWN if busy else start if start != ZERO else self.carried(line, carry.start, own, inner)
+            own[carry.start] = OWN if busy else states[carry.initial]
+        self.totals(line, own, inner)
         inner.lines(line.lines, own)
         for carry in line.carry:
             end, start = own[carry.end], own[carry.start]
@@ -86,19 +86,15 @@ class _Check:
         for name, stack in line.keep:
             states[stack] = CUT if busy and not self.busy else own[name]
 
-    def carried(self, line: Repeat, start: str, states: States, inner: _Check) -> str:
-        """How a total is that begins with zeros: as its turns leave it."""
-        for tried in ("sum", SAME, CUT):
-            trial = {**states, start: tried}
-            end = next(carry.end for carry in line.carry if carry.start == start)
-            others = {carry.start: tried for carry in line.carry if carry.start not in trial}
-            try:
-                inner.lines(line.lines, trial := {**others, **trial})
-            except (InputError, KeyError):
-                continue
-            if trial[end] == tried:
-                return tried
-        return SAME
+    def totals(self, line: Repeat, own: States, inner: _Check) -> None:
+        """How totals are that begin with zeros: as a turn leaves them."""
+        begun = [carry for carry in line.carry if own[carry.start] == ZERO]
+        if not begun:
+            return
+        own |= {carry.start: CUT for carry in begun if _of(line.axes[carry.start], self.mesh_axis) == CUT}
+        turn = dict(own)
+        inner.lines(line.lines, turn)
+        own |= {carry.start: turn[carry.end] for carry in begun}
 
     def line(self, line: Line, states: States) -> None:
         for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):

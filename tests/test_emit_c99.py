@@ -110,6 +110,16 @@ CASES = [
 CASES += [("gpt2", procedure, "momentum") for procedure in MORE]
 
 
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_losses_and_weights_are_numpys_where_no_gradient_is_stored(name: str) -> None:
+    projected = {"vit": ("image",), "mlp": ("X",)}.get(name, ())
+    for procedure in ("bp", *(("pepita",) if projected or name in LENGTHS else ())):
+        program = made(name, plan="in-product", procedure=procedure, optimizer="momentum", projected=projected)
+        found = parity(program, 2, ("-O0",))
+        assert found.losses <= NEAR, found
+        assert found.weights <= NEAR, found
+
+
 @pytest.mark.alike(every=7)
 @pytest.mark.parametrize(("name", "procedure", "optimizer"), CASES)
 def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str) -> None:

@@ -97,6 +97,8 @@ def test_a_weight_read_later_is_read_as_it_was() -> None:
         "Y[B M h k] = X[B M d] W[d h k]",
         "Y[B h k M] = X[B M d] W[k d h]",
         "Y[B e f M] = X[B M d] W[e d f] G[M e]",
+        "Y[B M f] = X[B e M k d] W[f e k d]",  # rows of several axes, of which one is a tile's
+        "Y[M f e B] = X[B d k M] W[d f k e]",
     ],
 )
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])

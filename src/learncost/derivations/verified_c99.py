@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import book
+from learncost.derivations import boards
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.engines import alone
 from learncost.engines.compiler import compiler
@@ -80,6 +81,8 @@ def checks(
     yield from _prices(double, name)
     for program, dtype in ((single, "fp32"), (double, "fp64")):
         yield from _memory(program, f"{name}, {dtype}")
+    if "step" in single.tables:
+        yield from boards.checks(f"{name}, fp32", single)
 
 
 def _batches(program: Program, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

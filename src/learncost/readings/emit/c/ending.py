@@ -77,10 +77,9 @@ class Ending(Arrays):
         self.positions = {axis: tree.Counter(self.counter(axis)) for axis in (*self.positions, *tile.product.loops)}
         name = f"{self.names.of(self.gradient)}_tile"
         array = tree.Array(name, real, "scratch", self.gradient, tree.Name(str(extents[0] * extents[1])))
-        rows = [ONE for _ in tile.others]
-        self.room_of_tile = Storage(
-            array, (*tile.others, tile.row, tile.column), (*rows, *(tree.Name(str(size)) for size in extents))
-        )
+        rooms = dict(zip((tile.row, tile.column), (tree.Name(str(size)) for size in extents), strict=True))
+        axes_of_tile = tile.product.left[0].loops
+        self.room_of_tile = Storage(array, axes_of_tile, tuple(rooms.get(axis, ONE) for axis in axes_of_tile))
 
     def read_array(self, term: Term) -> Storage:
         return self.room_of_tile if term.name == self.gradient else super().read_array(term)
@@ -88,16 +87,20 @@ class Ending(Arrays):
     def element(self, store: Storage, at: Sequence[tree.Expression]) -> tree.Element:
         if store is not self.room_of_tile:
             return super().element(store, at)
-        *_, row, column = at
-        indices = [minus(index, self.edge("from", axis)) for index, axis in zip((row, column), self.sides, strict=True)]
-        return tree.Element(store.array, store.extents[-2:], tuple(indices))
+        places, rooms = (dict(zip(store.axes, each, strict=True)) for each in (at, store.extents))
+        indices = tuple(minus(places[axis], self.edge("from", axis)) for axis in self.sides)
+        return tree.Element(store.array, tuple(rooms[axis] for axis in self.sides), indices)
 
     @property
     def sides(self) -> tuple[str, str]:
         return self.tile.row, self.tile.column
 
     def can_be_tiled(self) -> bool:
-        """Whether both factors are stored as products take them."""
+        """Whether both factors are stored as products take them: a library's need neighbours along one axis of each."""
+        summed = self.tile.summed[-1]
+        matrices = [_matrix(self, term, side, summed) for term, side in zip(_terms(self), self.sides, strict=True)]
+        if not self.alone and any(ONE not in matrix.strides for matrix in matrices):
+            return False
         kinds = {self.read_array(term).array.type for term in self.tile.product.right if isinstance(term, Term)}
         return kinds == {self.real} or (self.tiles and kinds == {"bf16"})
 
@@ -136,7 +139,7 @@ def _product(arrays: Ending) -> Iterator[tree.Statement]:
     left, right = _factors(arrays)
     row, column = arrays.sides
     rows, columns = (minus(last, first) for first, last in (_edges(arrays, row), _edges(arrays, column)))
-    to = tree.Matrix(tree.Element(arrays.room_of_tile.array, (), ()), (arrays.room_of_tile.extents[-1], ONE))
+    to = tree.Matrix(tree.Element(arrays.room_of_tile.array, (), ()), (tree.Name(str(arrays.extents[1])), ONE))
     dot = tree.Dot(str(tile.product), (rows, columns, arrays.size(tile.summed[-1])), left, right, to, bool(several))
     statements: list[tree.Statement] = [*(_packed(arrays) if several else ()), *_rows(arrays), dot]
     if several:

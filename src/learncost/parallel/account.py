@@ -150,6 +150,8 @@ class Account:
     def filled(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes with those of every cut axis, such as f/tp: of what does not divide the largest part."""
         found = dict(sizes)
+        if self.cuts and self.cuts[0] in found:
+            return found
         for axis in self.cuts:
             name, *over = axis.split("/")
             number: Any = 1

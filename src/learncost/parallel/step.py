@@ -228,8 +228,10 @@ def step_of(
     mesh_groups = groups(way.mesh, cluster.devices)
     computed = account.seconds(own, rates, account.kind.values, of_experts(cluster.device))
     transfers = _transfers(account.sendings, own, mesh_groups, cluster)
-    passes: list[dict[str, tuple[float, float]]] = []
+    made: dict[Part, dict[str, tuple[float, float]]] = {}  # stages that are alike take as long
     for part in parts:
+        if part in made:
+            continue
         found = {}
         for name in "FBWO":
             compute = sum(
@@ -252,7 +254,8 @@ def step_of(
                 else:
                     waits += calls * moved.seconds
             found[name] = compute, waits, beside
-        passes.append(_joined(found, way.overlap))
+        made[part] = _joined(found, way.overlap)
+    passes = [made[part] for part in parts]
     columns = {name: [entry[name][0] + entry[name][1] for entry in passes] for name in "FBWO"}
     send = _send(account, own, mesh_groups, cluster) if way.stages > 1 else 0.0
     pipeline = seconds(
@@ -366,7 +369,14 @@ def _sent(
 ) -> tuple[Sent, ...]:
     """What the device sends that sends the most, by word, axis and purpose, in a step."""
     best: tuple[Sent, ...] = ()
+    seen: set[tuple[object, ...]] = set()
     for device in range(way.stages):
+        mine = [chunk * way.stages + device for chunk in range(way.chunks)]
+        ends = sum((stage < len(parts) - 1) + (stage > 0) for stage in mine)
+        alike = ends, *(parts[stage] for stage in mine)
+        if alike in seen:
+            continue
+        seen.add(alike)
         table: dict[tuple[str, str, str], Sent] = {}
         for chunk in range(way.chunks):
             part = parts[chunk * way.stages + device]
@@ -382,8 +392,7 @@ def _sent(
         if way.stages > 1:
             size = float(carried(account).at(own)) * account.kind.value
             moved = transfer("send", size, found[PIPELINE], cluster)
-            stages = [chunk * way.stages + device for chunk in range(way.chunks)]
-            calls = way.microbatches * sum((stage < len(parts) - 1) + (stage > 0) for stage in stages)
+            calls = way.microbatches * ends
             key = "send", PIPELINE, "values"
             table[key] = Sent(
                 *key, calls, calls * size, calls * moved.sent, moved.link, moved.algorithm, calls * moved.seconds

@@ -165,3 +165,9 @@ def test_uneven_stages_are_said_by_their_blocks():
     assert max(stage.peak for stage in stages) != max(stage.peak for stage in even)
     with pytest.raises(lc.InputError, match="3 numbers of blocks are not one for each of the 4 stages"):
         memory_of(found, Way({"pp": 4}, 1, 8, layers=(2, 3, 3)), sizes)
+
+
+def test_flat_parts_need_not_divide():
+    """ZeRO's states over six devices: no axis of 256, 512 or 1,024 is a multiple of three."""
+    found = lc.search("llama-2-7b", "DGX H100", 6, batch_size=12, seq_len=64, top=3, **SMALL)
+    assert any(each.step.way.mesh.get("dp", 1) % 3 == 0 for each in found.found)

@@ -163,7 +163,7 @@ class Search(Shown):
             way, step = each.step.way, each.step
             cells = [
                 str(place + 1),
-                f"{way} {each.zero}" + (f" {each.precision}" if several else ""),
+                f"{way} {each.zero}".replace(",", " ") + (f" {each.precision}" if several else ""),
                 _schedule(each),
                 f"{way.microbatch} x {way.microbatches}",
                 size_of(step.peak),

@@ -209,7 +209,7 @@ def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]
 
 
 def _size(axis: str, sizes: Mapping[str, int]) -> int:
-    return int(size_of(axis, sizes))
+    return int(sizes[axis]) if axis in sizes else int(size_of(axis, sizes))
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,9 @@ def test_the_command_writes_a_file_and_its_header(tmp_path: Any, capsys: Any) ->
     assert main([*words, "--entry", "all"]) == 2
     assert main([*words, "--dtype", "bf16"]) == 2
     assert main([*words[:2], "--entry", "step"]) == 2
+    assert main(["emit", "bert-base", "--backend", "c99", "--hidden-size", "24", "--num-hidden-layers", "1"]) == 2
     errors = capsys.readouterr().err.splitlines()
+    assert "no output to learn from" in errors.pop()
     assert len(errors) == 4
     assert "--entry is for --backend c99" in errors[-1]
 

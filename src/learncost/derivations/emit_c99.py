@@ -158,6 +158,9 @@ def program_of(
     if settings.dtype not in DTYPES:
         raise InputError(f"C99 computes in {' or '.join(DTYPES)}, not in {settings.dtype}")
     training = Training(configuration, dtype=DTYPES[settings.dtype], **learning)
+    if not training.model.learns and settings.entry != "predict":
+        name = configuration.name
+        raise InputError(f"{name} has no output to learn from: give it a head, or --entry predict")
     if weights is not None:
         training.load(weights, training.state, 0)
     sizes = run_sizes(training.model, settings.batch_size, settings.seq_len, settings.target_len)

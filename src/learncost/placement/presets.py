@@ -6,10 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError, named_one
-from learncost.placement.clauses import Clause, clauses
-from learncost.placement.mesh import Mesh
+
+if TYPE_CHECKING:
+    from learncost.placement.clauses import Clause
+    from learncost.placement.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Placement:
     @property
     def mesh_axes(self) -> tuple[str, ...]:
         """The axes of the mesh that its clauses cut over."""
+        from learncost.placement.clauses import clauses  # names alone are asked for by every command: start-up counts
+
         return tuple(dict.fromkeys(clause.mesh for clause in clauses(self.place)))
 
 
@@ -45,6 +50,8 @@ def placement(name: str) -> Placement:
 
 def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
     """The clauses of `--place` and `--placement`: those that are written first, then those of the names."""
+    from learncost.placement.clauses import clauses
+
     result = [*clauses(place or "")]
     for name in filter(None, (name.strip() for name in (named or "").split(","))):
         result += clauses(placement(name).place)
@@ -64,6 +71,8 @@ def chosen_for(
     A vocabulary that does not divide stays whole, as its tokenizer has it, where it is not written that it is cut: all
     devices compute the head alike. Raises `InputError` for an axis that no placement is about.
     """
+    from learncost.placement.clauses import clauses
+
     if not place and not named:
         for axis in mesh.names:
             if axis not in USUAL:

@@ -11,7 +11,7 @@ from learncost.readings.rooms.torch import Functional, Torch
 from learncost.schedule.account import FILE, Account
 
 WRITTEN = ("erf", "hashed", "coin")
-"""Functions of each element that a program has on its top."""
+"""Functions of each element that a program has on its top; they are exchanged in its own names, where it looks."""
 
 
 class _Spelled(ast.NodeTransformer):
@@ -57,7 +57,8 @@ def loaded_on_torch(text: str, account: Account) -> dict[str, Any]:
     imports = ("import torch", "from torch.nn import functional")
     lines = ["" if line in imports else line for line in text.splitlines()]
     exec(compile("\n".join(lines), FILE, "exec"), names)
-    return names | {name: names["torch"].of_each for name in WRITTEN if name in names}
+    names |= {name: names["torch"].of_each for name in WRITTEN if name in names}
+    return names
 
 
 def loaded(text: str, account: Account) -> dict[str, Any]:
@@ -65,4 +66,5 @@ def loaded(text: str, account: Account) -> dict[str, Any]:
     numpy = NumPy(account)
     names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
     exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)
-    return names | {name: numpy.of_each for name in WRITTEN if name in names}
+    names |= {name: numpy.of_each for name in WRITTEN if name in names}
+    return names

@@ -549,6 +549,12 @@ class Table(Displayed):
         """Matrices that a procedure has beside the weights, and that a step makes anew as it does these."""
         return tuple(n for n in self.inputs if n in self.renewed and self.values[n].role == "projection")
 
+    @property
+    def following(self) -> tuple[str, ...]:
+        """Those of them that take the steps of a weight, and have none of the optimizer's own."""
+        made = {line.name: line for line in self.lines if isinstance(line, Sum)}
+        return tuple(name for name in self.beside if self.renewed[name] in made)
+
     @cached_property
     def indices(self) -> frozenset[str]:
         """Names that are only read as an index."""

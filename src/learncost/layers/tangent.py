@@ -101,7 +101,7 @@ class _Tangents:
         parts: list[Line] = []
         rows = self.by_row.get(name, ())
         if moved:
-            if len(line.left) > 1:
+            if isinstance(line, Word) and len(entry(line.word).outputs) > 1:
                 raise InputError(f"{line} gives several results, of which no tangent is derived")
             if isinstance(line, Product):
                 parts = [self.product(line, i, rows) for i in moved]

@@ -25,23 +25,21 @@ def with_following(table: Table, name: str, decay: float) -> Table:
         if new is None:  # no optimizer steps here, or the weight does not learn
             continue
         axes = values[weight].axes
-        stepped, lost, step, moved, lost_there, result = (
-            Term(f"{weight}.{part}", axes)
-            for part in ("stepped", "lost", "step", f"{name}.moved", f"{name}.lost", name)
-        )
+        left, left_there, step = (Term(f"{weight}.{part}", axes) for part in ("left", f"{name}.left", "step"))
         at = next(place for place, line in enumerate(lines) if isinstance(line, Line) and new in line.makes)
-        lines[at] = lines[at].renamed({new: stepped.name})
-        plain, last = Term(weight, axes), Term(f"{other}.new", axes)
+        optimizing = lines[at]
+        assert isinstance(optimizing, Line)
+        right = tuple(left if term.name == weight else term for term in optimizing.right)
         tag = Tag("optimizer", macro="optimizer_step", local=f"{name} follows")
-        lines[at + 1 : at + 1] = [
-            Product((lost,), (plain, Literal(decay)), (), tag),
-            Sum((Term(new, axes),), (stepped, lost), (), tag, (1, -1)),
-            Sum((step,), (stepped, plain), (), tag, (1, -1)),
-            Sum((moved,), (result, step), (), tag, (1, 1)),
-            Product((lost_there,), (result, Literal(decay)), (), tag),
-            Sum((last,), (moved, lost_there), (), tag, (1, -1)),
+        last, share = Term(f"{other}.new", axes), Literal(1 - decay)
+        lines[at : at + 1] = [
+            Product((left,), (Term(weight, axes), share), (), tag),
+            Product((left_there,), (Term(other, axes), share), (), tag),
+            replace(optimizing, right=right),
+            Sum((step,), (Term(new, axes), left), (), tag, (1, -1)),
+            Sum((last,), (left_there, step), (), tag, (1, 1)),
         ]
-        values |= {term.name: Value(axes) for term in (stepped, lost, step, moved, lost_there)}
+        values |= {term.name: Value(axes) for term in (left, left_there, step)}
         values[last.name] = Value(axes, "new", other)
         outputs.append(last.name)
     return replace(table, lines=tuple(lines), values=values, outputs=tuple(outputs))

@@ -9,12 +9,14 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Carry, Line, Literal, Product, Repeat, Statement, Sum, Table, Tag, Term, Word
 from learncost.equation.value import Axes, Value
 from learncost.layers.cuts import Elsewhere, Scope
+from learncost.layers.derive import Derived
 from learncost.layers.tangent import MARK, tangent
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, layer_tags, sites
 from learncost.procedures.needed import needed
 from learncost.procedures.places import check_learns
 from learncost.procedures.procedure import Procedure
+from learncost.procedures.signals import Signals
 
 DISTANCE = 1e-3
 """How far weights are moved to either side: Malladi et al. 2023, MeZO, table 15 and its code."""
@@ -74,51 +76,66 @@ def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, s
     return _several(model, directions, several, lines, values)
 
 
+def with_tangents(model: Model, derived: Derived, made: Signals) -> tuple[Table, Mapping[str, str]]:
+    """One step: forward beside the tangents along directions of what linears make, then what is given there.
+
+    Ren et al. 2023, Scaling forward gradient with local losses, section 3: activities moved, a slope a sequence.
+    """
+    assert made.directions is not None
+    last = next(line for line in reversed(model.table.lines) if "loss" in line.makes)
+    rows: Axes = ("B",) if isinstance(last, Product) and "B" in last.loops else ()
+    moved, outputs = tangent(derived.forward, made.along, made.directions.slices, {"loss": rows} if rows else {})
+    if "loss" not in outputs:
+        raise InputError(f"{model.configuration.name} has no loss that moves with what its linear layers make")
+    directions, table = made.directions, derived.step
+    gradients = {name: gradient for name, gradient in derived.gradients.items() if name in model.table.weights}
+    lines = (*directions.lines, *moved.lines, *derived.reverse.lines)
+    values = {**table.values, **moved.values, **directions.values}
+    step = replace(table, lines=lines, values=values, inputs=(*table.inputs, NUMBER))
+    step = replace(step, outputs=(*model.table.outputs, *gradients.values()))
+    return replace(needed(step, step.outputs), weights=step.weights, inputs=step.inputs), gradients
+
+
 def _several(
     model: Model, directions: Directions, several: int, lines: list[Statement], values: dict[str, Value]
 ) -> tuple[Table, Mapping[str, str]]:
-    """The two sides so many times, each along a direction of its own; the mean of what they say."""
-    count, table = str(several), model.table
-    pairs = Directions()
-    whole = pairs.seed("pair.draw:every", (count,))
-    own = {**values, **directions.values, "pair.draw": Value(())}
-    first = Repeat(
-        count,
-        (*directions.lines, *lines),
-        own,
-        each=(("pair.draw", whole),),
-        keep=(("loss.slope", "loss.slopes"), ("loss", "losses")),
-    )
-    updates, known = _updates(model, directions, Term("slope", ()))
-    zeros: list[Statement] = []
-    totals: list[Statement] = []
-    carries = []
-    outer = {**table.values, **pairs.values, "losses": Value((count,)), "loss.slopes": Value((count,))}
-    gradients = {weight: f"d{weight}" for weight in model.learning}
-    for weight, gradient in gradients.items():
-        axes, tag = table.axes[weight], Tag("directions", macro="weight_update", local="merge")
-        names = (f"{gradient}:zero", f"{gradient}:sum", f"{gradient}:sum.2")
-        zero, start, end = (Term(name, axes) for name in names)
-        zeros.append(Word((zero,), (), (), tag, word="zeros", gives=("Y",)))
-        totals.append(Sum((end,), (start, Term(gradient, axes)), (), tag, (1, 1)))
-        carries.append(Carry(start.name, end.name, zero.name, gradient))
-        known |= {start.name: Value(axes, "gradient", weight), end.name: Value(axes, "gradient", weight)}
-        outer |= {zero.name: Value(axes, "gradient", weight), gradient: Value(axes, "gradient", weight)}
-    second = Repeat(
-        count,
-        (*directions.lines, *updates, *totals),
-        {**known, **directions.values, "slope": Value(()), "pair.draw": Value(())},
-        carry=tuple(carries),
-        each=(("pair.draw", whole), ("slope", "loss.slopes.mean")),
-    )
-    tag = Tag("loss", local="mean")
-    means: list[Statement] = [
-        Product((Term("loss.slopes.mean", (count,)),), (Term("loss.slopes", (count,)), Literal(1 / several)), (), tag),
-        Product((Term("losses.sum", ()),), (Term("losses", (count,)),), (), tag),
-        Product((Term("loss", ()),), (Term("losses.sum", ()), Literal(1 / several)), (), tag),
+    """The two sides so many times, each along a direction of its own; the mean of what they say, which turns add up."""
+    table, share = model.table, Literal(1 / several)
+    tag, update = Tag("loss", local="mean"), Tag("directions", macro="weight_update", local="merge")
+    updates, known = _updates(model, directions, Term("loss.slope.share", ()))
+    turn: list[Statement] = [
+        *directions.lines,
+        *lines,
+        Product((Term("loss.slope.share", ()),), (Term("loss.slope", ()), share), (), tag),
+        Product((Term("loss.share", ()),), (Term("loss", ()), share), (), tag),
+        *updates,
     ]
-    outer |= {"loss.slopes.mean": Value((count,)), "losses.sum": Value(())}
-    return _step(model, pairs, (*pairs.lines, first, *means, *zeros, second), outer)
+    inner = {**values, **known, **directions.values, "loss.slope.share": Value(()), "loss.share": Value(())}
+    outer, before, carries = dict(table.values), list[Statement](), []
+    totals: dict[str, tuple[str, Axes, Tag]] = {"loss": ("loss.share", (), tag)}
+    totals |= {f"d{weight}": (f"d{weight}", table.axes[weight], update) for weight in model.learning}
+    for name, (part, axes, of) in totals.items():
+        zero, start, end = (Term(f"{name}:{what}", axes) for what in ("zero", "sum", "sum."))
+        before.append(Word((zero,), (), (), of, word="zeros", gives=("Y",)))
+        turn.append(Sum((end,), (start, Term(part, axes)), (), of, (1, 1)))
+        carries.append(Carry(start.name, end.name, zero.name, name))
+        kind = Value(axes) if name == "loss" else Value(axes, "gradient", name.removeprefix("d"))
+        inner |= {start.name: kind, end.name: kind}
+        outer |= {zero.name: kind, name: kind}
+    first, drawn, following = Directions(), directions.drawn_by, f"{directions.drawn_by}.2"
+    turn.append(_next(following, drawn))
+    inner |= {drawn: Value(()), following: Value(())}
+    carries.append(Carry(drawn, following, NUMBER, f"{drawn}:last"))
+    outer |= {f"{drawn}:last": Value(())}
+    repeat = Repeat(str(several), tuple(turn), inner, tuple(carries))
+    return _step(model, first, (*before, repeat), outer)
+
+
+def _next(name: str, drawn: str) -> Word:
+    """The number that the next pair of sides is drawn by."""
+    number = Term(drawn, ())
+    tag = Tag("directions", local="draw")
+    return Word((Term(name, ()),), (number, number), (), tag, "hashed", given=("X", "Z"), gives=("Y",))
 
 
 def check(model: Model, chosen: Procedure) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError, named_one
@@ -127,7 +128,8 @@ PAPER = next(iter(MODES))
 
 _ALL = [Procedure(name, **row) for name, row in _TABLE["procedures"].items()]
 
-LEARNING: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.learns}
+_LEARNING = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.learns}
+LEARNING: Mapping[str, Procedure] = _LEARNING
 """Those that learn."""
 
 PROCEDURES: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.usual}
@@ -147,9 +149,46 @@ def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
 
 def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedure:
     """A procedure that learns by its name, or one of `also`; an unknown one is refused with all of them."""
+    if name.endswith(".toml") and name not in LEARNING:
+        _read(name)
     if "," in name:
         raise InputError(f"one procedure goes here, not {name!r}: compare, memory, fit, sweep and contest take several")
     return named_one("procedure" if also else "learning procedure", name, {**LEARNING, **(also or {})})
+
+
+_FIELDS = ("title", "source", "schedule", "lines", "decay")
+"""What a file of one's own may say of a procedure."""
+
+
+def _read(path: str) -> None:
+    """Add the procedure that a file has: a title, a source, a schedule, and what procedures.toml says besides.
+
+    Raises `InputError` in one line for a file that is none.
+    """
+    try:
+        row = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} is no file with a procedure: {str(error).splitlines()[0]}") from None
+    if unknown := sorted(set(row) - set(_FIELDS)):
+        raise InputError(f"{path} says {unknown[0]}; a procedure has {', '.join(_FIELDS)}")
+    for name in ("schedule", "lines"):
+        if not isinstance(row.get(name, []), list) or not all(isinstance(text, str) for text in row.get(name, [])):
+            raise InputError(f"{path}: {name} is a list of texts")
+    decay = row.get("decay", 0.0)
+    if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
+        raise InputError(f"{path}: decay is a number from 0 to below 1")
+    if not row.get("schedule"):
+        raise InputError(f"{path} needs a schedule, such as {json_of(LEARNING['bp'].schedule)}")
+    read = Procedure(path, **{"title": path, "source": path, **row})
+    forms = {move_of.form for move_of in read.all_moves}  # refuses a move that nobody knows
+    if not read.learns or "update by differences" in forms:
+        raise InputError(f"{path}: a schedule of one's own ends in update, update by tangents or by both sides")
+    _LEARNING[path] = read
+
+
+def json_of(texts: Sequence[str]) -> str:
+    """A list of texts as TOML and JSON have it."""
+    return "[" + ", ".join(f'"{text}"' for text in texts) + "]"
 
 
 def adaptation(chosen: Procedure) -> Adaptation | None:
@@ -228,7 +267,7 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
     reading = chosen.moves.get("backward reading NAME for weights")
     if reading and model.quantized:
         raise InputError(f"{chosen.name} reads other matrices for weights, which quantized ones have no room for")
-    cuts, drawn = NONE, {}
+    cuts, drawn, made = NONE, {}, None
     if chosen.cuts:
         from learncost.procedures.signals import signals
 
@@ -237,6 +276,10 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
     wanted = (*model.differentiated, *model.learning)
     derived = derive(model.table, wanted=wanted, jacobian=jacobian, cuts=cuts)
     table = derived.step
+    if made is not None and made.directions is not None:
+        from learncost.procedures.forward_gradients import with_tangents
+
+        return with_tangents(model, derived, made)
     read = {name for line, _ in walk(table.lines) for name in line.reads}
     drawn = {name: value for name, value in drawn.items() if name in read}
     if drawn:

@@ -10,17 +10,25 @@ from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Line, Product, Repeat, Tag, Term, Word, features
 from learncost.equation.value import Axes, Same, Value
 from learncost.layers.cuts import Cuts, Elsewhere, Scope
+from learncost.layers.tangent import MARK
 from learncost.models.model import Model
+from learncost.procedures.directions import Directions
 from learncost.procedures.places import Place, blocks, followed, linears, places, scores, stream, sums
 from learncost.procedures.procedure import Procedure
 
 
 @dataclass(frozen=True)
 class Signals:
-    """The cuts of a derivation, and the inputs that the step reads for them beside the model's."""
+    """The cuts of a derivation, and the inputs that the step reads for them beside the model's.
+
+    directions  that what is moved in the forward pass is moved along, where something is
+    along       by scope, what is moved, and what makes its direction
+    """
 
     cuts: Cuts
     inputs: Mapping[str, Value]
+    directions: Directions | None = None
+    along: Mapping[Scope, Mapping[str, Elsewhere]] = field(default_factory=dict)
 
 
 def signals(model: Model, chosen: Procedure) -> Signals:
@@ -31,7 +39,8 @@ def signals(model: Model, chosen: Procedure) -> Signals:
             making.stopped |= _stops(model, chosen, move.named)
         elif move.form == "given SIGNAL at PLACE":
             making.give(*move.names)
-    return Signals(Cuts(frozenset(making.stopped), making.given, making.between, making.slices), making.inputs)
+    cuts = Cuts(frozenset(making.stopped), making.given, making.between, making.slices)
+    return Signals(cuts, making.inputs, making.directions, making.along)
 
 
 # Where gradients stop.
@@ -88,6 +97,8 @@ class _Signals:
     between: dict[Scope, dict[str, Elsewhere]] = field(default_factory=dict)
     slices: dict[Scope, dict[str, Value]] = field(default_factory=dict)
     inputs: dict[str, Value] = field(default_factory=dict)
+    directions: Directions | None = None
+    along: dict[Scope, dict[str, Elsewhere]] = field(default_factory=dict)
     follows: dict[Scope, set[str]] = field(default_factory=dict)  # what a repeat is handed by another one
 
     def give(self, signal: str, place: str) -> None:
@@ -122,18 +133,44 @@ class _Signals:
         """What products with weights make, followed through their shift and pointwise word; but the scores."""
         constant = frozenset(self.model.table.inputs)
         exact = self.exact()
+        if signal == "tangent":
+            if "tangents along PLACE" not in self.chosen.moves:
+                raise InputError(f"{self.chosen.name} gives a tangent, so it needs tangents along linears before")
+            self.directions = Directions()
         for place in places(self.model.table):
             for line, weight in linears(place):
                 name = followed(line.name, place, constant)
                 if not place.repeats and name in exact:
                     continue
-                self.given.setdefault(place.scope, {})[name] = self.error(place, name)
+                source = self.tangent(place, name) if signal == "tangent" else self.error(place, name)
+                self.given.setdefault(place.scope, {})[name] = source
                 self.stopped |= {
                     (Same(line), i) for i, term in enumerate(line.right) if i != weight and isinstance(term, Term)
                 }
         if not self.given:
             name = self.model.configuration.name
             raise InputError(f"{self.chosen.name} needs products with weights below the head: {name} has none")
+
+    def tangent(self, place: Place, name: str) -> Elsewhere:
+        """The loss's tangent times the direction along which a value was moved, in the place of its gradient."""
+        assert self.directions is not None
+        axes, label = self.axes(place, name), f"{name}{len(place.scope) or ''}"
+        seed = self.directions.seed(label, place.turns(()), place.scope)
+        lines, values = self.directions.signs(Term(seed, ()), axes, f"{name}{MARK}:direction")
+        self.along.setdefault(place.scope, {})[name] = Elsewhere(f"{name}{MARK}:direction", tuple(lines), values)
+        tag = replace(next(line.tag for line in place.own if name in line.makes), macro="backward", local="draw")
+        tag = replace(tag, locals=(), equation="", gradients=(), jacobian="")
+        again, values = self.directions.signs(Term(seed, ()), axes, f"d{name}:direction", tag)
+        slope = Term(f"loss{MARK}", self.rows)
+        made = Product((Term(f"d{name}", axes),), (Term(f"d{name}:direction", axes), slope), (), tag)
+        self.slices = {scope: dict(known) for scope, known in self.directions.slices.items()}
+        return Elsewhere(f"d{name}", (*again, made), {**values, f"d{name}": Value(axes, "gradient", name)})
+
+    @property
+    def rows(self) -> Axes:
+        """The axis of the sequences, where the loss's last line sums over it."""
+        last = next((line for line in reversed(self.model.table.lines) if "loss" in line.makes), None)
+        return ("B",) if isinstance(last, Product) and "B" in last.loops else ()
 
     def exact(self) -> frozenset[str]:
         """The values from which the scores are made without a product that sums: their gradients are exact."""

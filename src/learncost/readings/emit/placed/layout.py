@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from learncost.equation.count import shape_of, size_of
+from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
 from learncost.equation.table import Line, Table
 from learncost.readings.emit.c import Function
@@ -41,6 +42,8 @@ class Layout:
     def __init__(
         self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: Kernels | None = None
     ) -> None:
+        if table.following:
+            raise InputError(f"{table.following[0]} takes the steps of a weight, which is not laid out in place")
         self.dtypes, self.sizes = dict(dtypes), sizes
         self.kernels = kernels or Kernels(sizes)
         calls(table, dtypes, self._noted)

@@ -1,0 +1,61 @@
+"""A procedure of one's own: a file with a schedule, taken wherever a procedure is named."""
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.models.model import build
+from learncost.models.small import small
+from learncost.procedures.procedure import step
+from learncost.proof.check import sound_arrays, tally, values_of
+from learncost.proof.sample import small_sizes
+
+FILE = "examples/procedures/skip-and-align.toml"
+
+
+def test_a_file_is_a_procedure():
+    table = step(build(small("gpt2")), FILE, "adamw")
+    sizes = small_sizes(table)
+    assert tally("own", table, sound_arrays(table, sizes), sizes).passed
+    assert lc.cost("gpt2", FILE, seq_len=8).total.flops == lc.cost("gpt2", "skip", seq_len=8).total.flops
+    assert lc.compare("gpt2", procedures=f"bp,{FILE}", seq_len=8).procedures == ("bp", FILE)
+    training = lc.Training("gpt2", FILE, n_layer=2, n_embd=8, n_head=2, vocab_size=10, learning_rate=0.01)
+    tokens = np.arange(24).reshape(4, 6) % 10
+    losses = [training.step(tokens) for _ in range(30)]
+    assert losses[-1] < losses[0]
+
+
+def test_with_the_weights_for_matrices_and_one_block_it_is_bp():
+    model = build(small("gpt2"))
+    own, bp = step(model, FILE), step(model, "bp")
+    sizes = small_sizes(bp) | {"n_layer": 1}
+    arrays = sound_arrays(bp, sizes)
+    fixed = {name: arrays[own.values[name].of] for name in own.inputs if own.values[name].role == "projection"}
+    found, expected = values_of(own, arrays | fixed, sizes), values_of(bp, arrays, sizes)
+    assert fixed
+    assert all(np.array_equal(found[f"d{name}"], expected[f"d{name}"]) for name in model.table.weights)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('schedule = ["backwards"]', "no move is called 'backwards'"),
+        ('schedule = ["forward"]', "ends in update"),
+        ('title = "nothing"', "needs a schedule"),
+        ('passes = 3\nschedule = ["forward", "backward, update"]', "says passes"),
+        ("schedule = 3", "schedule is a list of texts"),
+        ("schedule", "is no file with a procedure"),
+        ('schedule = ["forward", "backward, stopped at home, update"]', "home"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, text, message):
+    path = tmp_path / "own.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(lc.InputError, match=message) as refusal:
+        lc.cost("gpt2", str(path), seq_len=8)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_is_refused():
+    with pytest.raises(lc.InputError, match="is no file with a procedure"):
+        lc.cost("gpt2", "nowhere.toml", seq_len=8)

@@ -14,7 +14,7 @@ from learncost.layers.tangent import MARK, tangent
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, layer_tags, sites
 from learncost.procedures.needed import needed
-from learncost.procedures.places import check_learns
+from learncost.procedures.places import check_learns, places
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.signals import Signals
 
@@ -84,7 +84,12 @@ def with_tangents(model: Model, derived: Derived, made: Signals) -> tuple[Table,
     assert made.directions is not None
     last = next(line for line in reversed(model.table.lines) if "loss" in line.makes)
     rows: Axes = ("B",) if isinstance(last, Product) and "B" in last.loops else ()
-    moved, outputs = tangent(derived.forward, made.along, made.directions.slices, {"loss": rows} if rows else {})
+    # What derivation keeps is handed out, too, so that a repeat's scope goes by another name there.
+    pairs = zip(places(model.table), places(derived.forward), strict=True)
+    scopes = {place.scope: forward.scope for place, forward in pairs}
+    along = {scopes[scope]: sources for scope, sources in made.along.items()}
+    slices = {scopes[scope]: known for scope, known in made.directions.slices.items()}
+    moved, outputs = tangent(derived.forward, along, slices, {"loss": rows} if rows else {})
     if "loss" not in outputs:
         raise InputError(f"{model.configuration.name} has no loss that moves with what its linear layers make")
     directions, table = made.directions, derived.step

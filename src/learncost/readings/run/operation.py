@@ -43,7 +43,7 @@ def run_line(
     exchange: Exchange | None = None,
 ) -> None:
     """Run one line of the normal form; `values` receives its result. Collectives need an exchange."""
-    if isinstance(line, Word) and entry(line.word).kind == "collective":
+    if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind == "collective":
         result = collected(line, [values[term.name] for term in line.right], sizes, exchange)
     elif isinstance(line, Product):
         result = _product(line, roles, values, sizes)

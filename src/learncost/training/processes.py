@@ -168,8 +168,8 @@ def _lost(processes: Processes, store: Any, error: RuntimeError) -> NoReturn:
         speaks = True
     if speaks:
         print(
-            f"learncost: another of the {processes.number} processes is gone: the last checkpoint is kept, and the "
-            "same command goes on from it",
+            f"learncost: another of the {processes.number} processes is gone: the last checkpoint is kept, and "
+            "learncost train --resume with the folder goes on from it",
             file=sys.stderr,
         )
     sys.stderr.flush()

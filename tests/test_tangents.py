@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.linalg import hadamard
 
 import learncost as lc
 from learncost.layers.cuts import Elsewhere
@@ -19,6 +20,7 @@ from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
 from learncost.proof.tangents import along, with_tangent
 from learncost.proof.words import word_layer
+from learncost.readings.run import operation
 from learncost.vocabulary import entries
 
 FORWARD = ["forward-gradient", "mezo", "evolution"]
@@ -102,6 +104,39 @@ def test_the_mean_over_all_directions_of_a_few_entries_is_the_gradient():
         direction[:entries_moved] = sign
         mean += values_of(table, arrays | {"ln_f.g>": direction}, sizes)["loss>"] * direction / len(signs)
     np.testing.assert_allclose(mean[:entries_moved], expected[:entries_moved], 1e-12, 1e-15)
+
+
+def test_the_mean_over_signs_without_correlation_of_what_linears_make_is_the_gradient(monkeypatch):
+    """Columns of a Hadamard matrix stand for the drawn signs: the mean of what is of second order in them is exact."""
+    model = build(small("gpt2"))
+    sizes = {"n_layer": 2, "B": 1, "M": 2, "v": 4, "d": 3, "p": 2, "h": 2, "k": 2, "f": 3}
+    arrays = sound_arrays(model.table, sizes) | {"dloss": np.asarray(1.0)}
+    entries_drawn, signs = {}, []  # the last of `signs` stands
+
+    def coin(x, z):
+        keys = operation._hashed(x, z)
+        places = np.vectorize(lambda key: entries_drawn.setdefault(float(key), len(entries_drawn)))(keys)
+        return signs[-1][places].astype(float) if signs else np.ones(keys.shape)
+
+    table = step(model, "forward-gradient-activities")
+    given = {name: arrays[name] for name in (*table.inputs, *table.weights) if name in arrays}
+
+    def moved():
+        values = values_of(table, given | {"draw": np.asarray(1.0)}, sizes)
+        return {name: np.array(values[f"d{name}"]) for name in model.table.weights if f"d{name}" in values}
+
+    expected = gradients(model, "bp", sizes, arrays)
+    monkeypatch.setattr(operation, "_OWN", {**operation._OWN, "coin": coin})
+    moved()
+    rows = hadamard(1 << len(entries_drawn).bit_length())
+    mean = {}
+    for row in rows:
+        signs.append(row)
+        for name, array in moved().items():
+            mean[name] = mean.get(name, 0) + array / len(rows)
+    assert expected.keys() - mean.keys() == {"ln_1.g", "ln_1.b", "ln_2.g", "ln_2.b"}
+    for name in mean:
+        np.testing.assert_allclose(mean[name], expected[name], 1e-11, 1e-13, err_msg=name)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "albert", "bert"])

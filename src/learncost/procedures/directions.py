@@ -44,7 +44,8 @@ class Directions:
         name = f"{of}.seed"
         if name not in self.values:
             whose = Term(f"{name}:whole" if counts else name, ())
-            self.add(_word("hashed", whose, self.last, Term(self.drawn_by, ())))
+            # With itself, no place: a step's number is as small as a place is, and would draw the same signs again.
+            self.add(_word("hashed", whose, self.last, self.last))
             self.last = whose
             self.lines += self._chain(whose, counts, name, "hashed")
             for depth in range(1, len(scope) + 1):

@@ -21,6 +21,7 @@ def listing(
     *,
     like: str | None = None,
     support: bool = False,
+    of: str | None = None,
 ) -> Listed:
     """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements,
     layers, words, devices, clusters, countries, runs, peaks, commands, flags.
@@ -33,6 +34,8 @@ def listing(
         Shows only what has this text in anything that is known of it, such as llama, whatever its case.
     support
         Shows what each family is good for, which was found by doing it, and why where it is not.
+    of
+        The model of which every procedure's step is told: its FLOPs and its memory, and how they are to bp's.
 
     Commands
     --------
@@ -42,6 +45,8 @@ def listing(
         Those that have it in their name, title or one of their other names.
     learncost list families --support
         What every family can be asked for: costs, memory, programs, training, verification.
+    learncost list procedures --of gpt2
+        What a step of every procedure costs and holds, beside backpropagation.
     learncost list devices --json
         Devices with their peaks, for other programs.
     """
@@ -53,7 +58,9 @@ def listing(
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
     if support and what != "families":
         raise InputError(f"--support is of families: learncost list families --support, not {what}")
-    listed = _support() if support else _REGISTRIES[what]()
+    if of is not None and what != "procedures":
+        raise InputError(f"--of is of procedures: learncost list procedures --of {of}, not {what}")
+    listed = _support() if support else _procedures_of(of) if of is not None else _REGISTRIES[what]()
     entries = _like(listed, like)
     if not entries:
         raise InputError(f"no {what} have {shown(like)} in what is known of them")
@@ -90,7 +97,22 @@ def _field(name: str) -> Cell:
     return lambda entry: str(entry[name])
 
 
-_NUMBERS = frozenset({"published", "predicted", "ratio", "parameters", "how many", "GB", "W", "kg CO2e/kWh"})
+_NUMBERS = frozenset(
+    {
+        "published",
+        "predicted",
+        "ratio",
+        "parameters",
+        "how many",
+        "GB",
+        "W",
+        "kg CO2e/kWh",
+        "FLOPs",
+        "memory",
+        "of bp",
+        "of bp ",
+    }
+)
 """Columns of numbers, which stand at the right."""
 
 
@@ -101,6 +123,7 @@ class Listed(Shown):
     entries: list[Known]
     columns: dict[str, Cell] = field(default_factory=dict)
     heading: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> Any:
         """As the JSON has it: a list."""
@@ -109,7 +132,7 @@ class Listed(Shown):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         rows = tuple(Row(tuple(cell(entry) for cell in self.columns.values())) for entry in self.entries)
         left = frozenset(place for place, name in enumerate(self.columns) if name not in _NUMBERS)
-        return (Sheet(self.heading, tuple(self.columns), rows, (), left),)
+        return (Sheet(self.heading, tuple(self.columns), rows, self.notes, left),)
 
 
 @cache
@@ -248,6 +271,47 @@ def _procedures() -> Listed:
         return f"{entry['title']}: {'; '.join(entry['schedule'])}{lines}. {entry['source']}"
 
     return Listed(entries, {"procedure": _field("name"), "what it is, and the sweeps of its step": procedure_text})
+
+
+def _procedures_of(model: str) -> Listed:
+    """What a step of each procedure takes of a model, and that over what backpropagation takes."""
+    from learncost.ledger.cost import cost
+    from learncost.ledger.memory import Memory, memory
+    from learncost.ledger.sheet import size_of
+    from learncost.procedures.procedure import LEARNING
+
+    def taken(procedure: str) -> tuple[int, int]:
+        held = memory(model, procedure=procedure, engine="table")
+        assert isinstance(held, Memory)
+        return int(cost(model, procedure=procedure).total.flops), int(held.peak)
+
+    entries: list[Known] = []
+    usual = taken("bp")
+    for name in LEARNING:
+        try:
+            flops, peak = taken(name)
+        except InputError as error:
+            entries.append({"name": name, "flops": None, "bytes": None, "refused": str(error)})
+            continue
+        entry: Known = {"name": name, "flops": flops, "bytes": peak, "refused": None}
+        entries.append(entry | {"flops_of_bp": flops / usual[0], "bytes_of_bp": peak / usual[1]})
+    notes = [f"{entry['name']}: {entry['refused']}" for entry in entries if entry["refused"]]
+    notes.append(
+        "One step of one sequence as learncost cost has it, with adamw, under the price book run; memory: the most "
+        "bytes of the table's arrays at once, as learncost memory --engine table has it."
+    )
+
+    def ratio(key: str) -> Cell:
+        return lambda entry: f"{entry[key]:.3f}" if key in entry else "-"
+
+    columns = {
+        "procedure": _field("name"),
+        "FLOPs": lambda entry: "-" if entry["flops"] is None else f"{entry['flops']:,}",
+        "of bp": ratio("flops_of_bp"),
+        "memory": lambda entry: "-" if entry["bytes"] is None else size_of(entry["bytes"]),
+        "of bp ": ratio("bytes_of_bp"),
+    }
+    return Listed(entries, columns, notes=tuple(notes))
 
 
 def _optimizers() -> Listed:

@@ -1,0 +1,66 @@
+"""The page of ways to learn: its formulas are what the tables cost, to the unit; its list what cost and memory say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import learncost as lc
+from learncost.faces.lists import listing
+
+PAGE = (Path(__file__).parents[1] / "docs" / "ways.md").read_text()
+FORMULAS = {
+    cell.strip(): columns[3].strip().strip("`")
+    for columns in (line.split("|") for line in PAGE.splitlines() if line.startswith("| ") and "`" in line)
+    for cell in columns[1].split(",")
+}
+
+
+def value(formula, **letters):
+    """A printed formula with letters beside each other as products."""
+    spelled = formula.replace("^", "**").replace(" (", " * (")
+    for _ in range(2):
+        spelled = re.sub(r"([\w)]) ([A-Za-z])", r"\1 * \2", spelled)
+    return eval(spelled.replace("- * (", "- ("), {}, letters)
+
+
+@pytest.mark.parametrize("procedure", FORMULAS)
+def test_a_block_costs_what_the_page_says(procedure):
+    M, d, f, C = 5, 24, 32, 13
+    expected = value(FORMULAS[procedure], M=M, d=d, f=f, C=C, P=4 * d * d + 2 * d * f, A=2 * M * d)
+    architecture = "bert-base-uncased" if procedure in ("skip-blocks", "skip-branches") else "gpt2"
+    first, second = (
+        lc.cost(
+            architecture,
+            architecture={"gpt2": "GPT2LMHeadModel"}.get(architecture, "BertForMaskedLM"),
+            num_hidden_layers=blocks,
+            hidden_size=d,
+            num_attention_heads=2,
+            intermediate_size=f,
+            vocab_size=C,
+            seq_len=M,
+            procedure=procedure,
+            price_book="matmul",
+            optimizer="sgd",
+        ).total.maccs
+        for blocks in (2, 3)
+    )
+    assert second - first == expected
+
+
+def test_the_page_has_every_procedure():
+    from learncost.procedures.procedure import LEARNING
+
+    assert FORMULAS.keys() | {"head-only"} == set(LEARNING)
+
+
+def test_the_list_of_a_model_is_what_cost_and_memory_say():
+    entries = {entry["name"]: entry for entry in listing("procedures", of="bert-base-uncased").to_dict()}
+    for name in ("bp", "skip-out"):
+        held = lc.memory("bert-base-uncased", procedure=name, engine="table").peak
+        assert entries[name]["flops"] == lc.cost("bert-base-uncased", procedure=name).total.flops
+        assert entries[name]["bytes"] == held
+    assert entries["skip-out"]["flops_of_bp"] < 1
+    assert "has no output to learn from" in entries["mezo"]["refused"]
+    with pytest.raises(lc.InputError, match="--of is of procedures"):
+        listing("models", of="gpt2")

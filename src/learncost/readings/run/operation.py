@@ -94,17 +94,21 @@ def _index(
     (first, *_) = reads
     at = term.axes[first]
     if len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain) and want == term.loops:
-        return (*[slice(None)] * first, _alone(index[first], len(at.at.loops)))
+        return (*[slice(None)] * first, _alone(index[first], shape_of(at.at.loops, sizes)))
     return tuple(index)
 
 
-def _alone(positions: Any, axes: int) -> Any:
+def _alone(positions: Any, shape: tuple[int, ...]) -> Any:
     """Positions that spread over more axes, over their own alone, which come together."""
-    shape = positions.shape
+    if positions.size == math.prod(shape):
+        return positions.reshape(shape)
+    axes = len(shape)
     begin = next(
-        (place for place in range(len(shape) - axes + 1) if math.prod(shape[place : place + axes]) == positions.size), 0
+        place
+        for place in range(positions.ndim - axes + 1)
+        if math.prod(positions.shape[place : place + axes]) == positions.size
     )
-    return positions.reshape(shape[begin : begin + axes])
+    return positions.reshape(positions.shape[begin : begin + axes])
 
 
 def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int) -> Any:

@@ -277,6 +277,7 @@ def _shared_arrays(model: Model, table: Table, sizes: Mapping[str, int]) -> dict
         if name not in arrays:
             shared, stands_for = Table((), table.values, (name,)), table.values[name].of
             fixed = table.values[name].role == "projection" and stands_for in table.weights
+            fixed = fixed and table.values[name].axes == table.values[stands_for].axes  # not one for every block
             array_found = {name: arrays[stands_for]} if fixed else sound_arrays(shared, sizes, seed=sum(map(ord, name)))
             arrays |= array_found
     return arrays

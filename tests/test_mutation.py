@@ -211,6 +211,7 @@ EQUIVALENT_WORDS = {
     **{f"{word} outside -inf": GUARDED for word in ("softmax", "log_softmax", "safe_softmax", "safe_log_softmax")},
     "topk outside -inf": "no layer of one line has its places under a `where`",
     "argmax outside -inf": "no layer of one line has its places under a `where`",
+    "argmin outside inf": "no layer of one line has its places under a `where`",
     "min gradient: E[_ n] = equal(Y[_], X[_ n]) <- E[_ n] = equal(X[_ n], Y[_])": SYMMETRIC,
     "softplus body: m[_] = maximum(0[], X[_]) <- m[_] = maximum(X[_], 0[])": SYMMETRIC,
     "elu body: m[_] = minimum(0[], X[_]) <- m[_] = minimum(X[_], 0[])": SYMMETRIC,

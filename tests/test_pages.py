@@ -107,13 +107,13 @@ def test_commands_that_are_named_exist(page):
         assert name in COMMANDS, name
 
 
-def test_the_index_has_ten_tasks_each_with_a_command_and_a_page():
+def test_every_task_of_the_index_has_each_with_a_command_and_a_page():
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert len(blocks(ROOT / "docs" / "index.md", "sh")) == 1
     assert len(list(documentation.screens(ROOT / "docs" / "index.md"))) == 1
     tasks = text.partition("## I want to ...")[2].partition("\n## ")[0]
     rows = [line for line in tasks.splitlines() if re.match(r"\| [a-z]", line)]
-    assert len(rows) == 10
+    assert 10 <= len(rows) <= 13
     assert all(re.fullmatch(r"\| [^|]+ \| `learncost [^|]+` \| \[[^|]+\]\(\S+\.md\) \|", row) for row in rows)
 
 

@@ -50,4 +50,4 @@ def test_presets_without_a_published_number_are_as_large_as_transformers_makes_t
 
 def test_every_type_has_a_preset_that_says_its_source():
     assert {preset.family for preset in OWN.values()} == set(DRAWN)
-    assert all("config.json of" in preset.source or preset.name == "opt-175b" for preset in OWN.values())
+    assert all("config.json" in preset.source or preset.name == "opt-175b" for preset in OWN.values())

@@ -25,10 +25,20 @@ class PlacedStep(Shown):
 
     Attributes
     ----------
-    model, procedure, optimizer, plan, precision
-        What the step is.
-    batch_size, seq_len
-        Of all devices together.
+    model
+        The model, by name.
+    procedure
+        How it learns.
+    optimizer
+        What updates the weights.
+    plan
+        What is fused or computed again.
+    precision
+        The types of what the step holds.
+    batch_size
+        Sequences of all devices together.
+    seq_len
+        Tokens of a sequence, of all devices together.
     over
         The devices, what is cut over them, and `collectives`, a record for each line that sends.
 
@@ -78,6 +88,7 @@ class PlacedStep(Shown):
         yield from visit(self.table.lines, 0)
 
     def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
         lines = []
         for depth, line, collective in self.statements():
             text = str(line).partition("\n")[0]

@@ -99,6 +99,14 @@ class Search(Shown):
         Where none fits: the bytes of the one that needs the fewest, and the way.
     refused
         Why the model is not cut over some axes.
+    source
+        Whose the rates of products are.
+
+    Examples
+    --------
+    >>> found = lc.search("gpt2", on="DGX-H100", devices=8)
+    >>> found.fit > 0
+    True
     """
 
     model: str

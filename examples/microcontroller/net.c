@@ -92,10 +92,10 @@ static void zero(place points, real *to) {
     for (place i = 0; i < points; i++) to[i] = 0;
 }
 
-static uint32_t mixed(uint32_t x) { /* MurmurHash3's finalizer (Appleby 2011): every bit depends on every bit */
-    x = (x ^ x >> 16) * 0x85ebca6bu;
-    x = (x ^ x >> 13) * 0xc2b2ae35u;
-    return x ^ x >> 16;
+static uint32_t mixed(uint32_t h) { /* Mueller's hash of 32 bits: every bit depends on every bit */
+    h = (h ^ h >> 16) * 0x45d9f3bu;
+    h = (h ^ h >> 16) * 0x45d9f3bu;
+    return h ^ h >> 16;
 }
 
 static real sqrt_real(real x) { /* correctly rounded: the root of a whole number, bit by bit, as in fdlibm's e_sqrtf.c */
@@ -394,19 +394,19 @@ static void net_log_softmax(const real *H3, const real *b3, real *P) {
 void net_step(void) {
     net_steps++;
     /* --- net --- */
-    /* H1[B e] = X[B d] W1[d e] */
+    /* 1. H1[B e] = X[B d] W1[d e] */
     product(4, 64, 64, net_X, 64, 1, net_W1, 64, 1, 0, arena, 64);
-    /* U1[B e] = H1[B e] + b1[e]
+    /* 2. U1[B e] = H1[B e] + b1[e]
        A1[B e] = relu(U1[B e]) */
     net_relu(arena, net_b1, arena, 64);
-    /* H2[B f] = A1[B e] W2[e f] */
+    /* 3. H2[B f] = A1[B e] W2[e f] */
     product(4, 32, 64, arena, 64, 1, net_W2, 32, 1, 0, arena + 512, 32);
-    /* U2[B f] = H2[B f] + b2[f]
+    /* 4. U2[B f] = H2[B f] + b2[f]
        A2[B f] = relu(U2[B f]) */
     net_relu(arena + 512, net_b2, arena + 512, 32);
-    /* H3[B v] = A2[B f] W3[f v] */
+    /* 5. H3[B v] = A2[B f] W3[f v] */
     product(4, 10, 32, arena + 512, 32, 1, net_W3, 10, 1, 0, arena + 384, 10);
-    /* L[B v] = H3[B v] + b3[v]
+    /* 6. L[B v] = H3[B v] + b3[v]
        P[B v] = log_softmax[v](L[B v])
        T[B] = P[B v=targets[B]]
        loss[] = T[B] share[B]
@@ -418,60 +418,60 @@ void net_step(void) {
                              arena + 256, arena + 266);
 
     /* --- optimizer --- */
-    /* b3.new[v] b3.V.new[v] = momentum(b3[v], db3[v], b3.V[v], lr[], mu[]) */
+    /* 7. b3.new[v] b3.V.new[v] = momentum(b3[v], db3[v], b3.V[v], lr[], mu[]) */
     optimizer_momentum(&mu, &net_learning_rate, net_b3_V, arena + 256, net_b3, net_b3_V, net_b3, 10);
 
     /* --- net, backward --- */
-    /* dA2[B f] = dL[B v] W3[f v] */
+    /* 8. dA2[B f] = dL[B v] W3[f v] */
     product(4, 32, 10, arena + 384, 10, 1, net_W3, 1, 10, 0, arena + 256, 32);
-    /* dW3[f v] = dL[B v] A2[B f]
+    /* 9. dW3[f v] = dL[B v] A2[B f]
        W3.new[f v] W3.V.new[f v] = momentum(W3[f v], dW3[f v], W3.V[f v], lr[], mu[]) */
     in_product_momentum(&mu, &net_learning_rate, arena + 512, arena + 384, net_W3_V, net_W3, net_W3_V, net_W3,
                         arena + 424, 10, 32);
-    /* dU2[B f] = relu'(A2[B f], dA2[B f])
+    /* 10. dU2[B f] = relu'(A2[B f], dA2[B f])
        db2[f] = dU2[B f] */
     net_relu_backward(arena + 512, arena + 256, arena + 512, arena + 384, 32);
 
     /* --- optimizer --- */
-    /* b2.new[f] b2.V.new[f] = momentum(b2[f], db2[f], b2.V[f], lr[], mu[]) */
+    /* 11. b2.new[f] b2.V.new[f] = momentum(b2[f], db2[f], b2.V[f], lr[], mu[]) */
     optimizer_momentum(&mu, &net_learning_rate, net_b2_V, arena + 384, net_b2, net_b2_V, net_b2, 32);
 
     /* --- net, backward --- */
-    /* dA1[B e] = dU2[B f] W2[e f] */
+    /* 12. dA1[B e] = dU2[B f] W2[e f] */
     product(4, 64, 32, arena + 512, 32, 1, net_W2, 1, 32, 0, arena + 256, 64);
-    /* dW2[e f] = dU2[B f] A1[B e]
+    /* 13. dW2[e f] = dU2[B f] A1[B e]
        W2.new[e f] W2.V.new[e f] = momentum(W2[e f], dW2[e f], W2.V[e f], lr[], mu[]) */
     in_product_momentum(&mu, &net_learning_rate, arena, arena + 512, net_W2_V, net_W2, net_W2_V, net_W2,
                         arena + 640, 32, 64);
-    /* dU1[B e] = relu'(A1[B e], dA1[B e])
+    /* 14. dU1[B e] = relu'(A1[B e], dA1[B e])
        db1[e] = dU1[B e] */
     net_relu_backward(arena, arena + 256, arena, arena + 512, 64);
-    /* dW1[d e] = dU1[B e] X[B d]
+    /* 15. dW1[d e] = dU1[B e] X[B d]
        W1.new[d e] W1.V.new[d e] = momentum(W1[d e], dW1[d e], W1.V[d e], lr[], mu[]) */
     in_product_momentum(&mu, &net_learning_rate, net_X, arena, net_W1_V, net_W1, net_W1_V, net_W1, arena + 256, 64,
                         64);
 
     /* --- optimizer --- */
-    /* b1.new[e] b1.V.new[e] = momentum(b1[e], db1[e], b1.V[e], lr[], mu[]) */
+    /* 16. b1.new[e] b1.V.new[e] = momentum(b1[e], db1[e], b1.V[e], lr[], mu[]) */
     optimizer_momentum(&mu, &net_learning_rate, net_b1_V, arena + 512, net_b1, net_b1_V, net_b1, 64);
     loss = *(arena + 656);
 }
 
 const real *net_predict(void) {
     /* --- net --- */
-    /* H1[B e] = X[B d] W1[d e] */
+    /* 17. H1[B e] = X[B d] W1[d e] */
     product(4, 64, 64, net_X, 64, 1, net_W1, 64, 1, 0, arena, 64);
-    /* U1[B e] = H1[B e] + b1[e]
+    /* 18. U1[B e] = H1[B e] + b1[e]
        A1[B e] = relu(U1[B e]) */
     net_relu(arena, net_b1, arena, 64);
-    /* H2[B f] = A1[B e] W2[e f] */
+    /* 19. H2[B f] = A1[B e] W2[e f] */
     product(4, 32, 64, arena, 64, 1, net_W2, 32, 1, 0, arena + 256, 32);
-    /* U2[B f] = H2[B f] + b2[f]
+    /* 20. U2[B f] = H2[B f] + b2[f]
        A2[B f] = relu(U2[B f]) */
     net_relu(arena + 256, net_b2, arena + 256, 32);
-    /* H3[B v] = A2[B f] W3[f v] */
+    /* 21. H3[B v] = A2[B f] W3[f v] */
     product(4, 10, 32, arena + 256, 32, 1, net_W3, 10, 1, 0, arena, 10);
-    /* L[B v] = H3[B v] + b3[v]
+    /* 22. L[B v] = H3[B v] + b3[v]
        P[B v] = log_softmax[v](L[B v]) */
     net_log_softmax(arena, net_b3, arena);
     return arena;

@@ -25,15 +25,15 @@ static inline bf16 to_bf16(float x) {  /* to the nearest, ties to even */
     return (bf16)((u.bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-static inline uint32_t mixed(double x, double z) {  /* a hash of two whole numbers */
+static inline uint32_t mixed_uint32(double x, double z) {  /* a hash of two whole numbers */
     uint32_t h = (uint32_t)(int64_t)x * 0x9e3779b1u + (uint32_t)(int64_t)z;
     h = (h ^ h >> 16) * 0x45d9f3bu;
     h = (h ^ h >> 16) * 0x45d9f3bu;
     return h ^ h >> 16;
 }
 
-static inline float hashed_float(double x, double z) { return (float)(mixed(x, z) >> 8); }
-static inline float coin_float(double x, double z) { return mixed(x, z) >> 31 ? -1.0f : 1.0f; }
+static inline float hashed_float(double x, double z) { return (float)(mixed_uint32(x, z) >> 8); }
+static inline float coin_float(double x, double z) { return mixed_uint32(x, z) >> 31 ? -1.0f : 1.0f; }
 #define hashed_double hashed_float
 #define coin_double coin_float
 

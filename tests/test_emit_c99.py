@@ -15,6 +15,7 @@ from kernels_in_c import needs_compiler
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.derivations.verified_c99 import NEAR, checks, parity
 from learncost.engines import alone
+from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
@@ -153,7 +154,11 @@ def test_microbatches_clipping_decay_and_frozen_weights(learning: dict[str, Any]
 def test_every_comparison_of_verify_passes(name: str) -> None:
     settings = Settings(batch_size=3, seq_len=LENGTHS.get(name), plan="at-once,fused")
     report = [*checks(CONFIGURATIONS[name](), settings, {"procedure": "bp", "optimizer": "sgd"}, 2)]
-    assert [check.passed for check in report] == [True] * 9, [str(check) for check in report]
+    on_boards = [check for check in report if "on an emulated" in check.compared]
+    assert len(on_boards) == len(BOARDS)
+    assert all(check.passed is not False for check in on_boards), [str(check) for check in on_boards]
+    here = [check for check in report if check not in on_boards]
+    assert [check.passed for check in here] == [True] * 9, [str(check) for check in here]
 
 
 def test_a_wrong_byte_or_operation_is_found() -> None:

@@ -212,6 +212,11 @@ class Arrays:
             return tree.Call("from_bf16", (number,))
         return tree.Operation("(double)", (number,)) if stored == "float" and self.real == "double" else number
 
+    def summand(self, number: tree.Expression) -> tree.Expression:
+        """What is added to a sum: of a condition, a number, which strict compilers want said."""
+        is_condition = isinstance(number, tree.Named) and number.type == "int"
+        return tree.Operation(f"({self.real})", (number,)) if self.alone and is_condition else number
+
     def narrowed(self, number: tree.Expression, stored: str) -> tree.Expression:
         if stored == "bf16":
             return tree.Call("to_bf16", (number,))

@@ -104,7 +104,7 @@ def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) ->
     arrays, positions = numbers.arrays, numbers.arrays.positions
     if value.kind == "pointwise":
         return _put(arrays, value, numbers.value_at(value, positions))
-    number = times(*(numbers.number(operand, positions) for operand in value.line.right))
+    number = arrays.summand(times(*(numbers.number(operand, positions) for operand in value.line.right)))
     if value.kind == "scatter":
         left = value.line.left[0]
         to = arrays.address(value, numbers.inside(value, left, positions))

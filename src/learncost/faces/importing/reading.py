@@ -36,8 +36,11 @@ def imported(wanted: Target, how: How) -> Remembered:
         if find_spec("torch") is None:
             raise InputError("reading a module needs the package torch: pip install 'learncost[torch]'")
         file = printable(str(wanted.file))
-        say(f"runs {file}" if wanted.name else f"reads {file} as the package that has its model type builds it")
+        if wanted.name:
+            say(f"runs {file}")
         known, files = _read(wanted, inputs, how)
+        if not wanted.name:  # after it is known that a package has its type: a refusal is one line
+            say(f"read {file} as the package that has its model type builds it")
         if how.cache:
             place.write(known, files)
     for text in known.said:

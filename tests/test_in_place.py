@@ -111,6 +111,11 @@ def test_every_procedure(procedure: str) -> None:
         np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
 
 
+def test_feedback_that_follows_weights_made_anew_inside_of_turns_is_refused() -> None:
+    with pytest.raises(InputError, match="takes the steps of a weight"):
+        _steps(_training(GPT2, "kolen-pollack", "sgd", np.float64), "at-once,fused", "fp64")
+
+
 def test_masks_of_dropout_are_read_as_on_numpy() -> None:
     losses, weights = _steps(_training(GPT2, "bp", "sgd", np.float64, dropout=0.2), ALL, "fp64", 1)
     other = _training(GPT2, "bp", "sgd", np.float64, dropout=0.2)

@@ -42,7 +42,7 @@ class Layout:
     def __init__(
         self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: Kernels | None = None
     ) -> None:
-        if table.following:
+        if table.following and table.following != table.beside:  # some of those weights are made anew inside of turns
             raise InputError(f"{table.following[0]} takes the steps of a weight, which is not laid out in place")
         self.dtypes, self.sizes = dict(dtypes), sizes
         self.kernels = kernels or Kernels(sizes)

@@ -74,7 +74,7 @@ def thinned(values: Sequence[float | None], most: int = POINTS) -> list[int]:
     """The places of at most so many values: all, or the lowest and the highest of equally many neighbours."""
     if len(values) <= most:
         return list(range(len(values)))
-    size = -(-2 * (len(values) - 1) // (most - 1))
+    size = -(-len(values) // max(1, (most - 1) // 2))  # two of each, and the last
     chosen: set[int] = {len(values) - 1}
     for first in range(0, len(values), size):
         places = [place for place in range(first, min(first + size, len(values))) if values[place] is not None]

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.devices.device import Device, device, known_device
+from learncost.devices.device import LARGEST, Device, above_0, device, known_device
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.models.files import looks_like_path, read_path
@@ -19,8 +19,6 @@ from learncost.models.wording import nearest, shown
 FILE = Path(__file__).with_name("clusters.toml")
 
 TOPOLOGIES = ("switch", "full", "torus", "network")
-
-LARGEST = 1e9  # of any number of a link or a cluster, in its unit
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ def _link(row: object, where: str) -> Link:
     checked = _checked(row, Link, where, "link")
     for key in ("gbs", "latency_us", "attained"):
         if key in checked:
-            checked[key] = _number(key, checked[key], where)
+            checked[key] = above_0(key, checked[key], where)
     for key in ("links", "dimensions"):
         if key in checked:
             checked[key] = _whole(key, checked[key], where)
@@ -265,7 +263,7 @@ def _link(row: object, where: str) -> Link:
         raise InputError(f"{where}: topology must be one of {kinds}, not {shown(checked['topology'])}")
     if "reduces" in checked:
         pair = _checked(checked["reduces"], Reduces, where, "reduces")
-        share, devices = _number("share", pair["share"], where), _whole("devices", pair["devices"], where)
+        share, devices = above_0("share", pair["share"], where), _whole("devices", pair["devices"], where)
         checked["reduces"] = Reduces(share, devices)
     said = checked.get("sources", {})
     if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
@@ -314,12 +312,6 @@ def _checked(row: object, kind: type, where: str, called: str) -> dict[str, Any]
 
 def _names(known: Mapping[str, Any]) -> str:
     return ", ".join(known)
-
-
-def _number(key: str, value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
-        raise InputError(f"{where}: {key} must be a number above 0 and at most 10^9, not {shown(value)}")
-    return float(value)
 
 
 def _whole(key: str, value: object, where: str) -> int:

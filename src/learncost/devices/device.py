@@ -242,9 +242,9 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
             several = value if isinstance(value, list) else [value]
             if not several:
                 raise InputError(f"{where}: {key} has no number")
-            checked[key] = tuple(_number(key, each, where) for each in several)
+            checked[key] = tuple(above_0(key, each, where) for each in several)
         elif key in ("tdp_w", "flash_gb", "clock_mhz", "ua_per_mhz", "volts"):
-            checked[key] = _number(key, value, where)
+            checked[key] = above_0(key, value, where)
         elif key == "names":
             if not isinstance(value, list) or not all(isinstance(text, str) and text.isprintable() for text in value):
                 raise InputError(f"{where}: names must be a list of lines of text, not {shown(value)}")
@@ -262,10 +262,11 @@ def _rates(key: str, value: object, where: str) -> Mapping[str, float]:
     for name in value:
         if name not in RATES:
             raise InputError(f"{where}: {key} knows {', '.join(RATES)}, not {shown(name)}{nearest(name, RATES)}")
-    return {name: _number(f"{key}.{name}", rate, where) for name, rate in value.items()}
+    return {name: above_0(f"{key}.{name}", rate, where) for name, rate in value.items()}
 
 
-def _number(key: str, value: object, where: str) -> float:
+def above_0(key: str, value: object, where: str) -> float:
+    """A number of a file above 0, in its unit. Raises `InputError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
         raise InputError(f"{where}: {key} must be a number above 0 and at most 10^9, not {shown(value)}")
     return float(value)

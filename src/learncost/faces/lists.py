@@ -289,7 +289,7 @@ def _procedures_of(model: str) -> Listed:
     usual = taken("bp")
     for name in LEARNING:
         try:
-            flops, peak = taken(name)
+            flops, peak = usual if name == "bp" else taken(name)
         except InputError as error:
             entries.append({"name": name, "flops": None, "bytes": None, "refused": str(error)})
             continue

@@ -156,6 +156,16 @@ class Lifetimes:
         self._parts: dict[tuple[Array, int], Array] = {}
         self._walk_all()
 
+    def by_turn(self, loops: tuple[int, ...]) -> list[tuple[Path, dict[str, Array]]]:
+        """The arrays that a scope's calls name, turn by turn; `loops` are the numbers of the loops around it."""
+        return sorted(
+            (path, arrays) for path, arrays in self.fields.items() if tuple(number for number, _ in path) == loops
+        )
+
+    def same(self, first: str, second: str, loops: tuple[int, ...]) -> bool:
+        """Whether two names of a scope are one memory, in every turn."""
+        return all(f[first].root is f[second].root for _, f in self.by_turn(loops) if first in f and second in f)
+
     def _walk_all(self) -> None:
         axes = dict(self.table.axes)
         handed_in = (*self.table.inputs, *self.table.weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from string import ascii_letters
 
 from learncost.equation.count import base
@@ -12,6 +13,7 @@ from learncost.readings.emit.indices import gathered, is_taken, scatter, take
 from learncost.readings.emit.precision import contraction
 from learncost.readings.emit.scope import Layout, Scope
 from learncost.readings.emit.words import is_along, primitive
+from learncost.schedule.calls import Item, Loop
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import KIND
 
@@ -45,6 +47,15 @@ def heading_of(line: Line) -> str:
     """What stands above lines of one layer, of its forward pass or of what follows."""
     name = line.tag.layer.replace("_", " ")
     return f"{name}, backward" if name and line.tag.macro in ("backward", "weight_update") else name
+
+
+def headed(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:
+    """The items of a scope, each with what stands above it; None where it goes on under the last, and for loops."""
+    before = ""
+    for item in items:
+        heading = "" if isinstance(item, Loop) else heading_of(item.lines[0])
+        yield item, None if isinstance(item, Loop) or heading == before else heading
+        before = heading
 
 
 def comment(line: Line) -> str:

@@ -14,6 +14,7 @@ from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.records import Group, Record, Weights
 from learncost.readings.emit.scope import Layout, Scope
 from learncost.readings.emit.scope import Statement as Made
+from learncost.schedule.calls import Loop, every_call
 
 Pair = tuple[str, str]  # a name inside a repeat and the name of its stack outside
 
@@ -299,6 +300,14 @@ def title(line: Repeat, table: Table) -> str:
     if macros == {"recomputation"}:
         return f"{title}_again"
     return f"{title}_update" if "weight_update" in macros else title
+
+
+def loop_title(loop: Loop, table: Table) -> str:
+    """What one turn of a scheduled loop is called; of a loop over sequences by the layers in it."""
+    if loop.repeat.count != "B":
+        return title(loop.repeat, table)
+    layers = dict.fromkeys(line.tag.layer for each in every_call((loop,)) for line in each.lines)
+    return "_".join(layer for layer in layers if layer) or "turn"
 
 
 def _what(line: Repeat) -> str:

@@ -12,10 +12,10 @@ from learncost.readings.emit.c.c99 import C99
 from learncost.readings.emit.c99.functions import without_comments
 from learncost.readings.emit.c99.layout import Alone
 from learncost.readings.emit.identifiers import Identifiers
-from learncost.readings.emit.lines import heading_of
-from learncost.readings.emit.turns import title as turn_title
-from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within, every_call
-from learncost.schedule.lifetimes import Array, Path
+from learncost.readings.emit.lines import headed
+from learncost.readings.emit.turns import loop_title
+from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within
+from learncost.schedule.lifetimes import Array
 from learncost.schedule.matrix import Matrix
 
 WIDE = 118
@@ -78,16 +78,12 @@ class Steps:
 
     def _statements(self, scope: _Scope) -> list[str]:
         lines: list[str] = []
-        before = ""
-        for item in scope.items:
+        for item, heading in headed(scope.items):
             if isinstance(item, Loop):
                 lines += self._loop(item, scope)
-                before = ""
                 continue
-            heading = heading_of(item.lines[0])
-            if heading != before:
+            if heading is not None:
                 lines += ["", f"/* --- {heading or 'step'} --- */"]
-            before = heading
             number = len(self.calls) + 1
             self.calls[number] = item
             lines += equations(item.lines, number)
@@ -97,8 +93,7 @@ class Steps:
     def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
         repeat, depth = loop.repeat, len(scope.path)
         number = self.layout.lifetimes.loops[loop]
-        wish = _layers(loop) if repeat.count == "B" else turn_title(repeat, self.layout.table)
-        title = self.identifiers.of(wish, f"loop {number} {id(self)}")
+        title = self.identifiers.of(loop_title(loop, self.layout.table), f"loop {number} {id(self)}")
         inner = _Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number))
         body = "\n".join(f"    {line}".rstrip() for line in self._statements(inner))
         needed = [name for name in map(turn, range(depth + 1)) if re.search(rf"\b{name}\b", without_comments(body))]
@@ -113,7 +108,7 @@ class Steps:
     def _call(self, call: Call, scope: _Scope) -> Iterator[str]:
         line = call.lines[-1]
         written = line.name
-        if call.added and not self._same(call.added, written, scope):
+        if call.added and not self.layout.lifetimes.same(call.added, written, scope.path):
             yield self._written("copy", self._points(written, scope), call.added, written, scope=scope)
         if call.product:
             product = call.product
@@ -162,19 +157,11 @@ class Steps:
 
     # Addresses.
 
-    def _turns(self, scope: _Scope) -> list[tuple[Path, dict[str, Array]]]:
-        fields = self.layout.lifetimes.fields.items()
-        return sorted((path, arrays) for path, arrays in fields if tuple(number for number, _ in path) == scope.path)
-
-    def _same(self, first: str, second: str, scope: _Scope) -> bool:
-        """Whether two names of a scope are one memory, in every turn."""
-        return all(f[first].root is f[second].root for _, f in self._turns(scope) if first in f and second in f)
-
     def _address(self, name: str, scope: _Scope) -> str:
         """Where an array of a scope lies: a place that follows from the turns, or a table of places."""
         places = {
             tuple(turn for _, turn in path): self._place(arrays[name])
-            for path, arrays in self._turns(scope)
+            for path, arrays in self.layout.lifetimes.by_turn(scope.path)
             if name in arrays
         }
         bases = {base for base, _ in places.values()}
@@ -276,8 +263,3 @@ def equations(lines: Sequence[Line], number: int) -> Iterator[str]:
     yield f"/* {texts[0]}"
     yield from (f"   {text}" for text in texts[1:-1])
     yield f"   {texts[-1]} */"
-
-
-def _layers(loop: Loop) -> str:
-    layers = dict.fromkeys(line.tag.layer for call in every_call((loop,)) for line in call.lines)
-    return "_".join(layer for layer in layers if layer) or "turn"

@@ -14,10 +14,10 @@ from learncost.equation.table import Table, Word, check_derived
 from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers
-from learncost.readings.emit.lines import comment, heading_of
+from learncost.readings.emit.lines import comment, headed
 from learncost.readings.emit.placed.layout import Layout, laid_out
-from learncost.readings.emit.turns import title as turn_title
-from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within, every_call
+from learncost.readings.emit.turns import loop_title
+from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within
 from learncost.schedule.lifetimes import Array, Path
 from learncost.schedule.matrix import Matrix, Scatter
 
@@ -134,16 +134,12 @@ class _Writer:
         """The text of a function, after those of the loops in it."""
         self._cut(scope)
         body: list[str] = []
-        before = ""
-        for item in scope.items:
+        for item, heading in headed(scope.items):
             if isinstance(item, Loop):
                 body += self._loop(item, scope)
-                before = ""
                 continue
-            heading = heading_of(item.lines[0])
-            if heading != before:
+            if heading is not None:
                 body += ["", f"# {heading}"]
-            before = heading
             body += self._statement(item, scope)
         about = "One step; what it changes, it changes in place." if not scope.path else f"One turn of {scope.title}."
         name = scope.title
@@ -154,9 +150,7 @@ class _Writer:
     def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
         repeat = loop.repeat
         number = self.layout.lifetimes.loops[loop]
-        title = self.identifiers.of(
-            _layers(loop) if repeat.count == "B" else turn_title(repeat, self.layout.table), f"loop {number}"
-        )
+        title = self.identifiers.of(loop_title(loop, self.layout.table), f"loop {number}")
         self._scope(_Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), scope.title))
         turns = f"range({self.layout.count(repeat.count)})"
         if repeat.reverse:
@@ -175,7 +169,7 @@ class _Writer:
         line = call.lines[-1]
         written = line.name
         result = []
-        if call.added and not self._same(call.added, written, scope):
+        if call.added and not self.layout.lifetimes.same(call.added, written, scope.path):
             out = f"m.{self._of(written)}"
             result.append(f"{out}.copy_(m.{self._of(call.added)}.view_as({out}))")
         if call.product:
@@ -207,10 +201,6 @@ class _Writer:
         text = f"{written}.view(-1, {columns}).index_add_(0, m.{self._of(rows.index)}, {added})"
         return [text] if call.added else [f"{written}.zero_()", text]
 
-    def _same(self, first: str, second: str, scope: _Scope) -> bool:
-        """Whether two names of a scope are one memory, in every turn."""
-        return all(f[first].root is f[second].root for p, f in self._turns(scope) if first in f and second in f)
-
     def _matrix(self, matrix: Matrix, scope: _Scope) -> str:
         text = f"m.{self._of(matrix.name)}"
         if scope.rows[matrix.name] != matrix.rows:
@@ -231,13 +221,9 @@ class _Writer:
 
     # Places.
 
-    def _turns(self, scope: _Scope) -> list[tuple[Path, dict[str, Array]]]:
-        fields = self.layout.lifetimes.fields.items()
-        return sorted((path, arrays) for path, arrays in fields if tuple(number for number, _ in path) == scope.path)
-
     def _fields(self, scope: _Scope) -> None:
         """Where each array of a scope lies, turn by turn."""
-        turns = self._turns(scope)
+        turns = self.layout.lifetimes.by_turn(scope.path)
         entries: dict[str, str] = {}
         for name in dict.fromkeys(name for _, arrays in turns for name in arrays):
             places = [_place(arrays[name], path) for path, arrays in turns]
@@ -297,11 +283,6 @@ def _part_of(array: Array) -> tuple[str | int | slice, ...]:
         return (*index, first + turn)
     together = int(array.axes[0])
     return (*index, slice(first + turn * together, first + (turn + 1) * together))
-
-
-def _layers(loop: Loop) -> str:
-    layers = dict.fromkeys(line.tag.layer for call in every_call((loop,)) for line in call.lines)
-    return "_".join(layer for layer in layers if layer) or "turn"
 
 
 def _remarked(text: str, remark: str) -> str:

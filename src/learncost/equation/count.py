@@ -71,6 +71,11 @@ def cuts(axis: str) -> tuple[str, ...]:
     return tuple(part for part in base(axis).split("/")[1:] if not part.isdigit())
 
 
+def place_cut(axes: Iterable[str], mesh_axis: str) -> int | None:
+    """Which of some axes an axis of a mesh cuts; None where it cuts none."""
+    return next((place for place, axis in enumerate(axes) if mesh_axis in cuts(axis)), None)
+
+
 def here(mesh_axis: str) -> str:
     """What sizes call the place of a device on an axis of its mesh, counted from 0."""
     return f"{mesh_axis}:here"

@@ -24,6 +24,7 @@ from learncost.models.model import Model
 from learncost.parallel.segments import BACKWARD, Part, Walker, blocks_of
 from learncost.placement.clauses import Clause, Homes
 from learncost.placement.collective import BYTES_OF_AN_INDEX
+from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed, place
 from learncost.plans.plan import planned
@@ -178,6 +179,23 @@ class Account:
         held = self.placed.holds.get(name, name)
         return held.partition("!")[0] in self.scores
 
+    def _reading(self, table: Table) -> Iterator[tuple[Line, int, list[str]]]:
+        """The lines of a table, each with its segment and what it reads; of a turn's slice the stack is told."""
+        walker = Walker(self.blocks)
+
+        def visit(
+            lines: Sequence[Line | Repeat], counts: tuple[str, ...], stacks: Mapping[str, str]
+        ) -> Iterator[tuple[Line, int, list[str]]]:
+            for line in lines:
+                if isinstance(line, Repeat):
+                    inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
+                    yield from visit(line.lines, (*counts, line.count), inner)
+                else:
+                    segment = walker.segment(line.tag.macro, counts)
+                    yield line, segment, [stacks.get(name, name) for name in line.reads]
+
+        return visit(table.lines, (), {})
+
     # What is held all the time.
 
     @cached_property
@@ -185,23 +203,10 @@ class Account:
         """The weights."""
         table, whole = self.placed.table, self.placed.whole
         where: dict[str, list[int]] = {name: [] for name in table.weights}
-        walker = Walker(self.blocks)
-
-        def visit(lines: Sequence[Line | Repeat], counts: tuple[str, ...], stacks: Mapping[str, str]) -> None:
-            for line in lines:
-                if isinstance(line, Repeat):
-                    inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
-                    visit(line.lines, (*counts, line.count), inner)
-                    continue
-                segment = walker.segment(line.tag.macro, counts)
-                if line.tag.macro == "optimizer_step":
-                    continue
-                for name in line.reads:
-                    weight = stacks.get(name, name)
-                    if weight in where and segment not in where[weight]:
-                        where[weight].append(segment)
-
-        visit(whole.lines, (), {})
+        for line, segment, reads in self._reading(whole):
+            for weight in reads if line.tag.macro != "optimizer_step" else ():
+                if weight in where and segment not in where[weight]:
+                    where[weight].append(segment)
         states: dict[str, list[str]] = {}
         for name in whole.inputs:
             if whole.values[name].role == "state":
@@ -213,17 +218,12 @@ class Account:
             axes = table.axes[weight]
             home = axes
             if gradient in whole.known:
-                split = self.homes.home(gradient, whole.known[gradient])
-                if len(split) == len(whole.known[gradient].axes) == len(axes):
-                    home = tuple(
-                        "/".join((base(axis), *over))
-                        for axis, over in zip(whole.known[gradient].axes, split, strict=True)
-                    )
-                elif len(split) + 1 == len(axes):
-                    inner = (
-                        "/".join((base(a), *over)) for a, over in zip(whole.known[gradient].axes, split, strict=True)
-                    )
-                    home = (axes[0], *inner)
+                value = whole.known[gradient]
+                cut = Layout(self.homes.home(gradient, value)).cut(value.axes)
+                if len(cut) == len(axes):
+                    home = cut
+                elif len(cut) + 1 == len(axes):
+                    home = (axes[0], *cut)
             state = table.axes[states[weight][0]] if weight in states else axes
             result.append(
                 Held(weight, Count.of(axes), Count.of(home), Count.of(state), tuple(where[weight] or [0]), learns)
@@ -363,22 +363,12 @@ class Account:
 
         One that lines read which run again is drawn again, from the seed, and not kept.
         """
-        table, found, again = self.placed.table, dict[str, int](), set[str]()
-        walker = Walker(self.blocks)
-
-        def visit(lines: Sequence[Line | Repeat], counts: tuple[str, ...], stacks: Mapping[str, str]) -> None:
-            for line in lines:
-                if isinstance(line, Repeat):
-                    inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
-                    visit(line.lines, (*counts, line.count), inner)
-                    continue
-                segment = walker.segment(line.tag.macro, counts)
-                for name in line.reads:
-                    if (mask := stacks.get(name, name)) in self.model.masks:
-                        found.setdefault(mask, segment)
-                        again.update([mask] if line.tag.macro == "recomputation" else [])
-
-        visit(table.lines, (), {})
+        found, again = dict[str, int](), set[str]()
+        for line, segment, reads in self._reading(self.placed.table):
+            for mask in reads:
+                if mask in self.model.masks:
+                    found.setdefault(mask, segment)
+                    again.update([mask] if line.tag.macro == "recomputation" else [])
         return {mask: segment for mask, segment in found.items() if mask not in again}
 
     # What is sent.

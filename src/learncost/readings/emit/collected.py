@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.equation.count import cuts
+from learncost.equation.count import place_cut
 from learncost.equation.errors import InputError
 from learncost.equation.table import Term, Word
 from learncost.readings.emit.between import MESH
@@ -18,13 +18,8 @@ def collected(scope: Scope, line: Word) -> Code:
     assert isinstance(before, Term)
     scope.helpers.library(line.word)
     scope.meets = True
-    places = [place for term in (before, after) if (place := _cut(term, mesh_axis)) is not None]
+    places = [place for term in (before, after) if (place := place_cut(term.declared, mesh_axis)) is not None]
     arguments = [scope.settled(before.name).text, MESH, f'"{mesh_axis}"']
     if not line.word.startswith("all_reduce"):
         arguments += map(str, places)
     return Code(f"{line.word}({', '.join(arguments)})")
-
-
-def _cut(term: Term, mesh_axis: str) -> int | None:
-    """The place of the axis that a mesh axis cuts."""
-    return next((place for place, axis in enumerate(term.declared) if mesh_axis in cuts(axis)), None)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.equation.count import cuts, size_of
+from learncost.equation.count import place_cut, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Term, Word
 
@@ -33,14 +33,17 @@ def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], excha
     arrays, here = exchange(mesh_axis, array)
     if line.word in _JOINS:
         return _JOINS[line.word].reduce(arrays, axis=0)
-    source, target = _cut(before, mesh_axis), _cut(after, mesh_axis)
+    source, target = (place_cut(term.declared, mesh_axis) for term in (before, after))
+    if line.word == "all_gather":
+        assert source is not None
+        return np.concatenate(arrays, axis=source)
+    assert target is not None
     if line.word == "reduce_scatter":
         return np.add.reduce([_part(each, target, here, len(arrays)) for each in arrays], axis=0)
     if line.word == "shard":
         return _part(array, target, here, len(arrays))
-    if line.word == "all_gather":
-        return np.concatenate(arrays, axis=source)
     assert line.word == "all_to_all", line.word
+    assert source is not None
     return np.concatenate([_part(each, target, here, len(arrays)) for each in arrays], axis=source)
 
 
@@ -76,11 +79,6 @@ def _rows(line: Word, operands: list[Array], sizes: Mapping[str, int], exchange:
             flat[mine] = part[before_here : before_here + int(mine.sum())]
         result = flat.reshape(*chosen.shape, *form)
     return result.transpose([(*rows, *rest).index(axis) for axis in after.loops])
-
-
-def _cut(term: Term, mesh_axis: str) -> int:
-    """The place of the axis that a mesh axis cuts; -1 where it cuts none."""
-    return next((place for place, axis in enumerate(term.declared) if mesh_axis in cuts(axis)), -1)
 
 
 def _part(array: Array, place: int, here: int, parts: int) -> Array:

@@ -75,7 +75,7 @@ def nll(
         reader.recorder.same(by_class.dims[0], logs.dims[classes])
         of_targets = at_index(reader, by_class, 0, places, range(len(places.dims)))
         counted = reader.multiply(of_targets, reader.shares(targets, "none", ignore))
-        each = reader.multiply(read_at(reader, logs, classes, reader.targets(targets, logs, classes)), counted)
+        each = reader.multiply(read_at(reader, logs, classes, places), counted)
         if reduction == 0:
             return each
         total = summed(reader, each, range(len(each.dims)))

@@ -160,6 +160,22 @@ def test_another_number_draws_other_directions_and_the_same_one_the_same():
     assert not np.array_equal(signs[0], signs[1])
 
 
+@pytest.mark.parametrize(("procedure", "pairs"), [("forward-gradient", 1), ("mezo", 1), ("evolution", 4)])
+def test_every_entry_of_every_direction_is_drawn_by_a_number_of_its_own(procedure, pairs, monkeypatch):
+    model, sizes, arrays = setting("gpt2")
+    keys = set()
+
+    def coin(x, z):
+        keys.update(np.ravel(operation._hashed(x, z)).tolist())
+        return operation._coin(x, z)
+
+    monkeypatch.setattr(operation, "_OWN", {**operation._OWN, "coin": coin})
+    gradients(model, procedure, sizes, arrays, 1.0)
+    entries_of_all = sum(arrays[weight].size for weight in model.learning)
+    # Of numbers of 24 bits some fall together by chance: n^2 / 2^25 of n.
+    assert pairs * entries_of_all * (1 - pairs * entries_of_all / 2**24) <= len(keys) <= pairs * entries_of_all
+
+
 def test_nothing_is_kept_between_blocks():
     def beside(procedure, blocks):
         answer = lc.memory("gpt2", procedure=procedure, seq_len=1024, engine="table", n_layer=blocks)

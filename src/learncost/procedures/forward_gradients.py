@@ -128,7 +128,7 @@ def _several(
         inner |= {start.name: kind, end.name: kind}
         outer |= {zero.name: kind, name: kind}
     first, drawn, following = Directions(), directions.drawn_by, f"{directions.drawn_by}.2"
-    turn.append(_next(following, drawn))
+    turn.append(_next(following, drawn, directions.last))
     inner |= {drawn: Value(()), following: Value(())}
     carries.append(Carry(drawn, following, NUMBER, f"{drawn}:last"))
     outer |= {f"{drawn}:last": Value(())}
@@ -136,11 +136,10 @@ def _several(
     return _step(model, first, (*before, repeat), outer)
 
 
-def _next(name: str, drawn: str) -> Word:
-    """The number that the next pair of sides is drawn by."""
-    number = Term(drawn, ())
+def _next(name: str, drawn: str, last: Term) -> Word:
+    """The number that the next pair of sides is drawn by: of the one before and its last seed, as no seed is made."""
     tag = Tag("directions", local="draw")
-    return Word((Term(name, ()),), (number, number), (), tag, "hashed", given=("X", "Z"), gives=("Y",))
+    return Word((Term(name, ()),), (Term(drawn, ()), last), (), tag, "hashed", given=("X", "Z"), gives=("Y",))
 
 
 def check(model: Model, chosen: Procedure) -> None:

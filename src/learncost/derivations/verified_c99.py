@@ -21,6 +21,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build, run_sizes
 from learncost.proof.report import Check, Report
 from learncost.readings.price import Row, price
+from learncost.readings.run.operation import mixed
 from learncost.schedule.calls import Call
 
 STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
@@ -152,10 +153,7 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
 
 def _drawn(steps: int) -> int:
     """What a program draws in a step, whose seed is 1 where nobody changes it."""
-    number = 0x9E3779B1 + steps + 1
-    for _ in range(2):
-        number = ((number ^ number >> 16) * 0x45D9F3B) % 2**32
-    return ((number ^ number >> 16) >> 8) + 1
+    return (int(mixed(np.asarray(1), np.asarray(steps + 1))) >> 8) + 1
 
 
 def _without_gradient(program: Program, batch: Mapping[str, Any]) -> list[str]:

@@ -413,9 +413,7 @@ def _spread(
     from learncost.parallel.spread import checked_schedule, spread  # only where a mesh is asked for: start-up counts
 
     given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
-    if adapting := [
-        name for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha") if name in given_sizes
-    ]:
+    if adapting := [name for name in _ADAPTING if name in given_sizes]:
         raise InputError(f"{adapting[0]} is not counted over a mesh of devices: leave it out, or the mesh")
     return spread(
         model, group, int(number.value), mesh, place, placement, checked_schedule(schedule), dtype, given_sizes

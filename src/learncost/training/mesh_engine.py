@@ -6,7 +6,8 @@ not depend on the mesh.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -104,7 +105,9 @@ class _PlacedStep:
 
     def __call__(self, prepared: Prepared) -> Values:
         pool, table = self._runner.pool, self.placed.table
-        own = {name: self._part(name, prepared.values[name]) for name in (*table.weights, *table.inputs)}
+        own = {
+            name: _mine(prepared.values[name], table.axes[name], self._here) for name in (*table.weights, *table.inputs)
+        }
         kept = dict.fromkeys((*table.weights, *self._renewed))
         tensors = {name: pool.tensor(name, own[name]) for name in kept}
         results_by_name = self._emitted(tensors, own)
@@ -112,13 +115,6 @@ class _PlacedStep:
             pool.tensors[name].copy_(results_by_name.pop(new))
         results = {name: self._result(name, tensor) for name, tensor in results_by_name.items()}
         return results | {new: pool.arrays[name] for name, new in self._renewed.items()}
-
-    def _part(self, name: str, array: Any) -> Any:
-        """This process's part of a whole array; of one that is its part already, that."""
-        axes = self.placed.table.axes[name]
-        if np.shape(array) == shape_of(axes, self._here):
-            return array
-        return part(array, axes, self._here)
 
     def _result(self, name: str, tensor: Any) -> Any:
         """What a step gives beside new weights: a gradient that is added up stays a part, all else is whole."""
@@ -128,14 +124,22 @@ class _PlacedStep:
         return self._runner.gathered(array, self.placed.layouts[name])
 
 
+def _mine(array: Any, axes: tuple[str, ...], here: Mapping[str, int]) -> Any:
+    """A process's part of a whole array; of one that is its part already, that."""
+    return array if np.shape(array) == shape_of(axes, here) else part(array, axes, here)
+
+
+def _parts_of_batch(clauses: Iterable[Clause], grid: Mesh) -> int:
+    """Into how many parts a batch is cut."""
+    return math.prod(grid.sizes[clause.mesh] for clause in clauses if clause.axes == ("B",))
+
+
 def placed_over(table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> Placed:
     """A table over a mesh; a batch that does not divide is computed by all devices alike.
 
     Raises `InputError` where another axis does not divide.
     """
-    batch = [clause.mesh for clause in clauses if clause.axes == ("B",)]
-    number = int(np.prod([grid.sizes[name] for name in batch]))
-    if sizes["B"] % number:
+    if sizes["B"] % _parts_of_batch(clauses, grid):
         clauses = tuple(clause for clause in clauses if clause.axes != ("B",))
         used = {clause.mesh for clause in clauses}
         grid = Mesh(tuple((name, count if name in used else 1) for name, count in grid.axes))
@@ -183,7 +187,7 @@ class MeshEngine(NumPyEngine):
         return {**self._sizes, "B": self._sizes["B"] // options.accumulate}
 
     def _check_batch(self, options: Options) -> None:
-        number = int(np.prod([self._mesh.sizes[c.mesh] for c in self._runner.clauses if c.axes == ("B",)]))
+        number = _parts_of_batch(self._runner.clauses, self._mesh)
         batch = options.batch_size or 1
         if batch % number:
             raise InputError(
@@ -194,12 +198,10 @@ class MeshEngine(NumPyEngine):
     def _own(self, arrays: Mapping[str, Any]) -> Arrays:
         """This process's parts of whole arrays."""
         sizes = {**self._sizes, **self._mesh.sizes_at(self._runner.place)}
-        result = {}
-        for name, array in arrays.items():
-            axes = self._layouts[name].cut(self._axes[name])
-            own = array if np.shape(array) == shape_of(axes, sizes) else part(array, axes, sizes)
-            result[name] = np.array(own)
-        return result
+        return {
+            name: np.array(_mine(array, self._layouts[name].cut(self._axes[name]), sizes))
+            for name, array in arrays.items()
+        }
 
     def _take_parts(self) -> None:
         """Keep this process's parts of weights and state alone; before the first step, by all processes together."""

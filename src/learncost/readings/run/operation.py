@@ -308,7 +308,7 @@ def _erf(x: Array) -> Array:
 _erf_ufunc: Any = None
 
 
-def _mixed(x: Array, z: Array) -> Any:
+def mixed(x: Array, z: Array) -> Any:
     """A hash of 32 bits of two whole numbers: T. Mueller's, whose two rounds change half of the bits on average."""
     bits, half, factor = np.uint64(0xFFFFFFFF), np.uint64(16), np.uint64(0x45D9F3B)
     first, second = (
@@ -328,11 +328,11 @@ def _counted(result: Any, like: Array) -> Array:
 
 
 def _hashed(x: Array, z: Array) -> Array:
-    return _counted(_mixed(x, z) >> np.uint64(8), x)
+    return _counted(mixed(x, z) >> np.uint64(8), x)
 
 
 def _coin(x: Array, z: Array) -> Array:
-    return _counted(1.0 - 2.0 * (_mixed(x, z) >> np.uint64(31)), x)
+    return _counted(1.0 - 2.0 * (mixed(x, z) >> np.uint64(31)), x)
 
 
 _OWN: Mapping[str, Callable[..., Array]] = {"erf": _erf, "hashed": _hashed, "coin": _coin}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from learncost.layers.lower import joined
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
-from learncost.placement.clauses import Clause
+from learncost.placement.clauses import Clause, Homes
 from learncost.placement.collective import collectives
 from learncost.placement.devices import run_placed, together
 from learncost.placement.mesh import Mesh, mesh
@@ -71,6 +72,9 @@ PLANS = (
 )
 """Plans under which they are held."""
 
+OPTIMIZERS = ("sgd", "adamw")
+"""Optimizers with which they are held, where none is asked for."""
+
 
 def verify_placements(
     model: Model | None,
@@ -82,7 +86,7 @@ def verify_placements(
     optimizer: str | None = None,
 ) -> Iterator[Check]:
     """A model under a placement, or every family where there is none; `all` are all of `CASES`, and of `PLANS`."""
-    models = [model] if model is not None else [_small(name) for name in FAMILIES]
+    models = [model] if model is not None else [small_model(name) for name in FAMILIES]
     cases: Iterable[tuple[str | None, str | None]] = CASES if placement == EVERY else [(placement, mesh_text)]
     if placement == EVERY and mesh_text is not None:
         raise InputError("--placement all has meshes of its own: leave --mesh out")
@@ -92,11 +96,12 @@ def verify_placements(
                 raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
             clauses = chosen(place_text, names)
             for text in PLANS if plan == EVERY else (plan,):
-                for word in (optimizer,) if optimizer else ("sgd", "adamw"):
+                for word in (optimizer,) if optimizer else OPTIMIZERS:
                     yield from _case(built, mesh(grid), clauses, names or "", text, procedure, word)
 
 
-def _small(name: str) -> Model:
+def small_model(name: str) -> Model:
+    """A small model of a family, whose heads of keys and values several devices can part."""
     return build(small(name, num_key_value_heads=4))
 
 
@@ -118,12 +123,8 @@ def _case(
 
 def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, int]:
     """Small sizes, of which those that clauses cut divide."""
-    sizes = small_sizes(table)
     clauses = tuple(clauses)
-    for clause in clauses:
-        for axis in clause.axes:
-            if axis in sizes and sizes[axis] > 1:
-                sizes[axis] *= grid.sizes.get(clause.mesh, 1)
+    sizes = small_sizes(table, multiples=_parts(table, grid, clauses))
     counts = {count for _, turns in walk(table.lines) for count in turns}
     for clause in clauses:
         number = grid.sizes.get(clause.mesh, 1)
@@ -140,6 +141,19 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, i
         for axis in line.loops:
             sizes.setdefault(base(axis), 2) if not base(axis)[0].isdigit() and "/" not in axis else None
     return sizes
+
+
+def _parts(table: Table, grid: Mesh, clauses: tuple[Clause, ...]) -> dict[str, int]:
+    """Into how many parts the clauses cut each axis that they name, where any value is cut on it."""
+    large = {name: size * grid.devices for name, size in small_sizes(table).items()}
+    homes, numbers = Homes(table, grid, clauses, large), dict[str, int]()
+    for name, value in table.known.items():
+        parts: dict[str, int] = {}
+        for mesh_axis, (clause, axis) in homes.winners(name, value).items():
+            if clause < len(clauses):
+                parts[base(axis)] = parts.get(base(axis), 1) * grid.sizes[mesh_axis]
+        numbers |= {axis: lcm(number, numbers.get(axis, 1)) for axis, number in parts.items()}
+    return numbers
 
 
 def _comparisons(subject: str, placed: Placed, sizes: Mapping[str, int]) -> Iterator[Check]:

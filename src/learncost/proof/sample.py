@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ FEW = 16
 """Axes of a table that all have sizes of their own; of more, those that stand in no line together may share one."""
 
 
-def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
+def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
     """A size for every axis and count, no two equal, so that one axis in another's place is seen.
 
-    Where there are more than `FEW`, no two in one line are.
+    Where there are more than `FEW`, no two in one line are. Sizes that are cut into parts are `multiples` of their
+    number, each part as large as the smallest size.
     """
-    least = dict.fromkeys(_names(table), smallest)
+    least = {name: smallest * multiples.get(name, 1) for name in _names(table)}
     for line, _ in walk(table.lines):
         for read in _reads(line):
             if isinstance(read.at, Affine) and read.at.fixed and base(read.axis) in least:
@@ -44,12 +46,12 @@ def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
         return any(sizes.get(other) == sizes[axis] for other in others[axis])
 
     for axis, low in least.items():
-        sizes[axis] = low
+        sizes[axis] = low + -low % multiples.get(axis, 1)
         while clashes(axis):
-            sizes[axis] += 1
+            sizes[axis] += multiples.get(axis, 1)
     for axis, least_size in _covered(table, sizes):
         while sizes[axis] < least_size or clashes(axis):
-            sizes[axis] += 1
+            sizes[axis] += multiples.get(axis, 1)
     for joined_axis, parts in joined(table):
         sizes[joined_axis] = sum(sizes[part] for part in parts)
         if clashes(joined_axis):

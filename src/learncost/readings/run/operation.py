@@ -82,10 +82,11 @@ def _index(
     """What to write in brackets so that an array is read (or written) at the term's indices, axes as wanted."""
     reads = [i for i, axis in enumerate(term.axes) if isinstance(axis, Read)]
     index: list[Any] = []
+    places: Any = None
     for i, axis in enumerate(term.axes):
         if isinstance(axis, Read):
-            positions = _positions(axis, values, sizes, size_of(declared[i], sizes))
-            index.append(spread(positions, axis.at.loops, want))
+            places = _positions(axis, values, sizes, size_of(declared[i], sizes))
+            index.append(spread(places, axis.at.loops, want))
         else:
             shape = [1] * len(want)
             shape[want.index(axis)] = -1
@@ -94,21 +95,8 @@ def _index(
     (first, *_) = reads
     at = term.axes[first]
     if len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain) and want == term.loops:
-        return (*[slice(None)] * first, _alone(index[first], shape_of(at.at.loops, sizes)))
+        return (*[slice(None)] * first, places)
     return tuple(index)
-
-
-def _alone(positions: Any, shape: tuple[int, ...]) -> Any:
-    """Positions that spread over more axes, over their own alone, which come together."""
-    if positions.size == math.prod(shape):
-        return positions.reshape(shape)
-    axes = len(shape)
-    begin = next(
-        place
-        for place in range(positions.ndim - axes + 1)
-        if math.prod(positions.shape[place : place + axes]) == positions.size
-    )
-    return positions.reshape(positions.shape[begin : begin + axes])
 
 
 def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int) -> Any:

@@ -1,0 +1,129 @@
+"""Every placement of every family under every plan and optimizer, on NumPy, a thread for each device.
+
+    python benchmarks/placements.py                            all, some hours on one processor
+    python benchmarks/placements.py --log FILE                 keeps what is done, and goes on with it
+    python benchmarks/placements.py --part 3/20                every 20th case, from the third on
+    python benchmarks/placements.py --only gpt2,mixtral        these families
+    python benchmarks/placements.py --placement ulysses        the placements with this in them
+    python benchmarks/placements.py --plan flash --optimizer sgd --devices 8
+
+Loss, gradients, new weights and states of the placed step are held to those of one device in float64, bytes that are
+sent to those that are priced (`learncost verify --mesh`). Exit code 1 where anything fails. A case is a family, a
+placement with its mesh and a plan; a family's cases run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing import Pool
+from pathlib import Path
+
+from learncost.models.families import FAMILIES
+from learncost.placement.mesh import mesh
+from learncost.proof.placements import CASES, OPTIMIZERS, PLANS, small_model, verify_placements
+from learncost.proof.report import Check
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family under a placement over a mesh, with a plan and an optimizer."""
+
+    family: str
+    placement: str
+    mesh: str
+    plan: str
+    optimizer: str
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.placement} {self.mesh} {self.plan or 'no plan'} {self.optimizer}"
+
+    def checks(self) -> list[Check]:
+        """What comes of it."""
+        model = small_model(self.family)
+        return [*verify_placements(model, self.mesh, None, self.placement, self.plan, optimizer=self.optimizer)]
+
+
+def cases(given: argparse.Namespace) -> list[Case]:
+    """Those that the flags leave."""
+    families, devices = [name for name in given.only.split(",") if name], {int(n) for n in given.devices.split(",")}
+    every = [
+        Case(family, names, grid, plan, optimizer)
+        for family in families or FAMILIES
+        for names, grid in CASES
+        if given.placement in names.split(",") or not given.placement
+        if mesh(grid).devices in devices
+        for plan in PLANS
+        if given.plan in (None, plan)
+        for optimizer in OPTIMIZERS
+        if given.optimizer in ("", optimizer)
+    ]
+    first, parts = (int(number) for number in given.part.split("/"))
+    return every[first % parts :: parts]
+
+
+def done(several: list[Case]) -> list[tuple[str, list[Check], float]]:
+    """Cases of one family, one after another, each with its seconds."""
+    result = []
+    for case in several:
+        begin = time.monotonic()
+        result.append((str(case), case.checks(), time.monotonic() - begin))
+    return result
+
+
+def run(todo: list[Case], log: Path | None, workers: int) -> Iterator[tuple[str, list[Check]]]:
+    """What comes of every case; what is in the log comes first, and is not run again."""
+    before: dict[str, list[Check]] = {}
+    if log is not None and log.exists():
+        for name, checks, _ in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
+            before[name] = [Check(**check) for check in checks]
+    yield from ((name, before[name]) for name in map(str, todo) if name in before)
+    left: dict[str, list[Case]] = {}
+    for case in todo:
+        if str(case) not in before:
+            left.setdefault(f"{case.family} {case.placement}", []).append(case)
+    with Pool(workers, maxtasksperchild=8) as pool:
+        for several in pool.imap_unordered(done, left.values()):
+            for name, checks, seconds in several:
+                if log is not None:
+                    with log.open("a", encoding="utf-8") as file:
+                        print(json.dumps([name, [asdict(check) for check in checks], round(seconds, 2)]), file=file)
+                yield name, checks
+
+
+def main() -> int:
+    """What the flags ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="families, with commas between")
+    parser.add_argument("--placement", default="", help="a placement by name")
+    parser.add_argument("--plan", help="one of the plans; an empty one is none")
+    parser.add_argument("--optimizer", default="", help="sgd or adamw")
+    parser.add_argument("--devices", default="2,4,8", help="meshes of so many devices, with commas between")
+    parser.add_argument("--part", default="1/1", help="K/N: every Nth case, from the Kth on")
+    parser.add_argument("--log", type=Path, help="a file that keeps what is done")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    given = parser.parse_args()
+    begin, counts, refused, failed = time.monotonic(), Counter[bool | None](), Counter[str](), 0
+    for name, checks in run(cases(given), given.log, given.workers):
+        counts.update(check.passed for check in checks)
+        refused.update(check.found for check in checks if check.passed is None)
+        for check in checks:
+            if check.passed is False:
+                failed += 1
+                print(f"{name}\n    {check.compared}: {check.found[:300]}", flush=True)
+    for why, number in refused.most_common():
+        print(f"{number:6,} not made: {why}")
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1e3
+    minutes = (time.monotonic() - begin) / 60
+    print(f"{counts[True]:,} comparisons passed, {failed:,} failed; {minutes:.1f} minutes, at most {peak:,.0f} MB")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,6 +25,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.training.data import corpus
 from learncost.training.data.documents import Skipped, documents
+from learncost.training.data.text import Text, next_tokens
 from learncost.training.ending import summary
 from learncost.training.files import read_arrays, write_arrays
 from learncost.training.folder import Folder
@@ -224,6 +225,13 @@ def test_files_that_are_no_text_are_counted(tmp_path):
     skipped = Skipped()
     assert list(documents([str(tmp_path)], skipped)) == [b"plain", "β".encode()]
     assert (skipped.binary, skipped.empty, skipped.unreadable) == (2, 1, 1)
+
+
+def test_a_list_that_is_read_as_a_text_says_so(tmp_path):
+    (tmp_path / "labels.csv").write_text("file,label\n" + "a.png,cat\n" * 200)
+    said: list[str] = []
+    Text(next_tokens, Bytes()).prepare(options(tmp_path / "labels.csv", validation_share=0.1), tmp_path, said.append)
+    assert any("labels.csv is read as a text" in line for line in said)
 
 
 def test_the_split_is_by_the_text_alone(text, tmp_path):

@@ -1,4 +1,4 @@
-"""learncost tells what learning costs a transformer - and proves it by running it.
+"""learncost tells what learning costs a neural network - and proves it by running it.
 
     import learncost as lc
     print(lc.cost("gpt2", procedure="pepita", seq_len=1024))

@@ -22,7 +22,7 @@ from learncost.ledger.question import FLAGS, Flag, flags_of, schema_of
 from learncost.ledger.sheet import FORMATS, SPELLED
 from learncost.models.wording import nearest, shown
 
-ABOUT = "What learning costs a transformer: exact MACCs, FLOPs, parameters and bytes, proved by running them."
+ABOUT = "What learning costs a neural network: exact MACCs, FLOPs, bytes, memory and time, proved by running it."
 
 
 @dataclass(frozen=True)

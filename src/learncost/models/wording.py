@@ -75,8 +75,12 @@ def nearest(name: object, candidates: Iterable[str]) -> str:
         return ""
     import difflib  # needed only when something went wrong
 
-    names = {candidate.lower().replace("_", "-"): candidate for candidate in candidates}
-    key = name[:100].lower().replace("_", "-")
+    def key_of(spelling: str) -> str:
+        """How a name is compared; the dashes before a flag would make all flags alike."""
+        return spelling[:100].lower().replace("_", "-").removeprefix("--")
+
+    names = {key_of(candidate): candidate for candidate in candidates}
+    key = key_of(name)
     longer = [candidate for candidate in names if candidate.startswith(f"{key}-")] if len(key) > 2 else []
     close = [
         *longer,

@@ -12,6 +12,7 @@ import numpy as np
 from learncost.equation.errors import InputError
 from learncost.training.data import corpus
 from learncost.training.data.corpus import Corpus, philox
+from learncost.training.data.lists import DELIMITERS
 from learncost.training.data.task import Say, predicted
 from learncost.training.engine import Batch
 from learncost.training.options import Options
@@ -87,6 +88,9 @@ class Text:
 
     def prepare(self, options: Options, folder: Path, say: Say) -> None:
         say("reading the documents")
+        for path in options.paths:
+            if Path(path).suffix.lower() in DELIMITERS:
+                say(f"{path} is read as a text; as a list of examples a --model with another head reads it")
         corpus.prepare(options.paths, self.tokenizer, options.validation_share, folder)
 
     def load(self, options: Options, folder: Path, advice: str) -> TextData:

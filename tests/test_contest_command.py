@@ -48,6 +48,24 @@ def test_the_tables_and_the_file(tmp_path, capsys):
     }
 
 
+def test_every_procedure_with_every_optimizer(capsys):
+    flags = ["--procedures", "bp,fa", "--budget", "steps:2", "--seeds", "0", "--widths", "8", "--json"]
+    assert main(["contest", "digits", *flags, "--optimizer", "momentum,adamw"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    taking_part = [(result["procedure"], result["optimizer"]) for result in results]
+    assert taking_part == [("bp", "momentum"), ("bp", "adamw"), ("fa", "momentum"), ("fa", "adamw")]
+    rates = [sorted(trial["learning_rate"] for trial in result["trials"]) for result in results]
+    assert [tried[0] for tried in rates] != [tried[0] for tried in rates[::-1]]
+    assert all({0.001, 0.01, 0.1} <= set(tried) for tried in rates)
+    assert results[0]["flops_per_step"] < results[1]["flops_per_step"]
+
+
+def test_equal_seconds(capsys):
+    flags = ["--procedures", "bp,head-only", "--budget", "seconds:1", "--batch-size", "1000", "--widths", "512"]
+    assert main(["contest", "digits", *flags, "--seeds", "0", "--rates", "0.1"]) == 0
+    assert "1 seconds of steps each" in capsys.readouterr().out
+
+
 def test_on_text_with_a_model_of_ones_own(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("what is learned is what was there, and what was there is learned. " * 40)
     sizes = ["--hidden-size", "8", "--num-attention-heads", "2", "--intermediate-size", "8", "--num-hidden-layers", "1"]

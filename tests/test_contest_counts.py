@@ -39,16 +39,30 @@ def cost_of(kind, entrant):
 # Budgets.
 
 
+def timed(size):
+    """How long a step on so many examples takes."""
+    return 0.25 * size
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_flops_are_equal(kind):
     """No entrant uses more than the budget, and none could take one step more."""
     for entrant in ALL:
         cost = cost_of(kind, entrant)
         budget = 17 * cost_of(kind, ALL[2])(5).flops
-        part = share(Budget("flops", budget), entrant.name, cost, 5, 1, 100)
+        part = share(Budget("flops", budget), entrant.name, cost, timed, 5, 1, 100)
         flops = cost(5).flops
         assert part.steps * flops <= budget < (part.steps + 1) * flops
         assert (part.batch_size, part.cost) == (5, cost(5))
+
+
+def test_equal_seconds_are_as_many_steps_as_fit():
+    free = Cost(1, 1, 1)
+    assert [share(Budget("seconds", 3), "bp", lambda size: free, timed, size, 1, 9).steps for size in (1, 3, 4)] == [
+        12,
+        4,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["mlp", "text"])
@@ -56,10 +70,10 @@ def test_equal_memory_is_the_largest_batch_that_fits(kind):
     budget = max(cost_of(kind, entrant)(2).peak for entrant in ALL)
     for entrant in ALL:
         cost = cost_of(kind, entrant)
-        part = share(Budget("memory", budget), entrant.name, cost, 1, 7, 10**6)
+        part = share(Budget("memory", budget), entrant.name, cost, timed, 1, 7, 10**6)
         assert cost(part.batch_size).peak <= budget < cost(part.batch_size + 1).peak
         assert part.steps == 7
-    assert share(Budget("memory", 10**12), "bp", cost_of(kind, ALL[0]), 1, 7, 33).batch_size == 33
+    assert share(Budget("memory", 10**12), "bp", cost_of(kind, ALL[0]), timed, 1, 7, 33).batch_size == 33
 
 
 @pytest.mark.parametrize(
@@ -71,6 +85,7 @@ def test_equal_memory_is_the_largest_batch_that_fits(kind):
         ("memory:5MB", "memory", 5 * 10**6),
         ("memory:1.5 KiB".replace(" ", ""), "memory", 1536),
         ("memory:77", "memory", 77),
+        ("seconds:60", "seconds", 60),
     ],
 )
 def test_budgets_as_they_are_written(said, kind, amount):
@@ -87,11 +102,13 @@ def test_budgets_that_are_none(said):
 
 def test_budgets_that_are_not_enough_or_too_much():
     with pytest.raises(lc.InputError, match="one step of bp takes 4,000 FLOPs, more than 3,999"):
-        share(Budget("flops", 3999), "bp", lambda size: Cost(1, 1000 * size, 1), 4, 1, 9)
+        share(Budget("flops", 3999), "bp", lambda size: Cost(1, 1000 * size, 1), timed, 4, 1, 9)
     with pytest.raises(lc.InputError, match="bp on one example needs 50 bytes, over 49"):
-        share(Budget("memory", 49), "bp", lambda size: Cost(1, 1, 50 * size), 4, 1, 9)
+        share(Budget("memory", 49), "bp", lambda size: Cost(1, 1, 50 * size), timed, 4, 1, 9)
+    with pytest.raises(lc.InputError, match=r"one step of bp takes 2\.25 seconds, more than 2"):
+        share(Budget("seconds", 2), "bp", lambda size: Cost(1, 1, 1), timed, 9, 1, 9)
     with pytest.raises(lc.InputError, match="too many"):
-        share(Budget("steps", 10**9), "bp", lambda size: Cost(1, 1, 1), 4, 1, 9)
+        share(Budget("steps", 10**9), "bp", lambda size: Cost(1, 1, 1), timed, 4, 1, 9)
 
 
 # What a step executes.

@@ -1,4 +1,4 @@
-"""Budgets: an equal number of steps, of FLOPs, or of bytes at the worst moment, and what each entrant gets for it."""
+"""Budgets: as many steps, FLOPs or seconds, or as many bytes at the worst moment, and what each entrant gets for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from learncost.equation.errors import InputError
 from learncost.ledger.memory_runner import largest_batch
 from learncost.models.wording import BYTES, COUNTS, shown, whole_number
 
-KINDS = ("steps", "flops", "memory")
+UNITS = {
+    "steps": "steps",
+    "flops": "FLOPs",
+    "memory": "bytes of predicted memory",
+    "seconds": "seconds of steps",
+}
+"""What a budget is of."""
 
 MOST_STEPS = 10**6  # of one training; what is more is a slip of the keyboard
 
@@ -23,8 +29,7 @@ class Budget:
     amount: int
 
     def __str__(self) -> str:
-        unit = {"steps": "steps", "flops": "FLOPs", "memory": "bytes of predicted memory"}[self.kind]
-        return f"{self.amount:,} {unit}"
+        return f"{self.amount:,} {UNITS[self.kind]}"
 
 
 @dataclass(frozen=True)
@@ -37,20 +42,27 @@ class Share:
 
 
 def budget(text: str) -> Budget:
-    """A budget as it is written: steps:300, flops:2e10, memory:5MB. Raises `InputError`."""
+    """A budget as it is written: steps:300, flops:2e10, memory:5MB, seconds:60. Raises `InputError`."""
     kind, _, amount = text.partition(":")
     number = whole_number(amount.strip(), BYTES if kind == "memory" else COUNTS)
-    if kind not in KINDS or not number:
-        raise InputError(f"budget must be such as steps:300, flops:2e10 or memory:5MB, not {shown(text)}")
+    if kind not in UNITS or not number:
+        raise InputError(f"budget must be such as steps:300, flops:2e10, memory:5MB or seconds:60, not {shown(text)}")
     return Budget(kind, number)
 
 
 def share(
-    budget: Budget, name: str, cost_of: Callable[[int], Cost], batch_size: int, steps: int, examples: int
+    budget: Budget,
+    name: str,
+    cost_of: Callable[[int], Cost],
+    seconds_of: Callable[[int], float],
+    batch_size: int,
+    steps: int,
+    examples: int,
 ) -> Share:
     """What the entrant of that name gets.
 
     cost_of     what one step costs it on so many examples
+    seconds_of  how long one takes it here
     batch_size  where the budget is not memory; there it is the largest that fits, and at most all `examples`
     steps       where the budget is memory
     Raises `InputError` for a budget that is not enough for one step, or for very many.
@@ -66,9 +78,13 @@ def share(
             raise InputError(f"budget: one step of {name} on one example needs {least:,} bytes, over {budget.amount:,}")
         return Share(steps, batch_size, cost_of(batch_size))
     cost = cost_of(batch_size)
-    steps = budget.amount if budget.kind == "steps" else budget.amount // cost.flops
+    if budget.kind == "seconds":
+        took = seconds_of(batch_size)
+        steps, needs = int(budget.amount / took), f"{took:,.2f} seconds"
+    else:
+        steps, needs = budget.amount // (1 if budget.kind == "steps" else cost.flops), f"{cost.flops:,} FLOPs"
     if not steps:
-        raise InputError(f"budget: one step of {name} takes {cost.flops:,} FLOPs, more than {budget.amount:,}")
+        raise InputError(f"budget: one step of {name} takes {needs}, more than {budget.amount:,}")
     if steps > MOST_STEPS:
         raise InputError(f"budget: {steps:,} steps of {name} are too many; at most {MOST_STEPS:,}")
     return Share(steps, batch_size, cost)

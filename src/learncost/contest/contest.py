@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +34,7 @@ class Report(Protocol):
         """So many steps are done."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Result:
     """What is known of an entrant; what is not known yet is None or missing."""
 
@@ -106,7 +107,8 @@ def contest(
     parameters = sum(array.size for array in problem.begin(0).values())
     results = []
     for entrant in entrants:
-        entrant_share = share(budget, entrant.name, costs(setting, entrant), size, steps, most)
+        seconds_of = partial(_seconds, setting, entrant)
+        entrant_share = share(budget, entrant.name, costs(setting, entrant), seconds_of, size, steps, most)
         results.append(Result(entrant, entrant_share, parameters))
     contest_run = Contest(setting, budget, tuple(seeds), tuple(results))
     run = _Run(contest_run, tuple(rates), report, stop, trained)
@@ -115,6 +117,11 @@ def contest(
     except StoppedError:
         contest_run.stopped = True
     return contest_run
+
+
+def _seconds(setting: Setting, entrant: Entrant, batch_size: int) -> float:
+    """How long a step on so many examples takes here; what it learns is thrown away."""
+    return Training(setting, entrant).seconds(setting.problem.training, np.arange(batch_size))
 
 
 class _Run:
@@ -129,13 +136,18 @@ class _Run:
         trained: Callable[[Contest], None],
     ) -> None:
         self.contest, self.report, self.stop, self.trained = contest_run, report, stop, trained
-        self.rates, self.finer = rates or RATES[contest_run.setting.optimizer], not rates
+        self.rates, self.finer = rates, not rates
         self.done = 0
 
+    def rates_of(self, result: Result) -> tuple[float, ...]:
+        """Those that were given, or those that suit its optimizer."""
+        return self.rates or RATES[result.entrant.optimizer or self.contest.setting.optimizer]
+
     def all(self) -> None:
-        trainings = len(self.contest.seeds) + (len(self.rates) + 2 * self.finer if len(self.rates) > 1 else 0)
         if self.report is not None:
-            self.report.begin(trainings * sum(result.share.steps for result in self.contest.results))
+            tried = {result: len(self.rates_of(result)) for result in self.contest.results}
+            trainings = {r: len(self.contest.seeds) + (n + 2 * self.finer if n > 1 else 0) for r, n in tried.items()}
+            self.report.begin(sum(several * result.share.steps for result, several in trainings.items()))
         for result in self.contest.results:
             self._measure(result)
             self._choose(result)
@@ -149,8 +161,9 @@ class _Run:
 
     def _choose(self, result: Result) -> None:
         """On the last of the training examples, which the trials do not learn from."""
-        if len(self.rates) == 1:
-            result.search = Search((), self.rates[0])
+        rates = self.rates_of(result)
+        if len(rates) == 1:
+            result.search = Search((), rates[0])
             return
         training = self.contest.setting.problem.training
         border = len(training) - max(1, len(training) // CHOOSING)
@@ -162,7 +175,7 @@ class _Run:
             seed = self.contest.seeds[0]
             return self._outcome(result, rate, seed, parts)
 
-        result.search = search(self.rates, trial, self.finer)
+        result.search = search(rates, trial, self.finer)
 
     def _train(self, result: Result, seed: int) -> None:
         assert result.search is not None

@@ -1,11 +1,13 @@
-"""An entrant: a learning procedure in one of its modes, what its step costs on a problem, and its training there."""
+"""An entrant: a learning procedure with an optimizer, what its step costs on a problem, and its training there."""
 
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -32,21 +34,28 @@ BOOKS = ("run", "matmul")
 
 AT_ONCE = 256  # examples of a pass that only looks
 
+TIMED = 5  # steps whose median is how long one takes
+
 
 @dataclass(frozen=True)
 class Entrant:
-    """A procedure, and its mode where it has some."""
+    """A procedure, its mode where it has some, and its optimizer where it is not the one that all have."""
 
     procedure: str
     mode: str = ""
+    optimizer: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.procedure}:{self.mode}" if self.mode else self.procedure
+        name = f"{self.procedure}:{self.mode}" if self.mode else self.procedure
+        return f"{name} {self.optimizer}" if self.optimizer else name
 
 
-def entrants(text: str, mode: str) -> tuple[Entrant, ...]:
-    """Those that a list with commas names, such as `bp,pepita:paper`; `mode` is that of those that name none."""
+def entrants(text: str, mode: str, optimizers: Sequence[str] = ("",)) -> tuple[Entrant, ...]:
+    """Those that a list with commas names, such as `bp,pepita:paper`; `mode` is that of those that name none.
+
+    optimizers  each procedure takes part with every one of them
+    """
     named_one("mode", mode, MODES)
     entrants_named = []
     for item in text.split(","):
@@ -58,12 +67,12 @@ def entrants(text: str, mode: str) -> tuple[Entrant, ...]:
         entrants_named.append(Entrant(chosen.name, (named_mode or mode) if chosen.modes else ""))
     if len(set(entrants_named)) < len(entrants_named):
         raise InputError(f"procedures must be different names with commas between them, not {shown(text)}")
-    return tuple(entrants_named)
+    return tuple(replace(entrant, optimizer=name) for entrant in entrants_named for name in optimizers)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all entrants have in common. `book` prices what they execute."""
+    """What all entrants have in common; the optimizer is that of who names none. `book` prices what they execute."""
 
     problem: Problem
     optimizer: str
@@ -102,7 +111,7 @@ class Training(LayerTraining):
             problem.model,
             problem.begin(seed),
             entrant.procedure,
-            setting.optimizer,
+            entrant.optimizer or setting.optimizer,
             projected=problem.projected,
             learning_rate=learning_rate,
             mode=entrant.mode or PAPER,
@@ -140,6 +149,16 @@ class Training(LayerTraining):
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
+
+    def seconds(self, examples: Examples, rows: Any) -> float:
+        """How long a step takes here: the median of some, after one that makes the program."""
+        self.learn(examples, rows)
+        took = []
+        for _ in range(TIMED):
+            began = perf_counter()
+            self.learn(examples, rows)
+            took.append(perf_counter() - began)
+        return median(took)
 
     def _step_table(self, model: Model) -> Table:
         """The step gives back what a training goes on with, and no gradients."""

@@ -35,7 +35,8 @@ def _learned(contest: Contest) -> Sheet:
         rows.append(Row((result.entrant.name, *cells)))
     problem, setting = contest.setting.problem, contest.setting
     columns = ("", "loss", "± seeds", "accuracy", "± seeds", "learning rate", "diverged")
-    title = f"{problem.name}: {contest.budget} each, {setting.optimizer}, seeds {_listed(contest.seeds)}"
+    optimizers = " and ".join(dict.fromkeys(r.entrant.optimizer or setting.optimizer for r in contest.results))
+    title = f"{problem.name}: {contest.budget} each, {optimizers}, seeds {_listed(contest.seeds)}"
     notes = [
         f"{problem.facts}. {contest.results[0].parameters:,} parameters in {setting.dtype}. Loss and accuracy on what "
         "validates, means over the seeds that did not diverge, and their standard deviation. Chance: a guess by how "
@@ -130,6 +131,7 @@ def _result(result: Result) -> dict[str, Any]:
     return {
         "procedure": result.entrant.procedure,
         "mode": result.entrant.mode or None,
+        "optimizer": result.entrant.optimizer or None,
         "parameters": result.parameters,
         "steps": result.share.steps,
         "batch_size": result.share.batch_size,

@@ -19,6 +19,7 @@ from learncost.ledger.question import question
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.procedures.procedure import several
 from learncost.training.files import write_json
 from learncost.training.interrupt import asked_to_stop
 
@@ -56,8 +57,8 @@ def contest(
     procedures
         Who takes part, with commas between: {choices}; pepita:paper and pepita:stable name a mode.
     budget
-        What each may use: steps:300, flops:2e10 (as priced), or memory:5MB, which chooses the largest batch whose
-        predicted peak fits.
+        What each may use: steps:300, flops:2e10 (as priced), seconds:60 (as a few steps are timed before), or
+        memory:5MB, which chooses the largest batch whose predicted peak fits.
     model
         For digits mlp (the default) or vit. For text a preset or a config.json; the default is two Llama-like blocks of
         width 64.
@@ -76,7 +77,8 @@ def contest(
     widths
         How wide the hidden layers of the mlp are. The default is 64,32.
     optimizer
-        What updates the weights: sgd, momentum (the default of the mlp) or adamw.
+        What updates the weights: sgd, momentum (the default of the mlp), adamw (that of the others) or rmsprop. With
+        several, as momentum,adamw, every procedure takes part with each.
     dtype
         The type of the numbers: fp32 or fp64.
     price_book
@@ -95,15 +97,18 @@ def contest(
         Two procedures on text, with equal FLOPs.
     """
     all_sizes = {"seq_len": seq_len, "widths": widths} | sizes
-    entrants_named = entrants(procedures, mode)
+    optimizers = several(optimizer)
+    for name in optimizers:
+        find_optimizer(name)
+    if len(set(optimizers)) < len(optimizers):
+        raise InputError(f"optimizers must be different names with commas between them, not {shown(optimizer)}")
+    entrants_named = entrants(procedures, mode, optimizers if len(optimizers) > 1 else ("",))
     limit = read_budget(budget)
     numbers = {"batch_size": batch_size, "steps": steps}
     checked = {name: check_size(name, value) for name, value in numbers.items() if value is not None}
     if (unused := {"memory": "batch_size"}.get(limit.kind, "steps")) in checked:
         raise InputError(f"--{unused.replace('_', '-')} does not go with --budget {limit.kind}, which says it itself")
     tried, all_seeds = _rates(rates), _seeds(seeds)
-    if optimizer is not None:
-        find_optimizer(optimizer)
     named_one("type", dtype, DTYPES)
     if price_book not in BOOKS:
         raise InputError(
@@ -118,7 +123,7 @@ def contest(
 
     try:
         problem = _problem(data, model, {name: value for name, value in all_sizes.items() if value is not None})
-        setting = Setting(problem, optimizer or problem.optimizer, dtype, price_book)
+        setting = Setting(problem, optimizers[0] if optimizers else problem.optimizer, dtype, price_book)
         with reporter() as report, asked_to_stop() as stop:
             arguments: dict[str, Any] = {**checked, "report": report, "stop": stop, "trained": write}
             result = compete(setting, entrants_named, limit, all_seeds, tried, **arguments)

@@ -28,7 +28,7 @@ def at_once(table: Table) -> Table:
         readers = [i for i, line in enumerate(lines) if i > place and not arrays.isdisjoint(line.reads)]
         maker = lines[place]
         if isinstance(maker, Repeat) and not readers and gradient in {outer for _, outer in maker.keep}:
-            lines[place] = _in_turns(maker, gradient, chain, table.values)
+            lines[place] = _in_turns(maker, gradient, chain, table)
         else:
             place = max((place, *readers)) + 1
             lines[place:place] = chain
@@ -64,8 +64,14 @@ def _updates(line: Statement) -> bool:
     return isinstance(line, Line) and line.tag.macro == "optimizer_step"
 
 
-def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], values: Mapping[str, Value]) -> Repeat:
-    """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead."""
+def _in_turns(
+    repeat: Repeat, gradient: str, chain: Sequence[Line], table: Table, around: Mapping[str, Value] | None = None
+) -> Repeat:
+    """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead.
+
+    around   what is known of the names there, where it stands in another repeat
+    """
+    values = table.values if around is None else around
     names = {outer: inside for inside, outer in (*repeat.keep, *repeat.each)}
     stacks = [name for line in chain for name in line.reads if values[name].axes and name != gradient]
     makes = [name for line in chain for name in line.makes]
@@ -84,12 +90,12 @@ def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], values: Mapp
         place, maker = next((i, line) for i, line in enumerate(lines) if names[gradient] in line.makes)
         assert isinstance(maker, Repeat)
         lines[place] = _in_turns(
-            maker, names[gradient], [line.renamed(names) for line in chain], {**values, **values_inside}
+            maker, names[gradient], [line.renamed(names) for line in chain], table, {**values, **values_inside}
         )
     else:
         _add(lines, gradient, chain, names, stacks)
     read = {name for line in chain for name in line.reads}
-    new = tuple((name, name) for name in makes if name not in read)
+    new = tuple((name, name) for name in makes if name not in read or name in table.outputs)
     keep = tuple(pair for pair in repeat.keep if pair[1] != gradient)
     return replace(repeat, lines=tuple(lines), values=values_inside, each=tuple(each.items()), keep=(*keep, *new))
 

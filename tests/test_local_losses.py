@@ -9,6 +9,8 @@ import learncost as lc
 from learncost.equation.count import shape_of
 from learncost.models.model import build
 from learncost.models.small import small
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
 from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
@@ -131,6 +133,15 @@ def test_feedback_that_follows_comes_nearer_by_the_same_share_at_every_step():
             apart.append(training.state["attn.WQ.F"] - training.weights["attn.WQ"])
         for first, second in itertools.pairwise(apart):
             np.testing.assert_allclose(second, 0.99 * first, 1e-9, 1e-15)
+
+
+def test_it_goes_at_once():
+    model, sizes, arrays = setting("gpt2")
+    table = without_gradients(step(model, "kolen-pollack", "momentum"))
+    arrays = sound_arrays(table, sizes)
+    expected, found = (values_of(each, arrays, sizes) for each in (table, planned(table, "at-once")))
+    assert all(np.array_equal(found[name], expected[name]) for name in table.outputs)
+    assert {"attn.WQ.new", "attn.WQ.F.new", "attn.WQ.V.new"} <= set(table.outputs)
 
 
 def test_its_gradients_are_those_of_feedback_alignment():

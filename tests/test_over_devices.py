@@ -151,6 +151,14 @@ def test_activations_of_a_block_are_those_of_table_2(t, placement, plan, bytes_k
     assert kept_in_blocks(t, placement, plan) == bytes_kept(t)
 
 
+@pytest.mark.parametrize("procedure", ["local", "kolen-pollack"])
+def test_what_a_procedure_has_beside_the_weights_has_its_state_on_every_device(procedure):
+    one = lc.memory("gpt2", procedure=procedure, engine="table", **SIZES)
+    several = lc.memory("gpt2", procedure=procedure, mesh="dp=4", placement="ddp", batch_size=4, **SIZES)
+    for part in ("weights", "optimizer state", "fixed matrices"):
+        assert several.split[part] == one.split[part]
+
+
 def test_memory_of_one_device_is_of_its_part():
     one = lc.memory("gpt2", engine="table", **SIZES)
     several = lc.memory("gpt2", mesh="dp=4", placement="zero-3", batch_size=4, **SIZES)

@@ -127,6 +127,15 @@ def test_placements_are_proved_by_a_command(name, mesh_text, placement, plan):
     assert [check.passed for check in found] == [True] * 4, [str(check) for check in found]
 
 
+@pytest.mark.parametrize("procedure", ["local", "local-shared", "evolution", "kolen-pollack", "dfa-linear"])
+def test_ways_to_learn_are_placed(procedure):
+    model = build(small("gpt2", **SIZES))
+    for mesh_text, placement in (("dp=2", "fsdp"), ("tp=2", "megatron")):
+        found = list(verify_placements(model, mesh_text, None, placement, procedure=procedure, optimizer="adamw"))
+        assert [check.passed for check in found] == [True] * len(found), [str(check) for check in found]
+        assert len(found) > 2
+
+
 def test_a_proof_sees_a_collective_that_is_not_there(monkeypatch):
     model = build(small("gpt2", **SIZES))
     monkeypatch.setattr(run_collected, "_JOINS", {**run_collected._JOINS, "all_reduce": np.maximum})

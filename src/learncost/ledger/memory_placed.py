@@ -41,14 +41,14 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     result.table = in_place(placed)
     homes = Homes(table, grid, clauses, sizes)
     local = {**sizes, **grid.sizes}
-    stacks = stacks_of(step.model.table)
+    stacks = {*stacks_of(step.model.table), *step.stepped_beside}
     shapes = {
         name: [*shape_of(_cut(homes, f"{name}.state", Value(table.axes[name], "state", name)), local)]
-        for name in step.model.learning
+        for name in (*step.model.learning, *step.stepped_beside)
     }
     of, states = step.optimizer.bytes, step.kind.states
     result.state = sum(state_bytes(of, shape, name in stacks, states) for name, shape in shapes.items())
-    result.master = step.kind.master * sum(map(points, shapes.values()))
+    result.master = step.kind.master * sum(points(shapes[name]) for name in step.model.learning)
     wide = {array: step.widths[name] for array, name in placed.holds.items() if name in step.widths}
     moved = {array for array in placed.holds if part_of(placed, array) == "gradients"}
     moved |= {name for name in table.known if part_of(placed, name) == "gradients"}
@@ -78,9 +78,12 @@ def in_place(placed: Placed) -> Table:
             return (line,)
         operands = dict(zip(line.given, line.right, strict=True))
         weight = placed.holds.get(operands["W"].name, operands["W"].name)
-        axes = table.known[weight].axes
-        left = (Term(results[weight], axes),)
-        right = (Term(weight, axes), operands["G"], operands["lr"])
+        if weight not in results:  # what is stepped from is made of the weight before, so that it does not lie there
+            left, right = line.left[:1], (operands["W"], operands["G"], operands["lr"])
+        else:
+            axes = table.known[weight].axes
+            left = (Term(results[weight], axes),)
+            right = (Term(weight, axes), operands["G"], operands["lr"])
         return (replace(line, left=left, right=right, word="sgd", given=("W", "G", "lr"), gives=("U",)),)
 
     states = {name for name, value in table.known.items() if value.role == "state"}

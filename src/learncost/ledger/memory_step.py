@@ -75,8 +75,9 @@ class Step:
         stacks = stacks_of(self.model.table)
         self.state = sum(state_bytes(self.optimizer.bytes, shapes[w], w in stacks, kind.states) for w in learning)
         gradients = {value.of for value in table.known.values() if value.role == "gradient"}
-        beside = {name: [*shape_of(table.axes[name], run.axes)] for name in table.beside if name in gradients}
-        self.state += sum(state_bytes(self.optimizer.bytes, shape, True, kind.states) for shape in beside.values())
+        self.stepped_beside = tuple(name for name in table.beside if name in gradients)
+        for name in self.stepped_beside:
+            self.state += state_bytes(self.optimizer.bytes, [*shape_of(table.axes[name], run.axes)], True, kind.states)
         self.master = kind.master * sum(points(shapes[w]) for w in learning)
         stored = self.model.quantized
         codes = {weight.codes.name for weight in stored}

@@ -133,6 +133,7 @@ def _several(
     carries.append(Carry(drawn, following, NUMBER, f"{drawn}:last"))
     outer |= {f"{drawn}:last": Value(())}
     repeat = Repeat(str(several), tuple(turn), inner, tuple(carries))
+    repeat = replace(repeat, values={name: inner[name] for name in inner if name in repeat.inside})
     return _step(model, first, (*before, repeat), outer)
 
 

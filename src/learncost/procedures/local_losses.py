@@ -185,10 +185,8 @@ class _Local:
             final = "loss" if last else f"loss:blocks{number}"
             self.values.setdefault(final, Value(()))
             carries.append(Carry("loss:before", loss, zero.name, final))
-        made = replace(
-            repeat, lines=tuple(turn), values=inner, carry=tuple(carries), each=tuple(each), keep=tuple(keep)
-        )
-        return [*before, made]
+        made = replace(repeat, lines=tuple(turn), carry=tuple(carries), each=tuple(each), keep=tuple(keep))
+        return [*before, replace(made, values={name: inner[name] for name in inner if name in made.inside})]
 
     def summed(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Line, Product, Repeat, Tag, Term, Word, features
+from learncost.equation.table import Line, Product, Repeat, Tag, Term, Word
 from learncost.equation.value import Axes, Same, Value
 from learncost.layers.cuts import Cuts, Elsewhere, Scope
 from learncost.layers.tangent import MARK
@@ -191,14 +191,13 @@ class _Signals:
         """The gradient at the scores through a fixed random matrix, e F, in the place of a value's gradient.
 
         It is summed over the positions that the value does not have, and is the same at those that the scores lack.
+        A position whose embedding is learned is no feature: it shares one random matrix with the others.
         """
-        table = self.model.table
         errors = self.scores_axes
         e = Term(self.e, errors)
         axes = self.axes(place, name)
-        wide = features(table)
-        own = tuple(axis for axis in axes if base(axis) in wide and axis not in errors)
-        classes = tuple(axis for axis in errors if base(axis) in wide and axis not in axes)
+        own = tuple(axis for axis in axes if base(axis) in self.wide and axis not in errors)
+        classes = tuple(axis for axis in errors if base(axis) in self.wide and axis not in axes)
         fixed = f"{name}.F" + (str(len(place.scope)) if len(place.scope) > 1 else "")
         of = self.e.removeprefix("d")
         self.inputs[fixed] = Value(place.turns((*classes, *own)), "feedback", of)
@@ -222,6 +221,12 @@ class _Signals:
         spread = Product((Term(target, axes),), (dense, ones), (), tag)
         all_ones = Word((ones,), (), (), tag, word="ones", gives=("Y",))
         return Elsewhere(target, (Product((dense,), (e, matrix), (), tag), all_ones, spread), values)
+
+    @property
+    def wide(self) -> frozenset[str]:
+        """The axes of features, not of positions: those of the weights that are multiplied."""
+        multiplied = (line.right[at] for place in places(self.model.table) for line, at in linears(place))
+        return frozenset(base(axis) for weight in multiplied for axis in weight.declared)
 
     @property
     def scores_axes(self) -> Axes:

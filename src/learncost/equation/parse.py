@@ -138,7 +138,7 @@ def _pairs(names: str | None, text: str) -> tuple[tuple[str, str], ...]:
     for item in split_names(re.sub(r"\s*=\s*", "=", names or "")):
         new, _, old = item.partition("=")
         if not new.isidentifier() or not _is_name(old):
-            raise NotationError("`each` and `keep` take pairs, as in `each x=X keep Y=y`", text)
+            raise NotationError("`each` and `keep` take pairs, as in `each x=X z=Z keep Y=y`", text)
         pairs.append((new, old))
     return tuple(pairs)
 

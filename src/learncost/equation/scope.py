@@ -259,6 +259,8 @@ class _Scope:
             )
             if len(declared) != len(term.axes):
                 text = f"{term.name}[{' '.join(declared)}] is read with {len(term.axes)} axes"
+                if len(declared) > len(term.axes) and term.beyond:
+                    text += "; a place with an axis behind it stands in parentheses, as y=(i + u) in [y=(i + u) x]"
                 raise NotationError(text, str(line))
 
     def declare(self, term: Term, line: Line) -> None:
@@ -411,7 +413,11 @@ def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
             if not isinstance(axis, str):
                 continue
             if sizes.setdefault(axis, base(name)) != base(name):
-                raise NotationError(f"axis {axis} has the size of {sizes[axis]} and of {base(name)}", str(line))
+                raise NotationError(
+                    f"axis {axis} has the size of {sizes[axis]} and of {base(name)}; "
+                    f"a second axis of the same size is {axis}', as in a square matrix W[{axis} {axis}']",
+                    str(line),
+                )
     groups: dict[str, list[str]] = {}
     for axis in order:
         groups.setdefault(sizes.get(axis, base(axis)), []).append(axis)

@@ -12,8 +12,8 @@ MIXED = "a line is a product or a sum, not both"
 REFUSED = [
     ("t(X; W) -> Y", "Y[a] = Z[a]", "Z is not defined before it is read"),
     ("t(X) -> Y", "Y[a] = X[a] + X[a b]", "X[a] is read with 2 axes"),
-    ("t(X) -> Y", "Z[c y] = exp(X[c y])\nY[c y] = sum[u](Z[c=c + u - #u/2 y])", "stands in parentheses"),
-    ("t(X; W) -> Y", "H[e] = X[d] W[d e]\nY[d] = X[d] H[d]", "a square matrix W[d d']"),
+    ("t(X) -> Y", "Z[c y] = exp(X[c y])\nY[c y] = sum[u](Z[c=c + u - #u/2 y])", "Z[c y] is read with 1 axes; a place"),
+    ("t(X; W) -> Y", "H[e] = X[d] W[d e]\nY[d] = X[d] H[d]", "axis d has the size of d and of e; a second axis"),
     ("t(X) -> Y", "Y[a] = X[a b]", "axis b is summed but stands in one factor alone"),
     (
         "t(X; W) -> Y",

@@ -23,6 +23,26 @@ MIB = 2**20
 # The real thing.
 
 
+@pytest.mark.usefixtures("alone")
+def test_another_way_to_learn_stands_beside_backpropagation(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    flags = ["--shape", "3", "7", "--rounds", "1", "--against", "", "--procedure", "skip", "--out", str(out)]
+    assert main(["bench", config, *flags]) == 0
+    assert "engine skip learns by skip:" in capsys.readouterr().out
+    sides = json.loads(out.read_text())["cases"][0]["sides"]
+    assert list(sides) == ["engine", "engine skip", "floor"]
+    assert sides["engine skip"]["procedure"] == "skip"
+    assert sides["engine skip"]["over_engine"] == pytest.approx(
+        sides["engine skip"]["seconds"] / sides["engine"]["seconds"]
+    )
+    assert sides["engine skip"]["memory"]["peak"] > 0
+    for named, message in (("bp", "bp is measured anyway"), ("nope", "no learning procedure is called 'nope'")):
+        assert main(["bench", config, "--shape", "3", "7", "--procedure", named]) == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "config.json"

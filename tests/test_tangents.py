@@ -14,8 +14,7 @@ from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.tangent import tangent
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.procedures import forward_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.procedure import LEARNING, step
 from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
 from learncost.proof.tangents import along, with_tangent
@@ -145,7 +144,8 @@ def test_both_sides_tend_to_the_forward_gradient_with_the_square_of_the_distance
     expected = gradients(model, "forward-gradient", sizes, arrays)
     errors = []
     for distance in (2e-3, 1e-3):
-        monkeypatch.setattr(forward_gradients, "DISTANCE", distance)
+        moved = replace(LEARNING["mezo"], distance=distance)
+        monkeypatch.setitem(LEARNING, "mezo", moved)
         found = gradients(model, "mezo", sizes, arrays)
         errors.append(max(np.abs(found[name] - expected[name]).max() for name in found))
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.02)

@@ -11,7 +11,8 @@ from learncost.faces.lists import listing
 PAGE = (Path(__file__).parents[1] / "docs" / "ways.md").read_text()
 FORMULAS = {
     cell.strip(): columns[3].strip().strip("`")
-    for columns in (line.split("|") for line in PAGE.splitlines() if line.startswith("| ") and "`" in line)
+    for columns in (line.split("|") for line in PAGE.splitlines() if line.startswith("| ") and line.count("|") == 5)
+    if "`" in columns[3]
     for cell in columns[1].split(",")
 }
 

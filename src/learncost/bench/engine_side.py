@@ -64,6 +64,7 @@ def options(subject: Subject) -> Options:
     option_names = {option.name for option in fields(Options)}
     settings: dict[str, Any] = {
         "engine": usual(),
+        "procedure": subject.procedure,
         "dtype": subject.dtype,
         "batch_size": subject.batch_size,
         "seq_len": subject.seq_len,

@@ -34,9 +34,13 @@ class Memory:
 
 @dataclass
 class SideFound:
-    """Of one side: why it is left out, if it is; facts about it; seconds of the steps of every round."""
+    """Of one side: why it is left out, if it is; facts about it; seconds of the steps of every round.
+
+    procedure   how the engine learns here; the peers and the engine that is judged beside them learn by bp
+    """
 
     name: str
+    procedure: str = "bp"
     left_out: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     memory: Memory | None = None
@@ -69,7 +73,16 @@ class Case:
     @property
     def peers(self) -> list[SideFound]:
         """Those that the engine is set against, and that took part."""
-        return [side for side in self.learners if side.name != ENGINE and side.rounds]
+        return [side for side in self.learners if side.name not in (ENGINE, *self.ways) and side.rounds]
+
+    @property
+    def ways(self) -> dict[str, SideFound]:
+        """The sides of the engine that learn otherwise than by backpropagation."""
+        return {name: side for name, side in self.sides.items() if side.procedure != "bp"}
+
+    def over_engine(self, name: str) -> float | None:
+        """The median over the rounds of a side's time over that of the engine's step of backpropagation."""
+        return self._ratio(name, [self.sides[ENGINE].turns])
 
     def over_peers(self, name: str) -> float | None:
         """The median over the rounds of a side's time over that of the best peer in the same round."""
@@ -116,6 +129,8 @@ class Case:
             if side.name != FLOOR:
                 facts["tokens_per_second"] = self.subject.tokens / side.step
                 facts |= {"over_best_peer": self.over_peers(side.name), "over_floor": self.over_floor(side.name)}
+            if side.name in self.ways:
+                facts |= {"procedure": side.procedure, "over_engine": self.over_engine(side.name)}
         return facts
 
 

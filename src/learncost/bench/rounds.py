@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
@@ -25,14 +26,23 @@ another process had the caches."""
 MOST_STEPS = 20
 """In a turn."""
 
+FIRST = 1e-2
+"""How far the first loss of another way to learn may be from that of bp: with weights moved it is not the same."""
+
 PAUSE = 0.05
 """Seconds between two turns, in which the threads of the last side stop waiting for work."""
 
 
 def bench(
-    subjects: Sequence[Subject], peers: Sequence[str], rounds: int, say: Callable[[str], None] = lambda text: None
+    subjects: Sequence[Subject],
+    peers: Sequence[str],
+    rounds: int,
+    say: Callable[[str], None] = lambda text: None,
+    procedures: Sequence[str] = (),
 ) -> Bench:
     """Measure all cases; Ctrl-C ends it, with what there is until then. `say` is told what happens.
+
+    procedures   by which the engine learns too, beside bp
 
     Raises InputError.
     """
@@ -41,8 +51,9 @@ def bench(
     results = Bench(machine(), rounds)
     try:
         for subject in subjects:
-            names = (ENGINE, *peers, FLOOR)
-            case = Case(subject, {name: SideFound(name) for name in names})
+            sides = [SideFound(ENGINE), *(SideFound(f"{ENGINE} {name}", name) for name in procedures)]
+            sides += [SideFound(name) for name in (*peers, FLOOR)]
+            case = Case(subject, {side.name: side for side in sides})
             results.cases.append(case)
             _measure(case, rounds, say)
     except KeyboardInterrupt:
@@ -66,8 +77,8 @@ def _measure(case: Case, rounds: int, say: Callable[[str], None]) -> None:
             if side.left_out is None:
                 at(f"start of {side.name}")
                 with _left_out(side):
-                    process = stack.enter_context(Process(side.name))
-                    side.facts = process.begin(case.subject)
+                    process = stack.enter_context(_process(side))
+                    side.facts = process.begin(replace(case.subject, procedure=side.procedure))
                     processes[side.name] = process
         learners = [case.sides[name] for name in processes if name != FLOOR]
         fastest = _check(case, learners, processes, Path(folder), at)
@@ -93,10 +104,14 @@ def _left_out(side: SideFound) -> Iterator[None]:
         side.rounds.clear()
 
 
+def _process(side: SideFound) -> Process:
+    return Process(side.name if side.procedure == "bp" else ENGINE)
+
+
 def _memory(side: SideFound, subject: Subject) -> Memory:
     """Of a few steps, in a process that does nothing else: neither the check nor anything before has left traces."""
-    with Process(side.name) as process:
-        process.begin(subject)
+    with _process(side) as process:
+        process.begin(replace(subject, procedure=side.procedure))
         process.turn(check.STEPS)
         return Memory(**process.memory())
 
@@ -115,18 +130,23 @@ def _check(
     tolerance, fastest = check.TOLERANCES[case.subject.dtype], None
     reference: tuple[str, Path, list[float]] | None = None
     # The engine is listed first, but is what is judged: the peers go before it.
-    for side in sorted(sides, key=lambda side: side.name == ENGINE):
+    for side in sorted(sides, key=lambda side: (side.procedure != "bp", side.name == ENGINE)):
         say(f"check of {side.name}")
         with _left_out(side):
             process, side_folder = processes[side.name], folder / side.name
             side_folder.mkdir()
             first = process.turn(1)
-            process.gradients(side_folder)
+            if side.procedure == "bp":
+                process.gradients(side_folder)
             rest = process.turn(check.STEPS - 1)
             losses = first["losses"] + rest["losses"]
             fastest = min(*rest["seconds"], fastest or math.inf)
             if not all(map(math.isfinite, losses)):
                 raise SideError(f"its losses are {losses}")
+            if side.procedure != "bp":  # its gradients are to differ; before the first step its loss is not
+                if reference is not None and not math.isclose(losses[0], reference[2][0], rel_tol=FIRST):
+                    raise SideError(f"its first loss is {losses[0]:.6f}, not {reference[2][0]:.6f}")
+                continue
             if reference is None:
                 reference = (side.name, side_folder, losses)
                 continue

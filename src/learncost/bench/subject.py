@@ -54,7 +54,10 @@ USUAL = ("char", "gpt2-124m", "tiny", "long")
 
 @dataclass(frozen=True)
 class Subject:
-    """One case: `model` is a name to show, `config` the keys of a config.json, `plan` is for the engine alone."""
+    """One case: `model` is a name to show, `config` the keys of a config.json.
+
+    plan, procedure   for the engine alone: what its step is planned as, and how it learns
+    """
 
     model: str
     config: Mapping[str, Any]
@@ -62,6 +65,7 @@ class Subject:
     seq_len: int
     dtype: str = "fp32"
     plan: str | None = None
+    procedure: str = "bp"
 
     @cached_property
     def configuration(self) -> Configuration:

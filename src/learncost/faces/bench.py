@@ -13,6 +13,8 @@ from learncost.bench.sides import PEERS, peers
 from learncost.bench.subject import USUAL, subjects
 from learncost.equation.errors import InputError
 from learncost.ledger.question import question
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.procedure import several
 from learncost.training.files import write_json
 
 EVERY = ",".join(PEERS)
@@ -26,6 +28,7 @@ def bench(
     against: str = EVERY,
     rounds: int | str = 8,
     plan: str | None = None,
+    procedures: str | None = None,
     out: str | None = None,
 ) -> Bench:
     """Set the engine's training step against PyTorch's and JAX's on this machine: time, memory, and the step's floor.
@@ -47,6 +50,8 @@ def bench(
         How often every side takes its turn.
     plan
         The engine's plan (`learncost list plans`). Without it, the engine chooses one itself, which is its default.
+    procedures
+        Other ways to learn, with commas between: the engine takes a step by each beside the one by bp: {choices}.
     out
         The file for everything that was measured, as JSON.
 
@@ -54,15 +59,20 @@ def bench(
     --------
     learncost bench tiny --rounds 2
         The engine against its peers on a tiny model.
+    learncost bench tiny --against eager --procedure skip,local-shared
+        Two ways to learn beside backpropagation, in one run.
     learncost bench gpt2 --shape 1 256 --against eager --out bench.json
         One model of one's own, against PyTorch, with everything in a file.
     """
     file = None if out is None else _free(Path(out))
     sizes = None if shape is None else (_whole("--shape", shape[0]), _whole("--shape", shape[1]))
+    names = tuple(dict.fromkeys(find_procedure(name).name for name in several(procedures)))
+    if "bp" in names:
+        raise InputError("bp is measured anyway: --procedure says what is set beside it")
     types = tuple(dict.fromkeys(item.strip() for item in dtype.split(",")))
     cases = subjects(models or USUAL, sizes, types, plan)
     with _reporter() as say:
-        results = measure(cases, peers(against), _whole("--rounds", rounds), say)
+        results = measure(cases, peers(against), _whole("--rounds", rounds), say, names)
     if file is not None:
         write_json(file, results.to_dict())
     return results

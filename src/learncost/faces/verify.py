@@ -12,6 +12,9 @@ from learncost.models.argument import layer_or_model
 from learncost.proof.report import Report
 from learncost.proof.verify import verify as compute
 
+FEW = 20
+"""Comparisons that are shown one by one unasked."""
+
 
 @question()
 def verify(
@@ -36,7 +39,7 @@ def verify(
     differences, the operations that arrays count with the price of the book run, line by line, the explicit Jacobian
     with the closed form; where PyTorch or JAX is installed, values and gradients with its autograd, and FLOPs with
     PyTorch's FlopCounterMode. For a model, a step of every procedure with every optimizer too, and MEMPEPITA with
-    PEPITA bit for bit.
+    PEPITA bit for bit, and what else is known of each: with `procedure`, of some alone.
 
     With --mesh: the step over many devices, each of them a thread, with the step of one device: loss, gradients, new
     weights and states in fp64, and the bytes that are sent with those that are priced.
@@ -57,7 +60,8 @@ def verify(
     plan
         With `engine` torch, the rewritings of the step, as flash,fused. The default is the planner's choice.
     procedure
-        With `engine`, how the model learns: {choices}. The default is bp.
+        How the model learns: {choices}. With `engine` and `mesh` one, which is run; the default is bp. Else several
+        with commas between, which are proved.
     optimizer
         With `engine`, what updates the weights: adamw (the default), sgd or momentum.
     batch_size
@@ -73,6 +77,8 @@ def verify(
     --------
     learncost verify attention
         Proves the counts and gradients of one layer.
+    learncost verify gpt2 --procedure skip,local
+        Proves two ways to learn: their counts, and what they are the same as.
     learncost verify gpt2 --mesh dp=2,tp=2 --placement fsdp,megatron-sp
         Runs a step on four devices and holds it to the step of one.
     learncost verify gpt2 --engine torch --num-hidden-layers 2
@@ -91,6 +97,9 @@ def verify(
         return report if every or model is not None else replace(report, summed=True)
     if mesh or place or placement:
         raise InputError("--mesh runs devices as threads on NumPy: leave --engine out")
+    if engine is None and procedure and not sizes and len(settings) == 1:
+        report = compute(model, procedure)
+        return report if every or len(report.checks) <= FEW else replace(report, summed=True)
     if engine is None and (settings or sizes):
         raise InputError(f"--{next(iter((*settings, *sizes))).replace('_', '-')} is for --engine torch or jax")
     if engine == "c99":

@@ -18,9 +18,6 @@ from learncost.procedures.places import check_learns, places
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.signals import Signals
 
-DISTANCE = 1e-3
-"""How far weights are moved to either side: Malladi et al. 2023, MeZO, table 15 and its code."""
-
 
 def by_tangents(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
     """One step: forward beside the tangents along a direction of all weights, which is then scaled by the loss's.
@@ -57,14 +54,14 @@ def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, s
     for side, sign in (("plus", 1), ("minus", -1)):
         if f"forward at {side}" not in chosen.moves:
             raise InputError(f"{chosen.name} needs both sides: forward at plus, forward at minus")
-        passed, known = _moved(model, directions, side, sign)
+        passed, known = _moved(model, directions, side, sign * chosen.distance)
         lines += passed
         values |= known
     tag = Tag("loss", local="both sides")
     plus, minus = Term("loss.plus", ()), Term("loss.minus", ())
     lines += [
         Sum((Term("loss.difference", ()),), (plus, minus), (), tag, (1, -1)),
-        Product((Term("loss.slope", ()),), (Term("loss.difference", ()), Literal(0.5 / DISTANCE)), (), tag),
+        Product((Term("loss.slope", ()),), (Term("loss.difference", ()), Literal(0.5 / chosen.distance)), (), tag),
         Sum((Term("loss.both", ()),), (plus, minus), (), tag, (1, 1)),
         Product((Term("loss", ()),), (Term("loss.both", ()), Literal(0.5)), (), tag),
     ]
@@ -184,8 +181,10 @@ def _step(
     return replace(needed(step, step.outputs), weights=table.weights, inputs=step.inputs), gradients
 
 
-def _moved(model: Model, directions: Directions, side: str, sign: int) -> tuple[list[Statement], dict[str, Value]]:
-    """The forward pass with W + sign x distance x direction in the place of every weight that learns."""
+def _moved(
+    model: Model, directions: Directions, side: str, distance: float
+) -> tuple[list[Statement], dict[str, Value]]:
+    """The forward pass with W + distance x direction in the place of every weight that learns."""
     table = model.table
     making: dict[Scope, dict[str, tuple[list[Line], dict[str, Value]]]] = {}
     for weight in model.learning:
@@ -195,8 +194,8 @@ def _moved(model: Model, directions: Directions, side: str, sign: int) -> tuple[
             direction, scaled, moved = (Term(f"{site.name}.{part}", axes) for part in ("direction", "step", side))
             lines, values = directions.signs(Term(seed, ()), axes, direction.name)
             tag = Tag("directions", local=f"W {side}")
-            lines.append(Product((scaled,), (direction, Literal(DISTANCE)), (), tag))
-            lines.append(Sum((moved,), (Term(site.name, axes), scaled), (), tag, (1, sign)))
+            lines.append(Product((scaled,), (direction, Literal(abs(distance))), (), tag))
+            lines.append(Sum((moved,), (Term(site.name, axes), scaled), (), tag, (1, 1 if distance > 0 else -1)))
             values |= {scaled.name: Value(axes), moved.name: Value(axes)}
             making.setdefault(site.place.scope, {})[site.name] = (lines, values)
 

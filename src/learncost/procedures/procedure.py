@@ -52,6 +52,7 @@ class Procedure:
     modes     those of its differences
     lines     that make what its backward pass reads for a weight W, in the notation
     decay     where that follows the weights: the share that both lose in a step
+    distance  how far weights are moved to either side, where they are
     """
 
     name: str
@@ -63,6 +64,7 @@ class Procedure:
     modes: Sequence[str] = ()
     lines: Sequence[str] = ()
     decay: float = 0.0
+    distance: float = 0.001
 
     @property
     def sweeps(self) -> tuple[tuple[Move, ...], ...]:
@@ -156,7 +158,7 @@ def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedu
     return named_one("procedure" if also else "learning procedure", name, {**LEARNING, **(also or {})})
 
 
-_FIELDS = ("title", "source", "schedule", "lines", "decay")
+_FIELDS = ("title", "source", "schedule", "lines", "decay", "distance")
 """What a file of one's own may say of a procedure."""
 
 
@@ -177,6 +179,9 @@ def _read(path: str) -> None:
     decay = row.get("decay", 0.0)
     if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
         raise InputError(f"{path}: decay is a number from 0 to below 1")
+    distance = row.get("distance", 1.0)
+    if isinstance(distance, bool) or not isinstance(distance, (int, float)) or not 0 < distance < float("inf"):
+        raise InputError(f"{path}: distance is a number above 0")
     if not row.get("schedule"):
         raise InputError(f"{path} needs a schedule, such as {json_of(LEARNING['bp'].schedule)}")
     read = Procedure(path, **{"title": path, "source": path, **row})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +17,7 @@ from learncost.models.argument import GENERIC, layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
 from learncost.models.small import small
-from learncost.procedures.procedure import LEARNING, step
+from learncost.procedures.procedure import several
 from learncost.proof.check import (
     LARGER,
     Meaning,
@@ -27,21 +27,20 @@ from learncost.proof.check import (
     seeds_of,
     sound_arrays,
     survived,
-    tally,
     values_of,
     worst,
 )
 from learncost.proof.plain import under_where
+from learncost.proof.procedures import verify_procedures
 from learncost.proof.references import LAYERS, of_word
 from learncost.proof.report import Check, Report
 from learncost.proof.sample import small_sizes
 from learncost.proof.tangents import along
 from learncost.proof.words import consistent, word_layer
 from learncost.vocabulary import Entry, entries
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 
-def verify(model: str | Model | Configuration | Layer | Table | None = None) -> Report:
+def verify(model: str | Model | Configuration | Layer | Table | None = None, procedure: str | None = None) -> Report:
     """Prove every layer and word that comes with the package; or one model, layer or table.
 
     Parameters
@@ -50,6 +49,8 @@ def verify(model: str | Model | Configuration | Layer | Table | None = None) -> 
         A preset, a path or a generic model's name; a layer's name or its file in the notation; or a model,
         configuration, layer or table itself. None takes all layers and all words. Only the structure counts: it runs at
         small sizes that are all different.
+    procedure
+        Of a model, the learning procedures to prove, with commas between; by default its table, and all of them.
 
     Returns
     -------
@@ -59,7 +60,7 @@ def verify(model: str | Model | Configuration | Layer | Table | None = None) -> 
     Raises
     ------
     InputError
-        For an unknown name.
+        For an unknown name, and a procedure without a model.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def verify(model: str | Model | Configuration | Layer | Table | None = None) -> 
     """
     return Report(
         "verification of every word and every layer" if model is None else f"verification of {_title(model)}",
-        tuple(_checks(model)),
+        tuple(_checks(model, several(procedure))),
     )
 
 
@@ -81,19 +82,26 @@ def _title(model: object) -> str:
     return str(getattr(model, "name", "") or getattr(model, "title", "") or model)
 
 
-def _checks(model: str | Model | Configuration | Layer | Table | None) -> Iterator[Check]:
-    if model is None:
+def _checks(model: str | Model | Configuration | Layer | Table | None, procedures: Sequence[str]) -> Iterator[Check]:
+    if model is None and not procedures:
         yield from all_words()
         yield from all_layers()
         return
     if isinstance(model, str):
         model = layer_or_model(model)
+    if procedures and (model is None or isinstance(model, (Layer, Table))):
+        raise InputError("a procedure is proved on a model: name one, such as gpt2")
     if isinstance(model, Layer):
         yield from verify_table(model.table, model.name, LAYERS.get(model.name))
     elif isinstance(model, Table):
         yield from verify_table(model, model.title or "table")
     else:
-        yield from verify_model(model if isinstance(model, Model) else build(_configured(model)))
+        assert model is not None
+        built = model if isinstance(model, Model) else build(_configured(model))
+        if procedures:
+            yield from verify_procedures(built, built.configuration.name, procedures)
+        else:
+            yield from verify_model(built)
 
 
 def _configured(model: str | Configuration | Layer) -> Configuration:
@@ -228,63 +236,3 @@ def verify_model(model: Model) -> Iterator[Check]:
     name = model.configuration.name
     yield from verify_table(model.table, name)
     yield from survived(name, verify_procedures(model, name))
-
-
-def verify_procedures(model: Model, name: str) -> Iterator[Check]:
-    """Tallies of every step; procedures that are to give the same weights, such as recomputation, do bit for bit."""
-    results: dict[str, Mapping[str, Any]] = {}
-    for procedure, procedure_of in LEARNING.items():
-        if procedure_of.part:  # another procedure on a model of which a part is frozen
-            continue
-        if not model.learns and procedure_of.compares:
-            yield Check(f"{name}, {procedure}", "a step", "the model has no output with targets to learn from", None)
-            continue
-        try:
-            step(model, procedure, "sgd")
-        except InputError as refusal:  # such as weights that all turns share, for pepita
-            yield Check(f"{name}, {procedure}", "a step", str(refusal), None)
-            continue
-        for optimizer in OPTIMIZERS:
-            table = step(model, procedure, optimizer)
-            sizes = small_sizes(table)
-            arrays = sound_arrays(table, sizes)
-            yield tally(f"{name}, {procedure} with {optimizer}", table, arrays, sizes)
-        table = step(model, procedure, "sgd")
-        sizes = _shared_sizes(model, table)
-        values = values_of(table, _shared_arrays(model, table, sizes), sizes)
-        results[procedure] = {key: values[key] for key in _new_weights(table)}
-    for first in results:
-        if (second := LEARNING[first].equals) in results:
-            yield _bit_for_bit(name, first, second, results[first], results[second])
-
-
-def _new_weights(table: Table) -> Iterable[str]:
-    return table.renewed.values()
-
-
-def _shared_sizes(model: Model, table: Table) -> dict[str, int]:
-    """The same sizes for every procedure: those of the model's own table."""
-    return small_sizes(table) | small_sizes(model.table)
-
-
-def _shared_arrays(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The same arrays for every procedure: those that the model is given, then one for each further name.
-
-    What is read for a weight is that weight.
-    """
-    arrays = sound_arrays(model.table, sizes)
-    for name in table.inputs:
-        if name not in arrays:
-            shared, stands_for = Table((), table.values, (name,)), table.values[name].of
-            fixed = table.values[name].role == "projection" and stands_for in table.weights
-            fixed = fixed and table.values[name].axes == table.values[stands_for].axes  # not one for every block
-            array_found = {name: arrays[stands_for]} if fixed else sound_arrays(shared, sizes, seed=sum(map(ord, name)))
-            arrays |= array_found
-    return arrays
-
-
-def _bit_for_bit(name: str, first: str, second: str, weights: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
-    different = [key for key in expected if not np.array_equal(weights[key], expected[key])]
-    text = f"{len(expected)} updated weights are the same" if not different else f"{different[0]} differs"
-    same = bool(expected) and weights.keys() == expected.keys() and not different
-    return Check(name, f"{first} with {second}, bit for bit", text, same)

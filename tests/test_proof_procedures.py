@@ -1,0 +1,49 @@
+"""What is proved of learning procedures on a model, and that the proof sees what is wrong."""
+
+from dataclasses import replace
+
+import pytest
+
+import learncost as lc
+from learncost.models.model import build
+from learncost.models.small import small
+from learncost.procedures.procedure import LEARNING
+from learncost.proof import procedures as proof
+
+KNOWN = {
+    "fa": "fa with bp, bit for bit",
+    "kolen-pollack": "the difference of both weights after a step with 0.99 of it",
+    "local": "gradients of one block with bp's",
+    "skip": "gradients of one block with bp's",
+    "skip-out": "gradients with bp's of the table with stop_gradient there",
+    "dfa": "gradients with bp's where the matrices are exact",
+    "forward-gradient": "its slope with <bp's gradient, direction>",
+    "mezo": "its error with four times that of half the distance",
+}
+
+
+@pytest.mark.parametrize("procedure", KNOWN)
+def test_what_is_known_of_a_procedure_is_proved(procedure):
+    report = lc.verify(build(small("gpt2")), procedure)
+    assert report.passed
+    assert KNOWN[procedure] in {check.compared for check in report.checks}
+    assert all(check.passed for check in report.checks)
+
+
+def test_the_proof_sees_what_is_wrong():
+    model = build(small("gpt2"))
+    wrong = {
+        "kolen-pollack": proof._comes_nearer(model, replace(LEARNING["kolen-pollack"], decay=0.02), ""),
+        "skip-out": proof._one_block(model, LEARNING["skip-out"], ""),
+        "skip-blocks": proof._slope(model, LEARNING["skip-blocks"], ""),
+    }
+    for checks in wrong.values():
+        assert [check.passed for check in checks] == [False]
+
+
+def test_a_file_is_proved_too_and_a_layer_has_no_procedure():
+    report = lc.verify(build(small("llama")), "examples/procedures/skip-and-align.toml")
+    assert "gradients of one block with bp's" in {check.compared for check in report.checks}
+    assert report.passed
+    with pytest.raises(lc.InputError, match="a procedure is proved on a model"):
+        lc.verify("attention", "mezo")

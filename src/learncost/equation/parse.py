@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import isinf
 
 from learncost.equation.affine import Affine, Part, total
@@ -206,8 +207,9 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+@lru_cache(maxsize=4096)
 def parse_line(text: str) -> Line | Call:
-    """One line: a product, a sum, a word, or a call."""
+    """One line: a product, a sum, a word, or a call. Families share most of theirs, and models are composed often."""
     body, equation = _ending(text, _EQUATION)
     body, module, operator = _ending(body, _ORIGIN)
     if module and not equation:

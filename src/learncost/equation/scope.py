@@ -221,11 +221,11 @@ class _Scope:
             if name not in self.current:
                 hint = (advice(str(line)) if "." in name else "") or self.hint(name)
                 raise NotationError(f"{name} is not defined before it is read{hint}", str(line))
-        if not line.tag.local:
-            line = replace(line, tag=replace(line.tag, local=line.name, locals=tuple(t.name for t in line.right)))
-        line = replace(line, right=tuple(t.renamed(self.current) for t in line.right))
-        line = replace(
-            line, left=tuple(Term(t.name, tuple(_rename_reads(a, self.current) for a in t.axes)) for t in line.left)
+        tag = line.tag
+        line = line.with_changed(
+            tag=tag if tag.local else replace(tag, local=line.name, locals=tuple(t.name for t in line.right)),
+            right=tuple(t.renamed(self.current) for t in line.right),
+            left=tuple(Term(t.name, tuple(_rename_reads(a, self.current) for a in t.axes)) for t in line.left),
         )
         loops = set(line.loops)
         for condition in line.where:
@@ -247,8 +247,8 @@ class _Scope:
         names = {term.name: self.version(term.name) for term in line.left}
         for term in line.left:
             self.current[term.name] = names[term.name]
-            self.declare(replace(term, name=names[term.name]), line)
-        return replace(line, left=tuple(Term(names[t.name], t.axes) for t in line.left))
+            self.declare(Term(names[term.name], term.axes), line)
+        return line.with_changed(left=tuple(Term(names[t.name], t.axes) for t in line.left))
 
     def check_counts(self, line: Line) -> None:
         """Every name is read with as many axes as it has."""
@@ -427,8 +427,8 @@ def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
         for primes, axis in enumerate(members):
             renaming[axis] = size + "'" * primes
     where = tuple(c for c in line.where if c.axes <= set(order))
-    line = replace(line, where=where).renamed({}, {a: b for a, b in renaming.items() if a != b})
-    return replace(line, right=tuple(_labelled(term, declared) for term in line.right))
+    line = line.with_changed(where=where).renamed({}, {a: b for a, b in renaming.items() if a != b})
+    return line.with_changed(right=tuple(_labelled(term, declared) for term in line.right))
 
 
 def _labelled(term: Operand, declared: Mapping[str, tuple[str, ...]]) -> Operand:

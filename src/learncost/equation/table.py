@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import Count, base, size_of, summands
@@ -65,13 +65,14 @@ class Term:
         return (self.name, *inner)
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Term:
-        return Term(
-            names.get(self.name, self.name),
-            tuple(
+        """The same under other names; itself where none of them changes."""
+        name, new_axes = names.get(self.name, self.name), self.axes
+        if axes or self.indexed:
+            new_axes = tuple(
                 axes.get(a, a) if isinstance(a, str) else Read(axes.get(a.axis, a.axis), a.at.renamed(names, axes))
                 for a in self.axes
-            ),
-        )
+            )
+        return self if name == self.name and new_axes == self.axes else Term(name, new_axes)
 
     def __str__(self) -> str:
         return f"{self.name}[{' '.join(_spelt(self.axes))}]"
@@ -124,7 +125,8 @@ class Literal:
             text = "".join(f"{'-' if sign < 0 else '+'}{axes.get(summand, summand)}" for sign, summand in parts)
             return text if parts[0][0] < 0 else text[1:]
 
-        return replace(self, sizes=tuple(map(renamed, self.sizes)))
+        sizes = tuple(map(renamed, self.sizes))
+        return self if sizes == self.sizes else replace(self, sizes=sizes)
 
     def number(self, sizes: Mapping[str, int]) -> float:
         """The number, given the sizes."""
@@ -287,12 +289,17 @@ class Line:
         return tuple(dict.fromkeys(inner))
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Line:
-        return replace(
-            self,
+        """The same under other names; itself where none of them changes."""
+        return self.with_changed(
             left=tuple(t.renamed(names, axes) for t in self.left),
             right=tuple(t.renamed(names, axes) for t in self.right),
             where=tuple(c.renamed(axes) for c in self.where),
         )
+
+    def with_changed(self, **fields: Any) -> Self:
+        """The line with these fields; itself where it has them already, so that what it remembers stays."""
+        changed = {name: value for name, value in fields.items() if value != getattr(self, name)}
+        return replace(self, **changed) if changed else self
 
     def _suffix(self) -> str:
         text = "".join(f" where {condition}" for condition in self.where)
@@ -355,7 +362,7 @@ class Word(Line):
         line = super().renamed(names, axes)
         assert isinstance(line, Word)
         opaque = self.opaque.renamed(axes) if self.opaque and axes else self.opaque
-        return replace(line, axes=tuple(axes.get(a, a) for a in self.axes), opaque=opaque)
+        return line.with_changed(axes=tuple(axes.get(a, a) for a in self.axes), opaque=opaque)
 
     def __str__(self) -> str:
         word = {"gradient": f"{self.word}'", "jacobian": f"jacobian {self.word}"}.get(self.part, self.word)

@@ -84,11 +84,12 @@ class _Moved:
         binding = tuple((letter, base(self.axes.get(now, now))) for letter, now in line.tag.binding)
         where = tuple(c for c in self.call.where if c.axes <= set(moved.loops))
         self.restricted.update(where)
-        tag = replace(line.tag, binding=binding)
+        module = within(self.call.module, line.tag.module)
         if self.call.is_own and line.tag.layer == self.title:  # as if it stood in the caller
-            tag = Tag(equation=line.tag.equation, operator=line.tag.operator)
-        tag = replace(tag, module=within(self.call.module, line.tag.module))
-        return replace(moved, where=(*moved.where, *where), tag=tag)
+            tag = Tag(equation=line.tag.equation, operator=line.tag.operator, module=module)
+        else:
+            tag = replace(line.tag, binding=binding, module=module)
+        return moved.with_changed(where=(*moved.where, *where), tag=tag)
 
     def block(self, repeat: Repeat, names: Mapping[str, str]) -> Block:
         """A repeat, whose own names are told apart from those of what the call is given."""

@@ -13,6 +13,18 @@ import pytest
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
+# Tables are many small objects without circles: looking for circles after every 700 of them took a seventh of the time.
+gc.set_threshold(100_000, 20, 20)
+
+# Optimizing every kernel fully takes longer than running it on arrays of a few numbers; `optimized` is what users have.
+os.environ.setdefault("CFLAGS", "-O1")
+
+
+@pytest.fixture
+def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled with the flags that users have."""
+    monkeypatch.delenv("CFLAGS")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _looked_through_once() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,10 +37,8 @@ from sampling import sampled
 from trainings_on_disk import COMMAND, SIZES, TINY, Silent, command, environment, losses_of, same, weights_of
 
 
-@pytest.fixture
-def text(tmp_path):
+def written(folder):
     """Some documents; every line but the numbers is foreseeable."""
-    folder = tmp_path / "text"
     folder.mkdir()
     for document in range(12):
         lines = [f"line {line} of document {document * 7919 % 1000}\n" for line in range(30)]
@@ -47,11 +46,29 @@ def text(tmp_path):
     return folder
 
 
+@pytest.fixture
+def text(tmp_path):
+    return written(tmp_path / "text")
+
+
 def options(text, **others):
     """A tiny GPT-2 on NumPy; twelve steps."""
     own = {"model": "gpt2", "engine": "numpy", "steps": 12, "batch_size": 2, "seq_len": 16, "sizes": SIZES}
     own |= {"validate_every": 1, "sample_every": 12}
     return Options(paths=(str(text),), **{**own, **others})
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    start(options(written(folder / "text"), steps=2), folder / "run", Silent())
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained_once, tmp_path):
+    """A training of two steps, to do something to."""
+    return shutil.copytree(trained_once, tmp_path / "run")
 
 
 # Memory
@@ -428,11 +445,8 @@ def test_no_folder_can_be_made(text, tmp_path, capsys):
         (errno.EIO, "Input/output error", ""),
     ],
 )
-def test_why_a_checkpoint_cannot_be_written(number, reason, advice, text, tmp_path, capsys, monkeypatch):
+def test_why_a_checkpoint_cannot_be_written(number, reason, advice, run, capsys, monkeypatch):
     # The superuser may write everywhere, so the system's answer is made here.
-    run = tmp_path / "run"
-    start(options(text, steps=2), run, Silent())
-
     def refuse(source, target):
         raise OSError(number, os.strerror(number))
 
@@ -453,9 +467,7 @@ def test_names_of_runs_are_taken_at_once(tmp_path, text, monkeypatch, capsys):
     assert not (tmp_path / "run-3").exists()  # what was refused leaves nothing behind
 
 
-def test_two_trainings_in_one_folder(text, tmp_path, capsys):
-    run = tmp_path / "run"
-    start(options(text, steps=2), run, Silent())
+def test_two_trainings_in_one_folder(run, capsys):
     code = (
         "import sys, time; from pathlib import Path; from learncost.training.folder import Folder\n"
         "with Folder(Path(sys.argv[1])).alone():\n    print('held', flush=True)\n    time.sleep(60)"
@@ -494,10 +506,9 @@ def test_the_last_lines_are_as_narrow_as_the_terminal_and_have_three_digits():
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the superuser")
-def test_a_folder_that_is_read_only(text, tmp_path, capsys):
-    start(options(text, steps=2), tmp_path / "run", Silent())
-    (tmp_path / "run").chmod(0o500)
-    message = refused("train", "--resume", tmp_path / "run", "--steps", 4, capsys=capsys)
+def test_a_folder_that_is_read_only(run, capsys):
+    run.chmod(0o500)
+    message = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
     assert "Permission denied" in message
 
 
@@ -559,9 +570,7 @@ def without_a_length(path):
         *(spoiled(log, cut) for log in ("metrics.jsonl", "samples.txt")),
     ],
 )
-def test_a_damaged_run_is_refused(name, change, text, tmp_path, capsys):
-    run = tmp_path / "run"
-    start(options(text, steps=2), run, Silent())
+def test_a_damaged_run_is_refused(name, change, run, capsys):
     change(run / name)
     before = {path: path.read_bytes() for path in run.iterdir()}
     message = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
@@ -578,29 +587,25 @@ def test_files_of_two_runs_are_not_mixed(text, tmp_path, capsys):
     assert f"{name} is of another run than model.safetensors" in message
 
 
-def test_without_the_metrics_it_goes_on(text, tmp_path):
-    start(options(text, steps=2), tmp_path / "run", Silent())
-    (tmp_path / "run" / "metrics.jsonl").unlink()
-    go_on(tmp_path / "run", Silent(), steps=4)
-    assert [line["step"] for line in losses_of(tmp_path / "run")] == [3, 4]
+def test_without_the_metrics_it_goes_on(run):
+    (run / "metrics.jsonl").unlink()
+    go_on(run, Silent(), steps=4)
+    assert [line["step"] for line in losses_of(run)] == [3, 4]
 
 
-def test_weights_that_are_no_numbers_are_not_saved(text, tmp_path):
-    start(options(text, steps=2), tmp_path / "run", Silent())
-    before = weights_of(tmp_path / "run")
-    folder = Folder(tmp_path / "run")
+def test_weights_that_are_no_numbers_are_not_saved(run):
+    before = weights_of(run)
+    folder = Folder(run)
     model = build(folder.configuration())
     loaded = folder.load(model)
     name = min(loaded.state)
     broken = {**loaded.state, name: np.full_like(loaded.state[name], np.inf)}
     with pytest.raises(InputError, match=f"^step 3: {name} holds numbers that are not finite; give a smaller --learn"):
         folder.save(model, loaded.weights, broken, 3, 2)
-    assert all(np.array_equal(array, before[name]) for name, array in weights_of(tmp_path / "run").items())
+    assert all(np.array_equal(array, before[name]) for name, array in weights_of(run).items())
 
 
-def test_a_run_is_not_written_over(text, tmp_path, capsys):
-    run = tmp_path / "run"
-    start(options(text, steps=2), run, Silent())
+def test_a_run_is_not_written_over(text, run, capsys):
     message = refused("train", text, "--out", run, capsys=capsys)
     assert message.endswith(f"holds a run already: learncost train --resume {run} continues it, or give another --out")
     assert refused("train", text, "--out", text, capsys=capsys).endswith("is not empty and no run: give another --out")

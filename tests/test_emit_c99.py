@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from learncost.derivations.verified_c99 import NEAR, checks, parity
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
+from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.models.configuration import configure
@@ -148,6 +150,24 @@ def test_microbatches_clipping_decay_and_frozen_weights(learning: dict[str, Any]
     assert max(found.losses, found.weights) <= NEAR, found
     frozen = [name for name, (kind, _, _) in program.firmware.given.items() if kind == "constants"]
     assert ("lora" in learning or "train" in learning) == any(name in program.training.weights for name in frozen)
+
+
+@pytest.mark.parametrize(
+    ("name", "learns"), [("mlp", {"train": "W2,b2"}), ("gpt2", {"lora": "all-linear", "lora_rank": 2})]
+)
+def test_frozen_codes_are_read_by_products(name: str, learns: dict[str, str]) -> None:
+    learning = {"precision": "int8-frozen-fp32", "optimizer": "sgd", **learns}
+    program, plain = (made(name, **of) for of in (learning, {**learning, "precision": "fp32"}))
+    found = parity(program, 3, ("-O0",))
+    assert max(found.losses, found.weights) <= NEAR, found
+    codes = {given: axes for given, (_, axes, dtype) in program.firmware.given.items() if dtype == "int8"}
+    sizes = program.sizes
+    numbers = sum(prod(shape_of(axes, sizes)) for axes in codes.values())
+    scales = sum(
+        prod(shape_of(axes, sizes)) for given, (_, axes, _) in program.firmware.given.items() if "scales" in given
+    )
+    assert numbers, "a matrix is frozen"
+    assert plain.firmware.rooms.constants - program.firmware.rooms.constants == 8 * numbers - numbers - 8 * scales
 
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow), "convolution"])

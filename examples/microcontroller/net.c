@@ -160,7 +160,8 @@ static void product(place rows, place columns, place inner, const real *a, place
                     place b_row, place b_column, int add, real *c, place c_row) {
     for (place i = 0; i < rows; i += 4) {
         for (place j = 0; j < columns; j += 4) {
-            const real *left = a + i * a_row, *right = b + j * b_column;
+            const real *left = a + i * a_row;
+            const real *right = b + j * b_column;
             real *to = c + i * c_row + j;
             if (rows - i >= 4 && columns - j >= 4) {
                 real s00 = 0, s01 = 0, s02 = 0, s03 = 0;

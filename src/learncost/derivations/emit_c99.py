@@ -14,6 +14,7 @@ from learncost.engines.inputs import data, random_batch
 from learncost.engines.numpy_engine import Training
 from learncost.engines.weights import DEVIATION
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.run import lengths_of
@@ -278,7 +279,8 @@ def freestanding(
         raise InputError("--backend c99 writes a step that changes weights: name an optimizer, or --entry predict")
     if flags.prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", flags.prefix):
         raise InputError(f"prefix must begin a name in C, not {shown(flags.prefix)}")
-    dtype = lengths["dtype"] or "fp32"
+    kind = precision_of(lengths["dtype"] or "fp32")
+    dtype = kind.values if kind.quantized else kind.name
     checked, sizes = lengths_of(
         {**{n: v for n, v in lengths.items() if n != "dtype"}, "target_len": flags.target_len}, sizes
     )
@@ -301,6 +303,7 @@ def freestanding(
             if (value := getattr(flags, name)) is not None
         },
         **{name: getattr(flags, name) for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha")},
+        **({"precision": kind.name} if kind.quantized else {}),
         **({"mode": flags.mode} if flags.mode else {}),
         **({"projected": tuple(flags.projected.split(","))} if flags.projected else {}),
     }

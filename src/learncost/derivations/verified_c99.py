@@ -44,9 +44,12 @@ def verify_c99(
     optimizer: str = "adamw",
     batch_size: int = BATCH_SIZE,
     seq_len: int | None = None,
+    learned: Mapping[str, Any] | None = None,
     sizes: Mapping[str, Any] | None = None,
 ) -> Report:
     """Compile the program of a model and hold it to its price, to NumPy, to its layout and to C99.
+
+    learned  what of it learns, and in which precision frozen matrices are, as `Training` takes them
 
     Raises `InputError`.
     """
@@ -59,7 +62,7 @@ def verify_c99(
         missing = Check(configuration.name, "everything", "there is no C compiler: none of cc, gcc, clang", None)
         return Report(title, (missing,))
     settings = Settings(plan=plan, batch_size=batch_size, seq_len=seq_len or _length(configuration))
-    learning = {"procedure": procedure, "optimizer": optimizer}
+    learning = {"procedure": procedure, "optimizer": optimizer, **(learned or {})}
     return Report(title, tuple(checks(configuration, settings, learning)))
 
 

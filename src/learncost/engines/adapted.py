@@ -61,7 +61,8 @@ def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
             first = begin.get(group, 0)
             begin[group] = first + int(model.table.axes[name][0])  # the turns of a part of a repeat
             turns = slice(first, begin[group])
-        stretches[quantized.weight if quantized else name] = (group or name, turns)
+        weight = quantized.weight if quantized else name
+        stretches[weight] = (group or weight, turns)
     return stretches
 
 
@@ -70,17 +71,19 @@ def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
     as what they stand for. Raises `InputError` where one matrix would have to be two.
     """
     plain_weights = {weight.weight: dequantized(weight, weights, model.sizes) for weight in model.quantized}
-    codes = {weight.codes.name for weight in model.quantized}
+    codes = {weight.codes.name: weight.weight for weight in model.quantized}
     plain_weights |= {name: weights[name] for name in model.table.weights if name not in codes}
     added = dict(plain_weights)
     readers: dict[str, int] = {}
     for line, lines, outer in _lines(model.table):
-        for name in {outer.get(name, name) for name in line.reads} & plain_weights.keys():
+        read = {outer.get(name, name) for name in line.reads}
+        for name in {codes.get(name, name) for name in read} & plain_weights.keys():
             readers[name] = readers.get(name, 0) + 1
         path = _path(line, lines)
         if path is not None:
             weight, a, b, scale = path
             target = outer.get(weight.name, weight.name)
+            target = codes.get(target, target)
             added[target] = added[target] + scale * _product(weight, a, b, plain_weights, outer)
     for name, array in added.items():
         if array is not plain_weights[name] and readers[name] > 1:
@@ -115,6 +118,8 @@ def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, flo
     middle = makers[up.right[0].name]
     a, b = middle.right[-1], up.right[-1]
     others = {term.name for term in middle.right[:-1]}
+    if others.isdisjoint(base.reads):  # a product of codes, behind which their scales stand
+        base = makers[base.right[0].name]
     (weight,) = (term for term in base.right if term.name not in others)
     assert isinstance(base, Product)
     assert isinstance(factor, Literal)

@@ -27,7 +27,7 @@ STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wdouble
 
 SANITIZED = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
-TYPES = {"fp32": "<f4", "fp64": "<f8", "int64": "<i4", "uint8": "<u1", "bool": "<u1"}
+TYPES = {"fp32": "<f4", "fp64": "<f8", "int64": "<i4", "uint8": "<u1", "bool": "<u1", "int8": "<i1"}
 """What the arrays of a program are in NumPy, by their types in the table."""
 
 _COUNTING = (
@@ -113,6 +113,7 @@ def counted(program: Firmware, begin: Arrays, batches: Sequence[Arrays]) -> dict
     for name, text in known(program.dtype).items():
         if name in WHOLE:
             source = source.replace(text, "")
+    source = source.replace("typedef int32_t whole;", "typedef counted whole;")
     source = re.sub(r"(?m)^( *)/\* (\d+)\. ", r"\1counted_at(\2); /* \2. ", source)
     header = re.sub(r"typedef \w+ (\w+_real);", r'#include "counted.h"\ntypedef counted \1;', program.header)
     header = header.replace('extern "C" {', "").replace("#ifdef __cplusplus\n}\n#endif", "")

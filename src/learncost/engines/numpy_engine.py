@@ -177,7 +177,7 @@ class Training(Core):
                     raise InputError(f"the {kind} {name} is {loaded[name].shape}, but must be {array.shape}")
 
         def taken(loaded: Mapping[str, Any], current: Values) -> Values:
-            types = {name: array.dtype if array.dtype.kind == "u" else self.dtype for name, array in current.items()}
+            types = {name: array.dtype if array.dtype.kind in "iu" else self.dtype for name, array in current.items()}
             return self._keep({name: np.array(loaded[name], types[name]) for name in current})
 
         self.weights, self.state, self.steps = taken(weights, self.weights), taken(state, self.state), steps

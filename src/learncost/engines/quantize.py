@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.equation.count import shape_of
 from learncost.equation.precision import Blocks
-from learncost.layers.rewrite_quantized import Quantized, levels_of, places_of
+from learncost.layers.quantized import Quantized, levels_of, places_of
 
 Arrays = dict[str, Any]
 
@@ -26,6 +26,13 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
     arrays = {quantized.codes.name: _as_stored(quantized, codes, sizes)}
     first = quantized.scales[0]
     shape = shape_of(first.axes, sizes)
+    if quantized.kind.behind:
+        largest = len(quantized.kind.levels or ()) // 2  # codes are whole numbers as products read them
+        whole = (codes.astype(int) - largest).astype(np.int8)
+        return {
+            quantized.codes.name: _as_stored(quantized, whole, sizes),
+            first.name: (scales / largest).astype(np.float32).reshape(shape),
+        }
     if quantized.second is None:
         kind = np.float16 if quantized.kind.scales == "fp16" else np.float32
         return arrays | {first.name: scales.astype(kind).astype(np.float32).reshape(shape)}
@@ -47,9 +54,8 @@ def dequantized(quantized: Quantized, arrays: Mapping[str, Any], sizes: Mapping[
         second = np.asarray(arrays[quantized.scales[1].name]).reshape(rows.shape[0], blocks, -1).swapaxes(1, 2)
         levels = np.asarray(quantized.second.levels)[scales].swapaxes(1, 2)
         scales = (levels * _spread(second, quantized.second.block, levels.shape[1])).swapaxes(1, 2)
-    return _as_stored(
-        quantized, np.asarray(quantized.kind.levels)[rows] * _spread(scales, quantized.kind.block, rows.shape[1]), sizes
-    )
+    numbers = rows.astype(float) if quantized.kind.behind else np.asarray(quantized.kind.levels)[rows]
+    return _as_stored(quantized, numbers * _spread(scales, quantized.kind.block, rows.shape[1]), sizes)
 
 
 def constants(quantized: Iterable[Quantized], sizes: Mapping[str, int], dtype: Any) -> Arrays:

@@ -24,6 +24,8 @@ class Blocks:
     scales  the type of the scales, plain or of blocks again
     levels  what the codes stand for, from -1 to 1, in the order of the codes; None: not read by a table
     least   arrays of fewer numbers are fp32
+    behind  whether a product reads the codes as numbers, whole ones, and the scale stands behind its sum; the weight
+            itself is then never made
     """
 
     name: str
@@ -33,6 +35,7 @@ class Blocks:
     source: str
     levels: tuple[float, ...] | None = None
     least: int = 0
+    behind: bool = False
 
     def bytes(self, count: int) -> int:
         """Of so many numbers in a row: codes, and the scales of their blocks."""
@@ -63,6 +66,13 @@ BLOCKS: Mapping[str, Blocks] = {
             "int8-rows", 8, 0, "fp32",
             "Dettmers et al. 2022, LLM.int8(), section 2.1: a scale for each result's weights, the largest over 127",
             tuple(code / 127 for code in range(-127, 128)),
+        ),
+        Blocks(
+            "int8-sums", 8, 0, "fp32",
+            "Jacob et al. 2018, Quantization and training for integer-arithmetic-only inference, section 2.2, without "
+            "zero points; a scale for each result as Krishnamoorthi 2018, Quantizing deep convolutional networks, "
+            "section 3.1.1",
+            tuple(code / 127 for code in range(-127, 128)), behind=True,
         ),
         Blocks("nf4-64", 4, 64, "fp32", "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64", _NF4),
         Blocks(
@@ -199,6 +209,10 @@ PRECISIONS: dict[str, Precision] = {
         Precision(
             "int8-frozen", "bf16, frozen matrices of the blocks in int8 with a scale a row",
             "bf16", "bf16", "bf16", "fp32", "", "fp32", BLOCKS["int8-rows"].source, "int8-rows",
+        ),
+        Precision(
+            "int8-frozen-fp32", "fp32, frozen matrices in int8, each result of a product scaled",
+            "fp32", "fp32", "fp32", "fp32", "", "fp32", BLOCKS["int8-sums"].source, "int8-sums",
         ),
         Precision(
             "nf4", "bf16, frozen matrices of the blocks in 4 bits (NF4) with a scale for 64",

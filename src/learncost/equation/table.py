@@ -571,7 +571,8 @@ class Table(Displayed):
     def multiplied(self) -> frozenset[str]:
         """Its weights, those of which it has the codes, and what stands for a weight, as its lines read them."""
         fixed = {name for name, value in self.known.items() if value.role == "projection" and value.of in self.weights}
-        return frozenset(self.weights) | {self.values[name].of for name in self.codes} | fixed
+        whole = {value.of for value in self.values.values() if value.dtype}
+        return frozenset(self.weights) | {self.values[name].of for name in self.codes} | whole | fixed
 
     @cached_property
     def codes(self) -> frozenset[str]:

@@ -31,6 +31,12 @@ def verify(
     mesh: str | None = None,
     place: str | None = None,
     placement: str | None = None,
+    precision: str | None = None,
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    lora_rank: object = None,
+    lora_alpha: object = None,
     **sizes: Any,
 ) -> Report:
     """Run the tables and prove the counts and the gradients; exit code 1 if anything fails.
@@ -70,6 +76,8 @@ def verify(
         With `engine`, how many tokens are in each. The default is 80.
     placement
         With `mesh`, clauses by name: {choices}; or all, which has meshes of its own.
+    precision
+        With `engine` c99, the type of frozen matrices: int8-frozen-fp32.
     sizes
         With `engine`, any size or setting of the model, such as `num_hidden_layers` 2.
 
@@ -97,6 +105,17 @@ def verify(
         return report if every or model is not None else replace(report, summed=True)
     if mesh or place or placement:
         raise InputError("--mesh runs devices as threads on NumPy: leave --engine out")
+    learned = {
+        "precision": precision,
+        "train": train,
+        "train_layers": train_layers,
+        "lora": lora,
+        "lora_rank": lora_rank,
+        "lora_alpha": lora_alpha,
+    }
+    learned = {name: value for name, value in learned.items() if value is not None}
+    if learned and engine != "c99":
+        raise InputError(f"--{next(iter(learned)).replace('_', '-')} is for --engine c99")
     if engine is None and procedure and not sizes and len(settings) == 1:
         report = compute(model, procedure)
         return report if every or len(report.checks) <= FEW else replace(report, summed=True)
@@ -105,7 +124,7 @@ def verify(
     if engine == "c99":
         from learncost.derivations.verified_c99 import verify_c99
 
-        return verify_c99(model, **_lengths(settings), sizes=sizes)
+        return verify_c99(model, **_lengths(settings), learned=learned, sizes=sizes)
     report = compute(model) if engine is None else _of_engine(model, engine, settings, sizes)
     return report if every or model is not None else replace(report, summed=True)
 

@@ -5,6 +5,11 @@ For X W of a weight in 4 bits with a scale for 64 numbers of a column:
     W[d f] = nf4-64.levels[level=W.codes[d f]] W.scales[d_blocks_64=d_block_64[d] f]
     Y[B M f] = X[B M d] W[d f]
 
+where one scale is of all that a result sums, it may stand behind the sum, and the weight is never made:
+
+    Y.sum[B M f] = X[B M d] W.codes[d f]
+    Y[B M f] = Y.sum[B M f] W.scales[f]
+
 Dettmers et al. 2023, QLoRA, equations (5) and (6): both products, and with double quantization the scales too are made
 of codes and scales. Who reads the weight later makes it once more: it is never kept from forward to backward. A block
 is of numbers that one result sums, as PyTorch stores them; a row that is no whole number of blocks ends with a part.
@@ -12,125 +17,21 @@ is of numbers that one result sums, as PyTorch stores them; a row that is no who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
+from functools import cached_property
 
-from learncost.equation.count import base, shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, BYTES, Blocks
 from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Tag, Term, walk
 from learncost.equation.value import Value
+from learncost.layers.quantized import Array, Quantized, blocks_of, levels_axis, levels_of, places_of
 from learncost.layers.recompute import recomputed
 from learncost.layers.rewrite_lora import is_linear
 
 SCALES = "scales"
 LAYER = "dequantization"
 """The layer of the lines that make weights of codes."""
-
-
-@dataclass(frozen=True)
-class Array:
-    """An array that stands for a part of a quantized weight: its axes, and its type; of blocks it has the codes."""
-
-    name: str
-    axes: tuple[str, ...]
-    kind: str
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """A weight of a table that is stored as codes and scales.
-
-    axes    of the weight, those of the stack of all turns first
-    inside  those that its products sum, of which blocks are made; `out` are its others but the stack's
-    """
-
-    weight: str
-    axes: tuple[str, ...]
-    inside: tuple[str, ...]
-    out: tuple[str, ...]
-    kind: Blocks
-    group: str = ""  # of turns of a repeat that was split: the weight whose turns these are
-
-    @property
-    def stack(self) -> tuple[str, ...]:
-        """The axis of the turns, where each has its own."""
-        return self.axes[: len(self.axes) - len(self.inside) - len(self.out)]
-
-    @property
-    def second(self) -> Blocks | None:
-        """What the scales are stored in, where they have scales themselves."""
-        return BLOCKS.get(self.kind.scales)
-
-    @property
-    def codes(self) -> Array:
-        return Array(f"{self.weight}.codes", self.axes, self.kind.name)
-
-    @property
-    def scales(self) -> tuple[Array, ...]:
-        """The scales; with double quantization their codes, and the scales of these."""
-        blocks = (blocks_of(self.inside, self.kind),) if self.kind.block else ()
-        if self.second is None:
-            return (Array(f"{self.weight}.scales", (*self.stack, *blocks, *self.out), self.kind.scales),)
-        codes = Array(f"{self.weight}.scale_codes", (*self.stack, *blocks, *self.out), self.kind.scales)
-        outer = (*self.stack, *blocks, blocks_of(self.out, self.second))
-        return codes, Array(f"{self.weight}.scale_scales", outer, self.second.scales)
-
-    @property
-    def constants(self) -> tuple[str, ...]:
-        """The names of what its lines read that is the same for every weight: levels, and places of blocks."""
-        names = [levels_of(self.kind)]
-        if self.kind.block:
-            names.append(places_of(self.inside, self.kind))
-        if self.second is not None:
-            names += [levels_of(self.second), places_of(self.out, self.second)]
-        return tuple(names)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The names of all that its lines read: codes, scales, and what is the same for every weight."""
-        return (self.codes.name, *(array.name for array in self.scales), *self.constants)
-
-    def sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """How many blocks there are: the sizes of the axes that it adds."""
-        counts = {_levels_axis(self.kind): len(self.kind.levels or ())}
-        if self.kind.block:
-            counts[blocks_of(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
-        if self.second is not None:
-            counts[_levels_axis(self.second)] = len(self.second.levels or ())
-            counts[blocks_of(self.out, self.second)] = -(-prod(shape_of(self.out, sizes)) // self.second.block)
-        return counts
-
-    def bytes(self, sizes: Mapping[str, int]) -> int:
-        """Of codes and scales; `sizes` with those of its own axes."""
-        return sum(bytes_of_array(array, sizes) for array in (self.codes, *self.scales))
-
-
-def bytes_of_array(array: Array, sizes: Mapping[str, int]) -> int:
-    """Bytes of an array, codes packed."""
-    bits = BLOCKS[array.kind].bits if array.kind in BLOCKS else 8 * BYTES[array.kind]
-    points: int = prod(shape_of(array.axes, sizes))
-    return -(-points * bits // 8)
-
-
-def blocks_of(axes: Iterable[str], kind: Blocks) -> str:
-    """The axis of the blocks of axes: d_blocks_64."""
-    return f"{'_'.join(map(base, axes))}_blocks_{kind.block}"
-
-
-def levels_of(kind: Blocks) -> str:
-    """The name of the array of a type's levels."""
-    return f"{kind.name}.levels"
-
-
-def _levels_axis(kind: Blocks) -> str:
-    return f"levels_{len(kind.levels or ())}"
-
-
-def places_of(axes: Iterable[str], kind: Blocks) -> str:
-    """The name of the array that says in which block every place of axes is: d_block_64."""
-    return f"{'_'.join(map(base, axes))}_block_{kind.block}"
 
 
 def with_quantized(
@@ -141,7 +42,7 @@ def with_quantized(
     chosen  of a line of a repeat and of the weight that it multiplies by, by its names inside and outside
     """
     scope = _Scope(table, chosen, kind)
-    lines = tuple(scope.repeat(line) if isinstance(line, Repeat) else line for line in table.lines)
+    lines = scope.outside()
     if not scope.quantized:
         return table, ()
     quantized = tuple(scope.quantized.values())
@@ -169,6 +70,34 @@ class _Scope:
     values: dict[str, Value] = field(default_factory=dict)
     shared: dict[str, None] = field(default_factory=dict)  # what all weights of a type read: levels, places of blocks
 
+    def outside(self) -> tuple[Statement, ...]:
+        """The lines of the table itself: where weights are made anew, only those of its repeats."""
+        weights = {name: name for name in self.table.weights}
+        lines: list[Statement] = []
+        for line in self.table.lines:
+            if isinstance(line, Repeat):
+                lines.append(self.repeat(line))
+            elif self.kind.behind:
+                lines += self._line_of_codes(line, weights, Repeat("", (), {}), self.values, [])
+            else:
+                lines.append(line)
+        return tuple(lines)
+
+    @cached_property
+    def _whole(self) -> frozenset[str]:
+        """The weights that are read by products alone that may read codes."""
+        refused: set[str] = set()
+        weights = {name: name for name in self.table.weights}
+        for line in self.table.lines:
+            outer = {**weights, **dict(line.each)} if isinstance(line, Repeat) else weights
+            for inner, _ in walk((line,)):
+                refused |= {
+                    outer[name]
+                    for name in inner.reads
+                    if name in outer and not (is_linear(inner, name) and self.chosen(inner, name, outer[name]))
+                }
+        return frozenset(weights) - refused
+
     def repeat(self, repeat: Repeat) -> Repeat:
         """The body with its weights made before the lines that read them."""
         outer = {name: name for name in repeat.shared if name in self.table.weights} | dict(repeat.each)
@@ -176,6 +105,10 @@ class _Scope:
         lines: list[Statement] = []
         values, each = dict(repeat.values), list(repeat.each)
         for line in repeat.lines:
+            if self.kind.behind and isinstance(line, Line):
+                lines += self._line_of_codes(line, outer, repeat, values, each)
+                dequantizing |= {name: [] for name in line.reads if outer.get(name) in self.quantized}
+                continue
             if isinstance(line, Repeat):
                 raise InputError(f"weights of a repeat in a repeat are not quantized, such as those over {line.count}")
             for inside in line.reads:
@@ -189,6 +122,69 @@ class _Scope:
         each = [pair for pair in each if pair not in replaced]
         return replace(repeat, lines=tuple(lines), values=values, each=tuple(each))
 
+    def _line_of_codes(
+        self,
+        line: Line,
+        outer: Mapping[str, str],
+        repeat: Repeat,
+        values: dict[str, Value],
+        each: list[tuple[str, str]],
+    ) -> list[Line]:
+        """The line with codes in place of a weight that it multiplies by, and its scales behind the sum."""
+        for inside in line.reads:
+            if outer.get(inside) not in self._whole or not is_linear(line, inside):
+                continue
+            quantized = self._quantized(line, inside, outer[inside], repeat)
+            codes, scales = (
+                self._read_of(quantized, array, inside, repeat, values, each)
+                for array in (quantized.codes, *quantized.scales)
+            )
+            left, total = line.left[0], f"{line.name}.sum"
+            values[total] = Value(left.declared)
+            tag, local = line.tag, line.tag.local or line.name
+            places = dict(zip(line.right, tag.locals, strict=False))
+            right = tuple(Term(codes.name, term.axes) if term.name == inside else term for term in line.right)
+            (weight,) = (term for term in line.right if term.name == inside)
+            summed = replace(line, left=(Term(total, left.axes),), right=right, tag=replace(tag, local=f"{local}.sum"))
+            out = tuple(axis for axis in weight.axes if axis in left.loops)
+            factors = (Term(total, left.axes), Term(scales.name, out))
+            names = (f"{local}.sum", f"{places.get(weight, inside)}.{SCALES}")
+            scaled = Product(line.left, factors, (), replace(tag, locals=names, equation="", gradients=()))
+            return [summed, scaled]
+        return [line]
+
+    def _quantized(self, line: Line, inside: str, outer: str, repeat: Repeat) -> Quantized:
+        """The weight that a line multiplies by."""
+        (term,) = (term for term in line.right if term.name == inside)
+        weight_axes = repeat.axes.get(inside, self.table.axes[outer])
+        out = tuple(weight_axes[place] for place, axis in enumerate(term.axes) if axis in line.left[0].loops)
+        summed = tuple(axis for axis in weight_axes if axis not in out)
+        quantized = Quantized(outer, self.table.axes[outer], summed, out, self.kind, self.table.values[outer].group)
+        self.quantized[outer] = quantized
+        return quantized
+
+    def _read_of(
+        self,
+        quantized: Quantized,
+        array: Array,
+        inside: str,
+        repeat: Repeat,
+        values: dict[str, Value],
+        each: list[tuple[str, str]],
+    ) -> Term:
+        """The turn's part of an array of the weight."""
+        sliced = (inside, quantized.weight) in repeat.each
+        name = f"{inside}.{_local(array.name)}" if sliced else array.name
+        is_index = array.kind in BLOCKS and not self.kind.behind
+        dtype = "int8" if array.kind in BLOCKS and self.kind.behind else ""
+        value = Value(array.axes, "index" if is_index else "constant", quantized.weight, dtype=dtype)
+        self.values[array.name] = value
+        if sliced:
+            if (name, array.name) not in each:
+                each.append((name, array.name))
+            values[name] = value = value.along(array.axes[len(quantized.stack) :])
+        return Term(name, value.axes)
+
     def _weight(
         self,
         line: Line,
@@ -198,34 +194,22 @@ class _Scope:
         values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> list[Line]:
-        (term,) = (term for term in line.right if term.name == inside)
+        quantized = self._quantized(line, inside, outer, repeat)
+        out, summed = quantized.out, quantized.inside
         weight_axes = repeat.axes.get(inside, self.table.axes[outer])
-        places = [place for place, axis in enumerate(term.axes) if axis in line.left[0].loops]
-        out = tuple(weight_axes[place] for place in places)
-        summed = tuple(axis for axis in weight_axes if axis not in out)
-        quantized = Quantized(outer, self.table.axes[outer], summed, out, self.kind, self.table.values[outer].group)
-        self.quantized[outer] = quantized
         values[inside] = Value(weight_axes)
-        sliced = (inside, outer) in repeat.each
 
-        def read_of(array: Array, ending: str) -> Term:
-            """The turn's part of an array of the weight."""
-            name = f"{inside}.{ending}" if sliced else array.name
-            value = Value(array.axes, "index" if array.kind in BLOCKS else "constant", outer)
-            self.values[array.name] = value
-            if sliced:
-                each.append((name, array.name))
-                values[name] = value = value.along(array.axes[len(quantized.stack) :])
-            return Term(name, value.axes)
+        def read_of(array: Array) -> Term:
+            return self._read_of(quantized, array, inside, repeat, values, each)
 
-        codes = read_of(quantized.codes, "codes")
+        codes = read_of(quantized.codes)
         tag = Tag(LAYER, line.tag.block, local=_local(inside), module=line.tag.module)
         dequantizing: list[Line] = []
-        first = read_of(quantized.scales[0], quantized.scales[0].name.rpartition(".")[2])
+        first = read_of(quantized.scales[0])
         if quantized.second is None:
             scales = first
         else:
-            second = read_of(quantized.scales[1], "scale_scales")
+            second = read_of(quantized.scales[1])
             scales = Term(f"{inside}.scales", first.declared)
             values[scales.name] = Value(scales.declared)
             factor = self._at_block(second, out, quantized.second)
@@ -245,7 +229,7 @@ class _Scope:
         return dequantizing
 
     def _level(self, kind: Blocks, codes: Term) -> Term:
-        name, axis = levels_of(kind), _levels_axis(kind)
+        name, axis = levels_of(kind), levels_axis(kind)
         self.values[name], self.shared[name] = Value((axis,), "constant"), None
         return Term(name, (Read(axis, codes),))
 

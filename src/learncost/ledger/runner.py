@@ -82,8 +82,12 @@ class Runner:
 
 
 def refusal(step: Step, dtypes: Collection[str], with_flash: bool = False) -> str:
-    """Why no program runs a step: its types, its optimizer, microbatches, weights in flash."""
-    if dtypes and step.kind.name not in dtypes:
+    """Why no program runs a step: its types, its optimizer, microbatches, weights in flash.
+
+    with_flash  whether frozen weights may lie there, in codes too, where products read these
+    """
+    codes = with_flash and step.kind.quantized is not None and step.kind.quantized.behind
+    if dtypes and (step.kind.values if codes else step.kind.name) not in dtypes:
         return f"computes in {' or '.join(dtypes)}"
     if step.optimizer.name not in OPTIMIZERS:
         return f"executes the optimizers {', '.join(OPTIMIZERS)}"

@@ -23,7 +23,7 @@ from learncost.models.tables import RUN, check_open
 from learncost.readings.price import parameters
 
 if TYPE_CHECKING:
-    from learncost.layers.rewrite_quantized import Quantized
+    from learncost.layers.quantized import Quantized
 
 RUN_AXES = frozenset({"B", "M", "N"})
 

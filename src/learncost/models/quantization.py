@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
+from learncost.equation.table import Line
 from learncost.layers.nested import flat
 from learncost.layers.rewrite_quantized import with_quantized
 from learncost.models.adaptation import Adaptation, Learned, adapted
@@ -36,7 +37,8 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
     """The model with its frozen matrices in the type that the precision has for them; itself where it has none.
 
     Meant are the linear layers inside of blocks, as bitsandbytes has it: embeddings, norms, biases, the head, routers
-    and convolutions stay as they are. Raises `InputError` where none of them is frozen.
+    and convolutions stay as they are. Where the scale stands behind the product, it is every matrix that products alone
+    read, wherever it stands. Raises `InputError` where none of them is frozen.
     learns  whether weights are trained at all: in inference none are
     """
     kind = precision.quantized
@@ -44,13 +46,16 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
         return model
     model = replace(model, table=flat(model.table, model.sizes))
     learning = set(model.learning) if learns else set[str]()
-    table, stored = with_quantized(
-        model.table, lambda line, inside, outer: outer not in learning and is_projection(line, inside), kind
-    )
+    every = kind.behind
+
+    def chosen(line: Line, inside: str, outer: str) -> bool:
+        return outer not in learning and (every or is_projection(line, inside))
+
+    table, stored = with_quantized(model.table, chosen, kind)
     if not stored:
         raise InputError(
-            f"the precision {precision.name} stores frozen matrices of blocks as {kind.name}, and in "
-            f"{model.configuration.name} none is frozen: say what learns, such as lora all-linear"
+            f"the precision {precision.name} stores frozen matrices{'' if every else ' of blocks'} as {kind.name}, and "
+            f"in {model.configuration.name} none is frozen: say what learns, such as lora all-linear"
         )
     block_counts = {axis: size for weight in stored for axis, size in weight.sizes(model.sizes).items()}
     return replace(

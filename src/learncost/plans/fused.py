@@ -146,6 +146,7 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
     """
     result: list[Statement] = []
     late: list[Line] = []
+    updated = _updated(lines)
     passed = False  # whether other lines stand between the first of `late` and here
 
     def flush(names: set[str] | None = None) -> None:
@@ -164,6 +165,9 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
         if isinstance(line, Line) and _waits(line, axes):
             late.append(line)
             continue
+        if isinstance(line, Line) and line.tag.kernel in updated:  # who reads a weight stands before its update
+            old = updated[line.tag.kernel]
+            flush({name for waiting in late if not old.isdisjoint(waiting.reads) for name in waiting.makes})
         product = _stands_alone(line)
         if isinstance(line, Repeat) or (passed and product):
             flush()
@@ -173,6 +177,16 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
         passed = passed or not product
     flush()
     return result
+
+
+def _updated(lines: Sequence[Statement]) -> dict[Kernel | None, set[str]]:
+    """By the kernels of other plans that have lines of an optimizer: the arrays that these read, and may change."""
+    arrays: dict[Kernel | None, set[str]] = {}
+    for line in lines:
+        if isinstance(line, Line) and line.tag.kernel and line.tag.macro == "optimizer_step":
+            terms = (term for term in line.right if isinstance(term, Term) and term.axes)
+            arrays.setdefault(line.tag.kernel, set()).update(term.name for term in terms)
+    return arrays
 
 
 def _waits(line: Line, axes: _Axes) -> bool:

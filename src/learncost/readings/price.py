@@ -147,6 +147,7 @@ class Row:
     elements: Count
     repeat: Count = field(default_factory=lambda: Count.of(()))
     kind: str = "elementwise"
+    narrow: Count = ZERO  # of the elements those of one byte
     part_of: str = ""  # the value of whose gradient the line makes a part
     place: int = 0  # among all rows
     outside_paper: bool = False
@@ -225,7 +226,8 @@ class Price(Displayed):
     def bytes(self) -> Any:
         """Bytes read and written: every operand once and every result once, line by line."""
         width = BYTES[self.dtype]
-        wide = (total(row.elements for row in self.rows) * width).at(self.sizes)
+        narrow = total(row.narrow for row in self.rows) * (width - 1)
+        wide = (total(row.elements for row in self.rows) * width - narrow).at(self.sizes)
         packed = [row for row in self.rows if isinstance(row.source, Line) and row.source.tag.types]
         return sum((_packed(row, 8 * width, self.sizes) for row in packed), wide)
 
@@ -290,7 +292,8 @@ def _with_counts(table: Table, line: Line, counts: _Counts, form: str | None = N
     value = table.known.get(line.name)
     part_of = value.of if value and value.role in ("part", "unsummed") else ""
     line_kind = kind(line, table, form)
-    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, line_kind, part_of, source=line)
+    narrow = narrow_elements(line, table) * counts[-1]
+    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, line_kind, narrow, part_of, source=line)
 
 
 def kind(line: Line, table: Table, form: str | None = None) -> str:
@@ -328,6 +331,15 @@ def elements(line: Line) -> Count:
     if alias(line):
         return ZERO
     return total(_places(term.axes) for operand in (*line.left, *line.right) for term in _touched(operand))
+
+
+def narrow_elements(line: Line, table: Table) -> Count:
+    """Of what a line reads and writes the elements of values that have one byte each, whatever the run's type is."""
+    names = {name for name in (*line.reads, *line.makes) if name in table.known and table.known[name].dtype}
+    if not names or alias(line):
+        return ZERO
+    terms = (term for operand in (*line.left, *line.right) for term in _touched(operand))
+    return total(_places(term.axes) for term in terms if term.name in names)
 
 
 @lru_cache(maxsize=4096)

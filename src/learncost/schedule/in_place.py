@@ -10,15 +10,24 @@ from typing import TypeAlias
 from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Word, defined
 from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
 from learncost.schedule.groups import groups, in_kernels
-from learncost.schedule.matrix import matrix_product, scatter
+from learncost.schedule.matrix import MatrixProduct, matrix_product, scatter
 
 Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], Function]
 """Writes the lines of a kernel as a function, given their axes, which names others read, and a wish for its name."""
 
+Products: TypeAlias = Callable[[Line], MatrixProduct | None]
+"""A line as a product of matrices, which a function computes; None if it is something else."""
 
-def calls(table: Table, dtypes: Mapping[str, str], written: Written) -> tuple[Item, ...]:
-    """The calls of a table. Raises `InputError` for a line that no call can compute in place."""
-    return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written))
+
+def calls(
+    table: Table, dtypes: Mapping[str, str], written: Written, product: Products = matrix_product
+) -> tuple[Item, ...]:
+    """The calls of a table.
+
+    product  a line as a product of matrices, where there is a function for it; None: a kernel computes it
+    Raises `InputError` for a line that no call can compute in place.
+    """
+    return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written, product))
 
 
 def _calls(
@@ -28,22 +37,27 @@ def _calls(
     handed: set[str],
     dtypes: Mapping[str, str],
     written: Written,
+    product: Products,
 ) -> Iterator[Item]:
     """The items of one scope; `handed` are the names that leave it."""
-    sums = _sums_in_place(lines, handed, dtypes)
+    sums = _sums_in_place(lines, handed, dtypes, product)
     done = {line.name for line, _ in sums.values()}
     for group in groups((line for line in lines if isinstance(line, Repeat) or line.name not in done), _in_kernels):
         first = group[0]
         if isinstance(first, Repeat):
             ends = {carry.end for carry in first.carry} | {inner for inner, _ in first.keep}
-            yield Loop(first, tuple(_calls(first.lines, axes_within(first, axes), values, ends, dtypes, written)))
+            yield Loop(
+                first, tuple(_calls(first.lines, axes_within(first, axes), values, ends, dtypes, written, product))
+            )
         elif first.name in sums:
-            yield _added(first, *sums[first.name], values)
+            yield _added(first, *sums[first.name], values, product)
         else:
             own_lines = [line for line in group if isinstance(line, Line)]
             makes = defined(own_lines)
             others = [line for line in lines if isinstance(line, Repeat) or line.name not in makes]
-            yield _call(own_lines, axes, values, frozenset(handed.union(*(line.reads for line in others))), written)
+            yield _call(
+                own_lines, axes, values, frozenset(handed.union(*(line.reads for line in others))), written, product
+            )
 
 
 def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:
@@ -51,11 +65,13 @@ def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:
     return isinstance(line, Line) and len(lines) == len(group) and in_kernels(lines, line)
 
 
-def _call(lines: list[Line], axes: Axes, values: Values, others: frozenset[str], written: Written) -> Call:
+def _call(
+    lines: list[Line], axes: Axes, values: Values, others: frozenset[str], written: Written, product_of: Products
+) -> Call:
     first = lines[0]
     kernel = first.tag.kernel
     if kernel is None:
-        product = matrix_product(first)
+        product = product_of(first)
         if product:
             return Call((first,), product.reads, (first.name,), product=product)
         if isinstance(first, Word) and first.word == "zeros":
@@ -86,13 +102,13 @@ def _turns(line: Line) -> tuple[str, ...]:
 
 
 def _sums_in_place(
-    lines: Sequence[Statement], handed: set[str], dtypes: Mapping[str, str]
+    lines: Sequence[Statement], handed: set[str], dtypes: Mapping[str, str], product: Products
 ) -> dict[str, tuple[Line, str]]:
     """Products and scatters that only a sum of two reads, made after the other: by name, with the sum and the other."""
     readers: Counter[str] = Counter(name for line in lines for name in line.reads)
     readers.update(handed)
     place = {name: at for at, line in enumerate(lines) for name in line.makes}
-    makers = {line.name: line for line in lines if isinstance(line, Line) and _can_add(line)}
+    makers = {line.name: line for line in lines if isinstance(line, Line) and _can_add(line, product)}
     sums: dict[str, tuple[Line, str]] = {}
     for line in lines:
         if not isinstance(line, Sum) or line.tag.kernel or line.signs != (1, 1):
@@ -107,14 +123,14 @@ def _sums_in_place(
     return sums
 
 
-def _can_add(line: Line) -> bool:
+def _can_add(line: Line, product: Products) -> bool:
     if line.tag.kernel or not isinstance(line, Product):
         return False
-    return scatter(line) is not None or matrix_product(line) is not None
+    return scatter(line) is not None or product(line) is not None
 
 
-def _added(producer: Line, line: Line, added: str, values: Values) -> Call:
-    product, rows = matrix_product(producer), scatter(producer)
+def _added(producer: Line, line: Line, added: str, values: Values, product_of: Products) -> Call:
+    product, rows = product_of(producer), scatter(producer)
     reads = product.reads if product else producer.reads
     shares = _shares((line,), ((added, line.name),), values)
     return Call((producer, line), (*reads, added), (line.name,), shares, None, product, rows, added)

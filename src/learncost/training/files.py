@@ -215,7 +215,7 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: 
     return fingerprint
 
 
-_WRITTEN: Mapping[str, str] = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|u1": "U8"}
+_WRITTEN: Mapping[str, str] = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|u1": "U8", "|i1": "I8"}
 """NumPy's types as the format calls them."""
 
 
@@ -248,6 +248,7 @@ _FLOATS: Mapping[str, Callable[[bytes], Any]] = {
     "F32": lambda data: np.frombuffer(data, "<f4"),
     "F16": lambda data: np.frombuffer(data, "<f2"),
     "U8": lambda data: np.frombuffer(data, np.uint8),
+    "I8": lambda data: np.frombuffer(data, np.int8),
     # The upper half of a float32.
     "BF16": lambda data: (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32),
 }

@@ -16,7 +16,7 @@ def _rooms(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     from learncost.readings.emit.c99 import rooms  # emits kernels: only where it is asked for
 
     table = step.executed_table()
-    found = rooms(table, sizes, step.kind.name, names_made(step.model))
+    found = rooms(table, sizes, step.kind.values, names_made(step.model))
     return {
         "weights": found.weights,
         "optimizer state": found.states,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from learncost.equation.count import shape_of
-from learncost.layers.rewrite_quantized import bytes_of_array
+from learncost.layers.quantized import bytes_of_array
 from learncost.ledger.memory_step import Step
 from learncost.ledger.over import part_of
 from learncost.ledger.runner import FIXED, Runner, Taken

@@ -110,6 +110,7 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
     types = dict.fromkeys(names, dtype)
     types |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(indices, "int64")
     types |= dict.fromkeys(table.codes, "uint8")
+    types |= {name: value.dtype for name, value in table.known.items() if value.dtype}
     _of_stacks(table.lines, types)
     return types
 

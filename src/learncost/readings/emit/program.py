@@ -140,6 +140,7 @@ class _Writer:
             paths |= {identifier: f"{part}.{self.weights.paths[name]}" for name, identifier in names.items()}
         self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
         self.scope.codes = _codes(table)
+        self.scope.narrow = frozenset(name for name, value in table.known.items() if value.dtype)
         self.scope.like = self._like(paths)
         self.scope.weights_of = {
             paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights

@@ -63,6 +63,9 @@ class Scope:
     read: list[str] = field(default_factory=list)  # names that the statement being written has read
     low: Set[str] = frozenset()  # names in bf16, which is widened where other than a matrix product reads it
     codes: Set[str] = frozenset()  # names of indices that are kept in bytes
+    narrow: Set[str] = (
+        frozenset()
+    )  # names of whole numbers of few bits, which PyTorch multiplies by none of another type
     product: bool = False  # whether the line being written is a matrix product in bf16
     meets: bool = False  # whether the function needs the mesh, as its lines are between devices
 
@@ -95,6 +98,8 @@ class Scope:
     def wide(self, name: str) -> Code:
         """A value as lines compute with it: in fp32, but in products of bf16."""
         code = self.value(name)
+        if name in self.narrow and self.backend.name == "torch":
+            return Code(f"{code.atom}.to({self.like}.dtype)")
         return self.backend.cast(code, "fp32") if name in self.low and not self.product else code
 
     def rounded(self, name: str, code: Code) -> Code:

@@ -150,6 +150,10 @@ class Arrays:
 
     # Memory.
 
+    def multiplies(self, stored: str) -> bool:
+        """Whether a product takes a factor of this type as it lies."""
+        return stored == self.real or (self.alone and stored == self.types["int8"])
+
     def storage(self, value: Value) -> Storage:
         """Where the value of a line is put together: the output itself, a thread's sums, or memory of the turn."""
         schedule, value_name, axes = self.schedule, self.names.of(value.name), value.axes
@@ -210,6 +214,8 @@ class Arrays:
         """A stored number as one to compute with."""
         if stored == "bf16":
             return tree.Call("from_bf16", (number,))
+        if stored == self.types["int8"]:
+            return tree.Operation(f"({self.real})", (number,))
         return tree.Operation("(double)", (number,)) if stored == "float" and self.real == "double" else number
 
     def summand(self, number: tree.Expression) -> tree.Expression:

@@ -5,12 +5,13 @@ All numbers are `real`, which the file says to be float or double.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Container, Iterator, Mapping
 
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.printer import Printer, number, pointer, statements
 
-TYPES = {"fp32": "real", "fp64": "real", "int64": "place", "uint8": "uint8_t", "bool": "uint8_t"}
+TYPES = {"fp32": "real", "fp64": "real", "int64": "place", "uint8": "uint8_t", "bool": "uint8_t", "int8": "int8_t"}
 
 BASIS = """\
 typedef int32_t place; /* a position along an axis, or what an index holds */
@@ -18,26 +19,23 @@ typedef int32_t place; /* a position along an axis, or what an index holds */
 #define LOWEST ((real)-1e30) /* what stands for minus infinity */
 """
 
-# Sixteen sums at a time lie in registers, so that an element that is read is multiplied four times.
-PRODUCT = """\
-/* C = A B, or C += A B. Of each factor: how far apart its rows lie, and its columns; the rows of C are contiguous. */
-static void product(place rows, place columns, place inner, const real *a, place a_row, place a_column, const real *b,
-                    place b_row, place b_column, int add, real *c, place c_row) {
+TAIL = """\
     for (place i = 0; i < rows; i += 4) {
         for (place j = 0; j < columns; j += 4) {
-            const real *left = a + i * a_row, *right = b + j * b_column;
+            const LEFT *left = a + i * a_row;
+            const RIGHT *right = b + j * b_column;
             real *to = c + i * c_row + j;
             if (rows - i >= 4 && columns - j >= 4) {
-%s
+TILE
             } else {
                 const place tall = rows - i < 4 ? rows - i : 4, wide = columns - j < 4 ? columns - j : 4;
                 for (place y = 0; y < tall; y++) {
                     for (place x = 0; x < wide; x++) {
-                        real s = 0;
+                        SUM s = 0;
                         for (place l = 0; l < inner; l++)
-                            s += left[y * a_row + l * a_column] * right[l * b_row + x * b_column];
-                        if (add) to[y * c_row + x] += s;
-                        else to[y * c_row + x] = s;
+                            s += A_TIMES_B;
+                        if (add) to[y * c_row + x] += MADE;
+                        else to[y * c_row + x] = MADE;
                     }
                 }
             }
@@ -46,34 +44,76 @@ static void product(place rows, place columns, place inner, const real *a, place
 }
 """
 
+REAL, CODE, WHOLE = "real", "int8_t", "whole"
 
-def _tile() -> Iterator[str]:
+SUMS = "typedef int32_t whole; /* a sum of products of whole numbers of 8 bits, of which 131,072 have room */\n"
+
+
+def product_name(left: str, right: str) -> str:
+    """What the product of factors of two types is called: of numbers, or of whole ones of 8 bits."""
+    words = {REAL: "real", CODE: "codes"}
+    return "product" if left == right == REAL else f"product_{words[left]}_{words[right]}"
+
+
+def product_text(left: str, right: str) -> str:
+    """The function of a product of factors of two types; of whole numbers the sums are whole until they are stored.
+
+    Sixteen sums at a time lie in registers, so that an element that is read is multiplied four times.
+    """
+    total = WHOLE if left == right == CODE else REAL
+    head = (
+        f"static void {product_name(left, right)}(place rows, place columns, place inner, const {left} *a, "
+        f"place a_row, place a_column, const {right} *b, place b_row, place b_column, int add, real *c, place c_row) {{"
+    )
+    indent = " " * (head.index("(") + 1)
+    first, second = (
+        f"{'' if kind == total else f'({total})'}{element}"
+        for kind, element in ((left, "left[y * a_row + l * a_column]"), (right, "right[l * b_row + x * b_column]"))
+    )
+    made = "s" if total == REAL else "(real)s"
+    body = TAIL.replace("TILE", "\n".join(f"{' ' * 16}{line}" for line in _tile(total)))
+    for word, text in (("LEFT", left), ("RIGHT", right), ("SUM", total), ("MADE", made)):
+        body = body.replace(word, text)
+    return (
+        "/* C = A B, or C += A B. Of each factor: how far apart its rows lie, and its columns; the rows of C are "
+        "contiguous. */\n"
+        + textwrap.fill(head, 118, subsequent_indent=indent)
+        + "\n"
+        + body.replace("A_TIMES_B", f"{first} * {second}")
+    )
+
+
+def products(called: Container[str]) -> list[str]:
+    """The products that a text calls, with the type that their sums need."""
+    pairs = [(left, right) for left in (REAL, CODE) for right in (REAL, CODE) if product_name(left, right) in called]
+    return [*([SUMS] if (CODE, CODE) in pairs else ()), *(product_text(*pair) for pair in pairs)]
+
+
+def _tile(total: str) -> Iterator[str]:
     """The lines that make four rows of four columns."""
     for y in range(4):
-        yield f"real {', '.join(f's{y}{x} = 0' for x in range(4))};"
+        yield f"{total} {', '.join(f's{y}{x} = 0' for x in range(4))};"
     yield "for (place l = 0; l < inner; l++) {"
     factors = ", ".join(f"b{x} = right[{_times(x, 'b_column')}]" for x in range(4))
-    yield f"    const real {factors};"
+    yield f"    const {total} {factors};"
     for y in range(4):
-        yield f"    const real a{y} = left[{_times(y, 'a_row')}];"
+        yield f"    const {total} a{y} = left[{_times(y, 'a_row')}];"
         yield "    " + " ".join(f"s{y}{x} += a{y} * b{x};" for x in range(4))
     yield "    left += a_column;"
     yield "    right += b_row;"
     yield "}"
+    made = "" if total == REAL else "(real)"
     for sign, head in (("+=", "if (add) {"), ("=", "} else {")):
         yield head
         for y in range(4):
             row = _times(y, "c_row")
             places = ["+".join(filter(lambda part: part != "0", (row, str(x)))).replace("+", " + ") for x in range(4)]
-            yield "    " + " ".join(f"to[{place or '0'}] {sign} s{y}{x};" for x, place in enumerate(places))
+            yield "    " + " ".join(f"to[{place or '0'}] {sign} {made}s{y}{x};" for x, place in enumerate(places))
     yield "}"
 
 
 def _times(number_of: int, stride: str) -> str:
     return ("0", stride)[number_of] if number_of < 2 else f"{number_of} * {stride}"
-
-
-PRODUCT %= "\n".join(f"{' ' * 16}{line}" for line in _tile())
 
 
 def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[str]:
@@ -87,11 +127,13 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
 
 def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:
     assert isinstance(part, tree.Dot)
-    numbers = [*map(number, part.extents)]
+    numbers, types = [*map(number, part.extents)], []
     for factor in (part.left, part.right):
         assert isinstance(factor, tree.Matrix)
+        types.append(factor.first.array.type)
         numbers += (pointer(factor), *map(number, factor.strides))
-    yield f"product({', '.join((*numbers, str(int(part.add)), pointer(part.to), number(part.to.stride)))});"
+    numbers += (str(int(part.add)), pointer(part.to), number(part.to.stride))
+    yield f"{product_name(*types)}({', '.join(numbers)});"
 
 
-C99 = Printer(BASIS + PRODUCT, _function, _product, real="real", types=TYPES, alone=True)
+C99 = Printer(BASIS, _function, _product, real="real", types=TYPES, alone=True)

@@ -102,7 +102,7 @@ class Ending(Arrays):
         if not self.alone and any(ONE not in matrix.strides for matrix in matrices):
             return False
         kinds = {self.read_array(term).array.type for term in self.tile.product.right if isinstance(term, Term)}
-        return kinds == {self.real} or (self.tiles and kinds == {"bf16"})
+        return all(map(self.multiplies, kinds)) or (self.tiles and kinds == {"bf16"})
 
 
 def ending(arrays: Ending) -> tree.Routine:

@@ -15,6 +15,7 @@ STORED = {
     "int64": "int64_t",
     "uint8": "uint8_t",
     "bool": "unsigned char",
+    "int8": "int8_t",
 }
 """The types of arrays in C."""
 

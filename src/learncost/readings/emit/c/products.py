@@ -87,7 +87,7 @@ class _Factors:
     def plain(self, term: Term, row: str, column: str) -> tuple[list[tree.Statement], tree.Matrix]:
         """A factor as it lies in memory; where it is not stored as the product takes it, a copy."""
         arrays, store, is_whole = self.arrays, self._storage(term), self._is_whole(term)
-        if store.array.type == arrays.real:
+        if arrays.multiplies(store.array.type):
             return [], self.along(self.matrix(store, row, column))
         first, second = order = tuple(axis for axis in store.axes if axis in (row, column))
         copy = arrays.scratch(f"{store.array.name}_copy", arrays.real, term.name, order)

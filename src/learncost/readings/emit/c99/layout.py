@@ -17,11 +17,12 @@ from learncost.readings.emit.precision import typed
 from learncost.schedule import arena
 from learncost.schedule.calls import Axes
 from learncost.schedule.lifetimes import Array
+from learncost.schedule.matrix import MatrixProduct, matrix_product
 
-WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1}
+WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1}
 """Bytes of an element: places and indices are of 32 bits."""
 
-ARENAS = {"fp32": "arena", "fp64": "arena", "int64": "places", "uint8": "flags", "bool": "flags"}
+ARENAS = {"fp32": "arena", "fp64": "arena", "int64": "places", "uint8": "flags", "bool": "flags", "int8": "codes"}
 """The arena in which arrays of a type lie: memory never changes its type, which C forbids."""
 
 
@@ -48,6 +49,9 @@ class Alone(Layout):
         for name, scratch in zip(names, function.scratch, strict=True):
             self._scratch[name] = str(scratch.points), scratch.dtype
         return replace(function, writes=(*function.writes, *names))
+
+    def _product(self, line: Line) -> MatrixProduct | None:
+        return matrix_product(line)
 
     def _with_scratch(self, table: Table) -> Table:
         self.dtypes |= {name: dtype for name, (_, dtype) in self._scratch.items()}
@@ -168,7 +172,7 @@ def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[st
             value = layout.table.values[name]
             if name in renewed:
                 kind = "weights" if name in layout.table.weights else "states"
-            elif name in layout.table.weights or name in fixed or value.role in _CONSTANT | RANDOM:
+            elif name in layout.table.weights or name in fixed or _is_fixed(value):
                 kind = "constants"
             elif value.role == "number":
                 kind = "variables" if value.of in VARY else "constants"
@@ -182,3 +186,8 @@ def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[st
 
 _CONSTANT = frozenset(("share", "sign", "buffer", "end", "padding", "gradient"))
 """Roles of inputs that are the same at every step of a full batch; the gradient of the loss is 1."""
+
+
+def _is_fixed(value: Value) -> bool:
+    """Whether an input is the same at every step, such as the scales of a weight."""
+    return value.role in _CONSTANT | RANDOM or bool(value.role == "constant" and value.of)

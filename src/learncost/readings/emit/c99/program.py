@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from learncost.equation.table import Table
-from learncost.readings.emit.c.c99 import BASIS, C99, PRODUCT
+from learncost.readings.emit.c.c99 import BASIS, C99, products
 from learncost.readings.emit.c99.functions import called, functions, known
 from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, given, together
 from learncost.readings.emit.c99.steps import Steps
@@ -21,7 +21,17 @@ from learncost.schedule.calls import Call
 REAL = {"fp32": "float", "fp64": "double"}
 
 RESERVED = (
-    *("arena", "places", "flags", "product", "real", "place", "main", "loss", "t", "turn", "LOWEST", "enum", "double"),
+    *(
+        "arena",
+        "places",
+        "flags",
+        "codes",
+        "product",
+        "product_real_codes",
+        "product_codes_real",
+        "product_codes_codes",
+    ),
+    *("real", "whole", "place", "main", "loss", "t", "turn", "LOWEST", "enum", "double", "int8_t"),
     *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
     *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
     *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),
@@ -124,7 +134,6 @@ class _Writer:
         begin = self._begin()
         body = "\n".join((*tables, *kernels, *turns, *entries, *self._halves(), *begin))
         used = functions(body, self.dtype)
-        product = [PRODUCT] if "product" in called(body) else []
         arenas = [
             f"static {_ARENA_TYPES[n]} {n}[{points}];" for n, points in together([*self.layouts.values()]).items()
         ]
@@ -134,7 +143,7 @@ class _Writer:
             f'#include "{self.prefix}.h"\n\ntypedef {self.prefix}_real real;\n{BASIS}',
             "\n".join(declared) + "\n" if declared else "",
             *used,
-            *product,
+            *products(called(body)),
             body,
             "\n".join(self._definitions()),
         ]
@@ -356,5 +365,12 @@ _GROUPS = {
     "constants": "What never changes, in flash.",
 }
 
-_ARENA_TYPES = {"arena": "real", "places": "place", "flags": "uint8_t"}
-_PUBLIC_TYPES = {"fp32": "{}_real", "fp64": "{}_real", "int64": "int32_t", "uint8": "uint8_t", "bool": "uint8_t"}
+_ARENA_TYPES = {"arena": "real", "places": "place", "flags": "uint8_t", "codes": "int8_t"}
+_PUBLIC_TYPES = {
+    "fp32": "{}_real",
+    "fp64": "{}_real",
+    "int64": "int32_t",
+    "uint8": "uint8_t",
+    "bool": "uint8_t",
+    "int8": "int8_t",
+}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from learncost.equation.table import Line, Word
-from learncost.readings.emit.c.c99 import C99
+from learncost.readings.emit.c.c99 import C99, product_name
 from learncost.readings.emit.c99.functions import without_comments
 from learncost.readings.emit.c99.layout import Alone
 from learncost.readings.emit.identifiers import Identifiers
@@ -117,7 +117,8 @@ class Steps:
             extents = (left[1], columns, left[2])
             factors = [text for factor in (left, right) for text in (factor[0], *factor[3])]
             out = self._address(written, scope)
-            yield call_text("product", (*map(str, extents), *factors, str(int(bool(call.added))), out, str(columns)))
+            function = product_name(*(C99.types[self.layout.dtypes[m.name]] for m in (product.left, product.right)))
+            yield call_text(function, (*map(str, extents), *factors, str(int(bool(call.added))), out, str(columns)))
         elif call.function:
             arguments = [self._address(name, scope) for name in (*call.function.reads, *call.function.writes)]
             arguments += [str(self.layout.number(size)) for size in call.function.sizes]

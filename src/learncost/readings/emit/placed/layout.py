@@ -16,7 +16,7 @@ from learncost.schedule import arena
 from learncost.schedule.calls import Axes
 from learncost.schedule.in_place import calls
 from learncost.schedule.lifetimes import Array, Lifetimes, every_turn
-from learncost.schedule.matrix import matrix_product
+from learncost.schedule.matrix import MatrixProduct, matrix_product
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
 """Bytes of an element of every type of array."""
@@ -46,8 +46,8 @@ class Layout:
             raise InputError(f"{table.following[0]} takes the steps of a weight, which is not laid out in place")
         self.dtypes, self.sizes = dict(dtypes), sizes
         self.kernels = kernels or Kernels(sizes)
-        calls(table, dtypes, self._noted)
-        self.items = calls(table, dtypes, self._kernel)
+        calls(table, dtypes, self._noted, self._product)
+        self.items = calls(table, dtypes, self._kernel, self._product)
         self.table = self._with_scratch(table)
         self.lifetimes = Lifetimes(self.table, self.items, self.count, every_turn, wholes=True)
         self.bytes = self._arranged()
@@ -81,6 +81,11 @@ class Layout:
     def _arranged(self) -> int:
         """Give every array its place; the bytes of the arena."""
         return arena.laid_out(self.lifetimes, lambda array: self.points(array) * WIDTHS[self.dtypes[array.name]])
+
+    def _product(self, line: Line) -> MatrixProduct | None:
+        """The line as a product of a library, whose factors are of one type."""
+        product = matrix_product(line)
+        return product if product and all(self.dtypes[name] != "int8" for name in product.reads) else None
 
     def _with_scratch(self, table: Table) -> Table:
         return table

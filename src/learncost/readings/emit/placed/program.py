@@ -28,6 +28,7 @@ TYPES = {
     "int64": "int64",
     "uint8": "uint8",
     "bool": "bool",
+    "int8": "int8",
 }
 """What PyTorch calls the types of arrays."""
 COLUMN = 84

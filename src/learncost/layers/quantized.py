@@ -1,0 +1,115 @@
+"""A weight that is stored as codes and scales: which arrays these are, their axes, their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from learncost.equation.count import base, shape_of
+from learncost.equation.precision import BLOCKS, BYTES, Blocks
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array that stands for a part of a quantized weight: its axes, and its type; of blocks it has the codes."""
+
+    name: str
+    axes: tuple[str, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight of a table that is stored as codes and scales.
+
+    axes    of the weight, those of the stack of all turns first
+    inside  those that its products sum, of which blocks are made; `out` are its others but the stack's
+    """
+
+    weight: str
+    axes: tuple[str, ...]
+    inside: tuple[str, ...]
+    out: tuple[str, ...]
+    kind: Blocks
+    group: str = ""  # of turns of a repeat that was split: the weight whose turns these are
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The axis of the turns, where each has its own."""
+        return self.axes[: len(self.axes) - len(self.inside) - len(self.out)]
+
+    @property
+    def second(self) -> Blocks | None:
+        """What the scales are stored in, where they have scales themselves."""
+        return BLOCKS.get(self.kind.scales)
+
+    @property
+    def codes(self) -> Array:
+        return Array(f"{self.weight}.codes", self.axes, self.kind.name)
+
+    @property
+    def scales(self) -> tuple[Array, ...]:
+        """The scales; with double quantization their codes, and the scales of these."""
+        blocks = (blocks_of(self.inside, self.kind),) if self.kind.block else ()
+        if self.second is None:
+            return (Array(f"{self.weight}.scales", (*self.stack, *blocks, *self.out), self.kind.scales),)
+        codes = Array(f"{self.weight}.scale_codes", (*self.stack, *blocks, *self.out), self.kind.scales)
+        outer = (*self.stack, *blocks, blocks_of(self.out, self.second))
+        return codes, Array(f"{self.weight}.scale_scales", outer, self.second.scales)
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The names of what its lines read that is the same for every weight: levels, and places of blocks."""
+        names = [] if self.kind.behind else [levels_of(self.kind)]
+        if self.kind.block:
+            names.append(places_of(self.inside, self.kind))
+        if self.second is not None:
+            names += [levels_of(self.second), places_of(self.out, self.second)]
+        return tuple(names)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of all that its lines read: codes, scales, and what is the same for every weight."""
+        return (self.codes.name, *(array.name for array in self.scales), *self.constants)
+
+    def sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """How many blocks there are: the sizes of the axes that it adds."""
+        counts = {} if self.kind.behind else {levels_axis(self.kind): len(self.kind.levels or ())}
+        if self.kind.block:
+            counts[blocks_of(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
+        if self.second is not None:
+            counts[levels_axis(self.second)] = len(self.second.levels or ())
+            counts[blocks_of(self.out, self.second)] = -(-prod(shape_of(self.out, sizes)) // self.second.block)
+        return counts
+
+    def bytes(self, sizes: Mapping[str, int]) -> int:
+        """Of codes and scales; `sizes` with those of its own axes."""
+        return sum(bytes_of_array(array, sizes) for array in (self.codes, *self.scales))
+
+
+def bytes_of_array(array: Array, sizes: Mapping[str, int]) -> int:
+    """Bytes of an array, codes packed."""
+    bits = BLOCKS[array.kind].bits if array.kind in BLOCKS else 8 * BYTES[array.kind]
+    points: int = prod(shape_of(array.axes, sizes))
+    return -(-points * bits // 8)
+
+
+def blocks_of(axes: Iterable[str], kind: Blocks) -> str:
+    """The axis of the blocks of axes: d_blocks_64."""
+    return f"{'_'.join(map(base, axes))}_blocks_{kind.block}"
+
+
+def levels_of(kind: Blocks) -> str:
+    """The name of the array of a type's levels."""
+    return f"{kind.name}.levels"
+
+
+def levels_axis(kind: Blocks) -> str:
+    """The axis of a type's levels."""
+    return f"levels_{len(kind.levels or ())}"
+
+
+def places_of(axes: Iterable[str], kind: Blocks) -> str:
+    """The name of the array that says in which block every place of axes is: d_block_64."""
+    return f"{'_'.join(map(base, axes))}_block_{kind.block}"

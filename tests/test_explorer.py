@@ -46,7 +46,7 @@ def opened(address: str) -> Iterator[Watched]:
         yield watched
 
 
-def until(page: Any, text: str, place: str = "#exactly", seconds: float = 30) -> None:
+def until(page: Any, text: str, place: str = "#exactly", seconds: float = 90) -> None:
     """Wait until a place of the page says something: the page may evaluate no text, so that it is asked again."""
     end = time.monotonic() + seconds
     while text not in (content := page.text_content(place)):
@@ -119,13 +119,26 @@ def test_a_slider_of_the_largest_model_answers_at_once(opened: Watched) -> None:
     put(page, "model", "llama-3.1-405b")
     until(page, f"{lc.cost('llama-3.1-405b').total.flops:,} FLOPs")
     page.wait_for_timeout(300)
-    times = page.evaluate("""() => [...Array(40).keys()].map((at) => {
-      const begun = performance.now();
-      choose({ seq_len: String(1024 + 64 * at) }, true);
-      render();
-      return performance.now() - begun;
-    }).sort((least, most) => least - most)""")
-    assert times[37] < 400  # 40 ms on a quiet machine; that of the tests is shared
+    metrics = page.context.new_cdp_session(page)
+    metrics.send("Performance.enable")
+
+    def worked() -> float:
+        """Seconds that a processor has worked for the page: others are at work on the machine of the tests, too."""
+        told = metrics.send("Performance.getMetrics")["metrics"]
+        return next(metric["value"] for metric in told if metric["name"] == "ThreadTime")
+
+    times = []
+    for at in range(40):
+        begun = worked()
+        page.evaluate(
+            """(size) => new Promise((done) => {
+              choose({ seq_len: String(size) }, true);
+              requestAnimationFrame(() => requestAnimationFrame(done));
+            })""",
+            1024 + 64 * at,
+        )
+        times.append(worked() - begun)
+    assert sorted(times)[37] < 0.2  # half of that on a quiet machine: neighbours share its caches
     until(page, f"{lc.cost('llama-3.1-405b', seq_len=1024 + 64 * 39).total.flops:,} FLOPs")
     assert opened.requests == []
     assert opened.errors == []
@@ -147,3 +160,27 @@ def test_files_are_what_is_shown(opened: Watched) -> None:
         page.click("#export button")
         page.click("text=Icicle as SVG")
     assert waiting.value.path().read_text().startswith("<svg")
+
+
+def test_a_runner_is_chosen_and_a_mesh_is_moved(opened: Watched, address: str) -> None:
+    page = opened.page
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "seq_len": 16}
+    page.goto("about:blank")
+    page.goto(f"{address}/#{'&'.join(f'{name}={size}' for name, size in sizes.items())}")
+    until(page, f"{lc.cost('gpt2', **sizes).total.flops:,} FLOPs")
+    page.evaluate("document.getElementById('runners').scrollIntoView()")
+    until(page, "The same step takes", "#runners")
+    page.click("#runners >> text=autograd-for-loop")
+    answer = lc.memory("gpt2", engine="autograd-for-loop", precision="bf16", **sizes)
+    until(page, f"{answer.peak / 1e3:.3g} kB", "#peak")
+    page.evaluate("document.getElementById('devices').scrollIntoView()")
+    until(page, "Over 8 devices", "#devices")
+    page.press('[data-more="mesh-dp"]', "ArrowRight")
+    until(page, "Over 2 devices", "#devices")
+    assert "mesh=dp%3D2" in page.url
+    assert "The table of every device" in page.text_content("#devices")
+    assert page.input_value('[data-more="mesh"]') == "dp=2"
+    page.evaluate("document.getElementById('arena').scrollIntoView()")
+    until(page, "As a program in C99", "#arena")
+    assert opened.serious() == []
+    assert opened.errors == []

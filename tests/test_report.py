@@ -280,9 +280,9 @@ def test_sliders_agree_at_a_thousand_points(browser: Any, tmp_path: Path) -> Non
 
 def test_a_report_is_one_small_file_made_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gpt3.html"
-    begun = time.monotonic()
+    begun = time.process_time()
     assert main(["report", "gpt3-175b", "--on", DEVICE, "-o", str(path)]) == 0
-    assert time.monotonic() - begun < 15  # 2 s on a quiet machine; the machine of the tests is shared
+    assert time.process_time() - begun < 5
     out = capsys.readouterr().out
     assert out.startswith(f"{path}: ")
     html = path.read_text(encoding="utf-8")

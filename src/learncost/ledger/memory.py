@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from learncost.ledger.memory_several import Several
     from learncost.ledger.over import OverMesh
     from learncost.plans.in_product import Updates
+    from learncost.schedule.arena import Arena
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,7 +95,9 @@ class Memory(Drawn):
     updates
         Under the plan in-product: which weights are updated `inside` of the product of their gradient, and what the
         gradient of each one `outside` is; else None.
-
+    arena
+        Where every array lies over the calls of the step, of an engine that gives each its place before it runs (c99);
+        else None.
     over
         With a mesh: its devices, what is cut over them, and what each sends. All bytes are then those of one device.
 
@@ -137,6 +140,7 @@ class Memory(Drawn):
     arrays: tuple[Stay, ...] = ()
     letters: str = ""  # of a run of a table: its sizes as the table calls them
     updates: Updates | None = None
+    arena: Arena | None = None
     over: OverMesh | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,6 +181,8 @@ class Memory(Drawn):
             for moment in self.curve
         ]
         result["arrays"] = [array.to_dict() for array in self.arrays]
+        if self.arena is not None:
+            result["arena"] = self.arena.to_dict()
         return result
 
 
@@ -366,6 +372,7 @@ def memory_on(step: Step, chosen: Chosen) -> Memory:
         curve=needs.curve,
         arrays=needs.stays,
         flash=step.flash if needs.flash is None else needs.flash,
+        arena=needs.arena,
         engine=runner.name,
         convention=(needs.said or runner.convention) + why,
         rules=runner.rules,

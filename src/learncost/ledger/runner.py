@@ -14,6 +14,7 @@ from learncost.equation.value import RANDOM
 from learncost.ledger.memory_step import Step
 from learncost.plans.planner import chosen
 from learncost.readings.live import Held, Moment, Stay
+from learncost.schedule.arena import Arena
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 FIXED = "fixed matrices"
@@ -34,6 +35,7 @@ class Taken:
 
     said   the convention, where it is another than the runner's
     flash  bytes of flash, of a runner that says what lies there; None: those of frozen weights, where there is flash
+    arena  where arrays lie over the calls, of a runner that gives each its place before it runs
     """
 
     bytes: int
@@ -44,6 +46,7 @@ class Taken:
     stays: tuple[Stay, ...] = ()
     said: str = ""
     flash: int | None = None
+    arena: Arena | None = None
 
 
 @dataclass(frozen=True)

@@ -219,24 +219,13 @@ def _schedule(each: Found) -> str:
 
 def _why(step: StepTakes) -> str:
     """What the best step's time is made of."""
-    parts = _parts(step)
+    parts = step.causes
     return "; ".join(f"{name} {seconds_of(size)}" for name, size in parts.items() if size > 0.005 * step.seconds)
-
-
-def _parts(step: StepTakes) -> dict[str, float]:
-    """Seconds of a step by what they go to."""
-    busy = step.computing + step.waiting
-    return {
-        "computing": step.computing,
-        "waiting for collectives": step.waiting,
-        "pipeline's bubble": busy * step.bubble,
-        "optimizer and gradients": step.once,
-    }
 
 
 def _worse(step: StepTakes, best: StepTakes) -> str:
     """What makes a step slower than the best one: the parts that grew, the largest first."""
-    ours, theirs = _parts(step), _parts(best)
+    ours, theirs = step.causes, best.causes
     more = sorted(((ours[name] - theirs[name], name) for name in ours), reverse=True)
     told = [f"{seconds_of(size)} more {name}" for size, name in more if size > 0.002 * best.seconds][:2]
     extra = step.seconds / best.seconds - 1

@@ -139,6 +139,16 @@ class StepTakes(Displayed):
         """Of a device."""
         return self.tokens / self.seconds / self.way.devices
 
+    @property
+    def causes(self) -> dict[str, float]:
+        """Seconds of the step by what they go to."""
+        return {
+            "computing": self.computing,
+            "waiting for collectives": self.waiting,
+            "pipeline's bubble": (self.computing + self.waiting) * self.bubble,
+            "optimizer and gradients": self.once,
+        }
+
 
 def stages_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[Part, ...]:
     """The stages of a way, by the number of the stage. Raises `InputError` where blocks cannot be cut so."""

@@ -25,6 +25,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.question import flags_of, flags_typed, question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import adaptation_of, prepare, shown_layer
+from learncost.ledger.runners import TABLE
 from learncost.ledger.show import convention, title
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration
@@ -37,6 +38,7 @@ from learncost.pictures.data.peaks import peaks
 from learncost.pictures.data.polynomials import Monomials
 from learncost.pictures.data.sizes import sizes_of
 from learncost.pictures.data.times import times
+from learncost.pictures.views import VIEWS
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.readings import write
@@ -64,6 +66,7 @@ def document(
     plan: str | None = None,
     on: str | None = None,
     precision: str | None = None,
+    engine: str | None = None,
     **sizes: Any,
 ) -> dict[str, Any]:
     """All that the page shows of one step: its cost line by line with formulas, its memory, its time, as data.
@@ -80,6 +83,8 @@ def document(
         The device whose time is told (`learncost list devices`), or here.
     precision
         Which type each role has: {choices}. The default is fp32; with `on` what one trains in on it.
+    engine
+        Who runs the step whose memory is told: {choices}. The default is the table, line by line.
 
     Raises
     ------
@@ -89,6 +94,7 @@ def document(
     arguments = {name: value for name, value in locals().items() if name != "sizes"}
     if procedure not in INFERENCE:
         arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
+    runner = arguments.pop("engine")
     step = cost(**arguments, **sizes, by="equation")
     if step.built is not None:
         check_known(step.built.table.lines, "a report")
@@ -99,13 +105,14 @@ def document(
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "asked": _settings(arguments, sizes),
+        "asked": _settings({**arguments, "engine": runner}, sizes),
         "said": _facts(step),
         "totals": _totals(step),
         **controls.to_dict(),
         "time": times(step, lines) if step.timing else None,
-        "memory": _memory(arguments, sizes, step),
+        "memory": _memory(arguments, sizes, step, runner),
         **comparisons(arguments, sizes, step.dtype),
+        "views": [name for name, view in VIEWS.items() if view.there(step)],
         "macros": [name for name in MACRO_OPERATIONS if any(line.macro == name for line in lines)],
         "lines": rows,
         "tables": tables(lines),
@@ -117,8 +124,11 @@ def document(
     }
 
 
-def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost) -> dict[str, Any]:
-    """The step's memory as the table says it, with the arrays at every line; why it is not known where it is not."""
+def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, runner: str | None) -> dict[str, Any]:
+    """The step's memory as a runner takes it, with the arrays at every line; why it is not known where it is not.
+
+    Raises `InputError` where a runner was asked for that has no answer.
+    """
     names = ("model", "procedure", "batch_size", "seq_len", "target_len", "optimizer", "dropout", "plan", *LEARNING)
     memory_arguments = {name: arguments[name] for name in names if arguments[name] is not None} | {
         "precision": step.dtype
@@ -126,20 +136,26 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost) 
     try:
         if step.cache is not None:
             raise InputError("the memory of inference is told by learncost fit --inference")
-        answer = memory(**memory_arguments, **sizes, engine="table")
+        answer = memory(**memory_arguments, **sizes, engine=runner or TABLE)
         assert isinstance(answer, Memory)
-        drawn = curve(answer)
-        usual = memory(**memory_arguments, **sizes)
-        assert isinstance(usual, Memory)
         result = {
-            "usual": {"engine": usual.engine, "peak": usual.peak, "module": usual.module},
             "peak": answer.peak,
             "split": dict(answer.split),
             "convention": answer.convention,
             "engine": answer.engine,
         }
-        return result | {"finding": drawn.finding, "curve": drawn.to_dict(), **_peaks(memory_arguments, sizes)}
+        if answer.curve:
+            drawn = curve(answer)
+            result |= {"finding": drawn.finding, "curve": drawn.to_dict()}
+        if answer.engine == TABLE:
+            usual = memory(**memory_arguments, **sizes)
+            assert isinstance(usual, Memory)
+            result["usual"] = {"engine": usual.engine, "peak": usual.peak, "module": usual.module}
+            result |= _peaks(memory_arguments, sizes)
+        return result
     except InputError as error:
+        if runner:
+            raise
         return {"refused": str(error)}
 
 

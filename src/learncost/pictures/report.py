@@ -11,6 +11,7 @@ from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
 from learncost.pictures.document import document
 from learncost.pictures.page import page
+from learncost.pictures.views import pictures
 from learncost.procedures.procedure import PROCEDURES, several
 from learncost.training.files import written
 
@@ -117,6 +118,8 @@ def report(
         for name in names:
             try:
                 of_model.append(document(model, name, on=on, **sizes))
+                if name == names[0]:  # the others have the same modules, and a program is laid out for one
+                    of_model[-1]["views"] = pictures({"model": model, "procedure": name, "on": on, **sizes})
             except InputError as error:
                 if procedure or name == "bp":
                     raise

@@ -6,8 +6,10 @@ An array that a call may write over one that nothing reads afterwards takes its 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import accumulate, groupby
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,67 @@ from learncost.schedule.lifetimes import FOREVER, Array, Lifetimes
 
 ALIGNED = 64
 """Every place begins at a multiple of so many bytes: a line of the cache, and the widest vector registers."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """An array in an arena: its bytes from `place` on, from the call `first` to the call `last`, counted from 1."""
+
+    name: str
+    bytes: int
+    place: int
+    first: int
+    last: int
+    macro_operation: str
+    layer: str
+    block: str | None
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Where the arrays of a step lie over its calls.
+
+    bytes   that it has
+    passes  the macro-operations in their order, each with its first and its last call
+    arrays  those that are made in another's place after that one
+    """
+
+    bytes: int
+    passes: tuple[tuple[str, int, int], ...]
+    arrays: tuple[Laid, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return asdict(self)
+
+
+def mapped(lifetimes: Lifetimes, kind: Callable[[Array], str], taken: Mapping[str, int]) -> Arena:
+    """The arrays that were laid out by `apart`, the arenas of the kinds behind each other.
+
+    taken  bytes of each arena, in their order
+    """
+    begins = dict(zip(taken, accumulate(taken.values(), initial=0), strict=False))
+    macros = [line.tag.macro for line, *_ in lifetimes.lines]
+    passes, moment = list[tuple[str, int, int]](), 0
+    for macro, calls in groupby(macros):
+        number = sum(1 for _ in calls)
+        passes.append((macro, moment + 1, moment + number))
+        moment += number
+    arrays = [
+        Laid(
+            array.name,
+            array.bytes,
+            begins[kind(array.root)] + array.root.place,
+            array.first,
+            min(array.last, moment),
+            array.macro,
+            array.layer,
+            array.block,
+        )
+        for array in sorted(lifetimes.arrays, key=lambda array: array.over is not None)
+        if array.bytes and array.root.place >= 0 and array.part is None
+    ]
+    return Arena(sum(taken.values()), tuple(passes), tuple(arrays))
 
 
 def laid_out(lifetimes: Lifetimes, size: Callable[[Array], int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from learncost.equation.table import Table
 from learncost.ledger.memory_step import Step
@@ -10,14 +11,17 @@ from learncost.ledger.runner import TYPES, Runner, Taken, at_line, grouped, refu
 from learncost.models.made import names_made
 from learncost.plans.planner import frugal
 
+if TYPE_CHECKING:
+    from learncost.readings.emit.c99.layout import Alone
 
-def _rooms(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
-    """What lies in RAM, by part, and the constants in flash."""
-    from learncost.readings.emit.c99 import rooms  # emits kernels: only where it is asked for
 
-    table = step.executed_table()
-    found = rooms(table, sizes, step.kind.values, names_made(step.model))
-    return {
+def _rooms(step: Step, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
+    """What lies in RAM, by part, and the constants in flash; and the step as it is laid out."""
+    from learncost.readings.emit.c99.layout import alone, counted  # emits kernels: only where it is asked for
+
+    layout = alone(step.executed_table(), sizes, step.kind.values)
+    found = counted([layout], frozenset(names_made(step.model)))
+    parts = {
         "weights": found.weights,
         "optimizer state": found.states,
         "batch": found.inputs,
@@ -25,6 +29,7 @@ def _rooms(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
         "arena": found.arena,
         FLASH: found.constants,
     }
+    return parts, layout
 
 
 FLASH = "constants"
@@ -32,15 +37,15 @@ FLASH = "constants"
 
 
 def _peak(step: Step, sizes: Mapping[str, int]) -> int:
-    return sum(size for part, size in _rooms(step, sizes).items() if part != FLASH)
+    return sum(size for part, size in _rooms(step, sizes)[0].items() if part != FLASH)
 
 
 def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
-    parts = _rooms(step, sizes)
+    parts, layout = _rooms(step, sizes)
     flash = parts.pop(FLASH)
     size = sum(parts.values())
     rooms = grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
-    return Taken(size, at_line("", size), parts, rooms, flash=flash)
+    return Taken(size, at_line("", size), parts, rooms, flash=flash, arena=layout.map)
 
 
 def _ram(table: Table, sizes: Mapping[str, int], dtype: str) -> int:

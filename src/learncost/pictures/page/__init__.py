@@ -10,6 +10,7 @@ from typing import Any
 
 from learncost import __version__
 from learncost.pictures.document import as_json
+from learncost.pictures.views import VIEWS
 from learncost.procedures.procedure import INFERENCE, LEARNING, procedure
 
 SCRIPTS = (
@@ -30,6 +31,9 @@ SCRIPTS = (
     "bridge",
     "growth",
     "formulas",
+    "drawings",
+    "blocks",
+    "views",
     "export",
     "start",
 )
@@ -55,7 +59,8 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     """
     procedures = dict(_titles())
     procedures |= {name: procedure_title(name) for name in (document["said"]["procedure"] for document in documents)}
-    data_of_page = {"documents": _once(documents), "procedures": procedures, **(more or {})}
+    views = [{"name": name, "word": view.word, "after": view.after} for name, view in VIEWS.items()]
+    data_of_page = {"documents": _once(documents), "procedures": procedures, "views": views, **(more or {})}
     data = as_json(data_of_page).replace("<", "\\u003c")  # no text of the data can end the element that it stands in
     parts = {
         "version": __version__,

@@ -3,25 +3,30 @@
 
 /** The sizes of the model, each with a slider where counts stay the same polynomials, and what else may be chosen. */
 function drawMore() {
-  const { step, view } = page,
+  const { step } = page,
     place = document.getElementById("more");
   const isOpen = place.querySelector("details")?.open ?? false;
   const focused = document.activeElement?.dataset?.more;
   const run = ["batch_size", "seq_len", "target_len", "context"],
     first = (size) => (run.includes(size.name) ? 0 : 1);
-  const fields = step.sizes
+  const sizes = step.sizes
     .filter((size) => size.changes || GIVEN.api)
-    .sort((left, right) => first(left) - first(right))
-    .map((size) => sliderField(size, view));
+    .sort((left, right) => first(left) - first(right));
   const inSentence = ["model", "procedure", "on", "context", ...sizeKeys(step), "seq_len", "target_len", "batch_size"];
-  const others = (GIVEN.fields?.flags ?? []).filter((flag) => !inSentence.includes(flag.name)).map(otherField);
+  const flags = (GIVEN.fields?.flags ?? []).filter((flag) => !inSentence.includes(flag.name));
+  const fields = element("div", { class: "fields" });
+  const fill = () => {
+    if (inside.open && !fields.childElementCount)
+      fields.append(...sizes.map((size) => sliderField(size, page.view)), ...flags.map(otherField));
+  };
   const inside = element(
     "details",
-    { class: "no-print" },
-    element("summary", {}, `Sizes${others.length ? ", types, optimizer, plan" : " of the model and the step"}`),
-    element("div", { class: "fields" }, ...fields, ...others),
+    { class: "no-print", ontoggle: fill },
+    element("summary", {}, `Sizes${flags.length ? ", types, optimizer, plan" : " of the model and the step"}`),
+    fields,
   );
   inside.open = isOpen;
+  fill();
   place.replaceChildren(inside);
   if (focused) place.querySelector(`[data-more="${focused}"]`)?.focus({ preventScroll: true });
 }

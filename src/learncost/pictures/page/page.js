@@ -90,7 +90,7 @@ function render(all = false) {
     problem(error.message);
     if (!page.view) page.view = viewOf((page.step = documentOf(state)), {});
   }
-  if (GIVEN.api && page.answered !== queryKey(state)) soon(state);
+  if (GIVEN.api && page.answered !== queryKey(state, ofViews())) soon(state);
   drawSentence();
   drawMore();
   drawCost();

@@ -34,8 +34,10 @@ function chooser(key, name, current, titles = (option) => option) {
   );
 }
 
+let modelList = null;
+
 function modelPicker(current, options, name) {
-  const list = element("datalist", { id: "models" }, ...options.map((option) => element("option", { value: option })));
+  modelList ??= element("datalist", { id: "models" }, ...options.map((option) => element("option", { value: option })));
   const input = element("input", {
     type: "text",
     value: current,
@@ -48,7 +50,7 @@ function modelPicker(current, options, name) {
     onfocus: (event) => event.target.select(),
     onchange: (event) => event.target.value.trim() && choose({ model: event.target.value.trim(), at: null }),
   });
-  return element("span", {}, input, list);
+  return element("span", {}, input, modelList);
 }
 
 /** A size of the step as a field in the sentence. */

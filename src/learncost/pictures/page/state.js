@@ -37,6 +37,7 @@ function stateOf(hash) {
 
 function knownKeys() {
   const keys = new Set((GIVEN.fields?.flags ?? []).map((flag) => flag.name));
+  for (const name of ofViews()) keys.add(name);
   for (const size of choicesOf("sizes") ?? []) keys.add(size.name);
   for (const step of GIVEN.documents) for (const size of step.sizes) keys.add(size.name);
   for (const size of page.step?.sizes ?? []) keys.add(size.name);
@@ -123,8 +124,9 @@ function soon(state) {
 }
 
 /** What a state asks the server for. */
-function queryOf(state) {
-  const query = new URLSearchParams(),
+function queryOf(state, withViews = false) {
+  const others = withViews ? new Set() : ofViews(),
+    query = new URLSearchParams(),
     first = GIVEN.first ?? GIVEN.documents[0].asked;
   // A device goes with what runs: it is asked for with another price book only where somebody chose it.
   const settings = {
@@ -133,7 +135,7 @@ function queryOf(state) {
     ...state,
   };
   for (const [key, setting] of Object.entries(settings))
-    if (!(key in VIEW_KEYS) && setting !== null && setting !== "none") query.set(key, String(setting));
+    if (!(key in VIEW_KEYS) && !others.has(key) && setting !== null && setting !== "none") query.set(key, String(setting));
   if (page.config && query.get("model") === "config.json") query.delete("model");
   else page.config = null;
   return query;
@@ -142,7 +144,7 @@ function queryOf(state) {
 /** In the explorer: ask the server for what is chosen; a late answer to an earlier question is dropped. */
 async function ask(state, undo = null) {
   const number = ++questions,
-    key = queryKey(state),
+    key = queryKey(state, ofViews()),
     query = queryOf(state);
   document.body.classList.add("asking");
   try {
@@ -154,7 +156,7 @@ async function ask(state, undo = null) {
       undo?.();
       if (page.good) {
         page.state = page.good;
-        page.answered = queryKey(page.state);
+        page.answered = queryKey(page.state, ofViews());
         history.replaceState(null, "", addressOf(page.state));
       } else page.state = {};
       page.refused = content.error ?? `The server said ${answer.status}.`;
@@ -173,11 +175,11 @@ async function ask(state, undo = null) {
   }
 }
 
-/** What of a state only the server can answer, as a key. */
-function queryKey(state) {
+/** What of a state only the server can answer, as a key; `others` are names that the document is not asked with. */
+function queryKey(state, others = null) {
   return JSON.stringify(
     Object.entries(state)
-      .filter(([key]) => !(key in VIEW_KEYS))
+      .filter(([key]) => !(key in VIEW_KEYS) && !others?.has(key))
       .sort(),
   );
 }

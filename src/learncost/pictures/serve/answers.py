@@ -16,6 +16,9 @@ from learncost.pictures.serve.choices import fields
 from learncost.pictures.serve.query import arguments
 from learncost.pictures.serve.replies import API, JSON, NONCE, Answer, Pairs, refusal
 from learncost.pictures.trace import trace
+from learncost.pictures.views import VIEWS
+
+_OF_MEMORY = {flag.name for flag in flags_of(document)} - {flag.name for flag in flags_of(cost)}
 
 FIRST: Mapping[str, str] = {"model": "gpt2", "on": "NVIDIA A100 SXM 40GB"}
 """What the first view is of."""
@@ -30,7 +33,8 @@ def _page(watches: bool) -> bytes:
 def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
     """The answer to a request.
 
-    route   document; export, whose form is `as`; fields, what may be asked for; page, or page that watches runs
+    route   document; view, whose name is `view`; export, whose form is `as`; fields, what may be asked for; page, or
+            page that watches runs
     pairs   of the address
     config  the text of a config.json that came along
     """
@@ -41,18 +45,28 @@ def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
             return Answer(200, JSON, json.dumps(fields(document)).encode())
         if route == "document":
             return Answer(200, JSON, as_json(document(**_arguments(pairs, config))).encode())
-        forms = [value for name, value in pairs if name == "as"]
-        if len(forms) != 1 or forms[0] not in EXPORTS:
-            raise InputError(f"as must be one of {', '.join(EXPORTS)}, not {shown(', '.join(forms))}")
-        keywords = _arguments([pair for pair in pairs if pair[0] != "as"], config)
-        kind, make = EXPORTS[forms[0]]
-        return Answer(200, kind, make(keywords), f"learncost.{forms[0]}")
+        if route == "view":
+            name, rest = _named("view", VIEWS, pairs)
+            view, keywords = VIEWS[name], arguments(rest, config)
+            return Answer(200, JSON, as_json(view.question(**view.taken(keywords)).to_dict()).encode())
+        form, rest = _named("as", EXPORTS, pairs)
+        keywords = {name: value for name, value in _arguments(rest, config).items() if name not in _OF_MEMORY}
+        kind, make = EXPORTS[form]
+        return Answer(200, kind, make(keywords), f"learncost.{form}")
     except InputError as error:
         return refusal(400, str(error))
     except MemoryError:
         return refusal(422, "these sizes need more memory than there is for an answer: take smaller ones")
     except RecursionError:
         return refusal(400, "this configuration is nested too deeply")
+
+
+def _named(key: str, known: Mapping[str, Any], pairs: Pairs) -> tuple[str, Pairs]:
+    """What is asked for by one of several names, and the other pairs. Raises `InputError`."""
+    names = [value for name, value in pairs if name == key]
+    if len(names) != 1 or names[0] not in known:
+        raise InputError(f"{key} must be one of {', '.join(known)}, not {shown(', '.join(names))}")
+    return names[0], [pair for pair in pairs if pair[0] != key]
 
 
 def _arguments(pairs: Pairs, config: str) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def application(port: int, run: Path | None = None, answers: Answers | None = No
         Route("/", views.explorer),
         Route("/run", views.run),
         Route(API, views.document, methods=["GET", "POST"]),
+        Route("/api/view", views.view, methods=["GET", "POST"]),
         Route("/api/export", views.export, methods=["GET", "POST"]),
         Route("/api/fields", views.fields),
         Route("/api/runs", views.runs),
@@ -101,6 +102,10 @@ class _Views:
     async def document(self, request: Request) -> Response:
         """All that a page shows of a step."""
         return await self._answer("document", request)
+
+    async def view(self, request: Request) -> Response:
+        """A view beside the document, for the same step."""
+        return await self._answer("view", request)
 
     async def export(self, request: Request) -> Response:
         """A step as a file."""

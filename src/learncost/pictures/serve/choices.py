@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from learncost.books.book import every
+from learncost.devices.cluster import clusters
 from learncost.devices.device import devices
 from learncost.equation.precision import PRECISIONS
-from learncost.ledger.question import flags_of, schema_of, typed
+from learncost.ledger.question import Flag, flags_of, schema_of, typed
+from learncost.ledger.runners import runners
 from learncost.models.argument import GENERIC
 from learncost.models.presets import presets, table_presets
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
+from learncost.parallel.step import PIPELINE
+from learncost.pictures.views import VIEWS
+from learncost.placement.presets import PLACEMENTS
 from learncost.plans.plan import PLANS
 from learncost.procedures.optimizer_state import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
+from learncost.schedule.pipeline import KINDS
 
 Choice = dict[str, Any]
 """A name that may be asked for, and what it means."""
 
 
 def fields(question: Callable[..., Any]) -> dict[str, Any]:
-    """The flags of a question in their order, its JSON schema, and by names of flags what there is to choose from."""
-    flags = [
+    """What a page may ask for.
+
+    flags    of the question, in their order, and its JSON schema
+    views    beside it, each with the flags that it takes and the question does not
+    choices  by names of flags, what there is to choose from
+    """
+    flags = flags_of(question)
+    known = {flag.name for flag in flags}
+    views = [
+        {
+            "name": name,
+            "word": view.word,
+            "flags": _told(flag for flag in flags_of(view.question) if flag.name not in known),
+        }
+        for name, view in VIEWS.items()
+    ]
+    schema = schema_of(question.__name__, question)
+    return {"flags": _told(flags), "schema": schema, "views": views, "choices": choices()}
+
+
+def _told(flags: Iterable[Flag]) -> list[dict[str, Any]]:
+    return [
         {
             "name": flag.name,
             "flag": flag.names[0],
@@ -32,14 +58,13 @@ def fields(question: Callable[..., Any]) -> dict[str, Any]:
             "default": flag.default if isinstance(flag.default, str | int | float | bool) else None,
             "several": flag.about.several,
         }
-        for flag in flags_of(question)
+        for flag in flags
         if flag.how in ("flag", "argument")
     ]
-    return {"flags": flags, "schema": schema_of(question.__name__, question), "choices": choices()}
 
 
-def choices() -> Mapping[str, list[Choice]]:
-    """What there is, by the name of the flag that takes it."""
+def choices() -> Mapping[str, Any]:
+    """What there is, by the name of the flag that takes it: a list of names; or `parts` with a size each."""
     models = [
         {"name": preset.name, "title": preset.title, "also": list(preset.aliases)}
         for preset in (*presets(), *table_presets())
@@ -58,9 +83,34 @@ def choices() -> Mapping[str, list[Choice]]:
             {"name": device.name, "title": device.source, "also": list(device.names)} for device in devices().values()
         ],
         "precision": precisions,
+        "engine": [{"name": runner.name, "title": runner.convention} for runner in runners().values()],
+        "cluster": [
+            {"name": cluster.name, "title": f"{cluster.devices} x {cluster.device.name} a node"}
+            for cluster in clusters().values()
+        ],
+        "schedule": [{"name": kind.name, "title": kind.title} for kind in KINDS.values() if not kind.several],
+        "placement": [{"name": row.name, "title": row.title} for row in PLACEMENTS.values()],
+        "mesh": {"parts": mesh_parts()},
         "plan": [{"name": plan.spelling, "title": plan.title} for plan in PLANS.values()],
         "optimizer": [{"name": name, "title": state.source} for name, state in STATES.items()],
         "sizes": [
             {"name": size.name, "title": size.meaning, "symbol": size.symbol} for size in (*RUN_SIZES, *MODEL_SIZES)
         ],
     }
+
+
+def mesh_parts() -> list[Choice]:
+    """The axes that a mesh may have, outermost first, each with the most devices that a slider goes to."""
+    titles = {PIPELINE: "pipeline stages"}
+    for row in PLACEMENTS.values():
+        for axis in row.mesh_axes:
+            title = row.title.partition(":")[0]
+            titles.setdefault(axis, title if len(title) <= SHORT else f"devices along {axis}")
+    return [{"name": axis, "title": title, "most": MOST} for axis, title in titles.items()]
+
+
+SHORT = 24
+"""Letters that stand beside a slider."""
+
+MOST = 4096
+"""Devices along an axis of a mesh, as far as a slider goes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from learncost.devices.cluster import clusters, known_cluster
 from learncost.devices.device import devices, known_device
 from learncost.devices.rates import HERE
 from learncost.equation.errors import InputError
@@ -51,6 +52,8 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
             keywords[name] = value
     if "on" in keywords:
         keywords["on"] = device_name(keywords["on"])
+    if "cluster" in keywords:
+        keywords["cluster"] = cluster_name(keywords["cluster"])
     if config:
         if keywords.get("model", CONFIG) != CONFIG:
             raise InputError(f"the model is the {CONFIG} that came along: leave model out")
@@ -86,6 +89,13 @@ def known_model(name: str) -> str:
         return name
     hint = nearest(name, (*preset_names(), *GENERIC)) or "; learncost list models has all"
     raise InputError(f"unknown model {shown(name)}{hint}; a config.json comes as its text, not by its path")
+
+
+def cluster_name(name: str) -> str:
+    """The name of a published cluster, never of a file. Raises `InputError`."""
+    if cluster := known_cluster(name):
+        return cluster.name
+    raise InputError(f"no cluster is called {shown(name)}{nearest(name, clusters()) or ''}; learncost list clusters")
 
 
 def device_name(name: str) -> str:

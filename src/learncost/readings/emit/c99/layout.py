@@ -15,6 +15,7 @@ from learncost.readings.emit.placed.kernels import Kernels
 from learncost.readings.emit.placed.layout import IN_PLACE, Layout
 from learncost.readings.emit.precision import typed
 from learncost.schedule import arena
+from learncost.schedule.arena import Arena
 from learncost.schedule.calls import Axes
 from learncost.schedule.lifetimes import Array
 from learncost.schedule.matrix import MatrixProduct, matrix_product
@@ -69,6 +70,13 @@ class Alone(Layout):
         wide = {ARENAS[dtype]: WIDTHS[dtype] for dtype in self.dtypes.values()}
         self.arenas = {name: size // wide[name] for name, size in taken.items() if size}
         return sum(taken.values())
+
+    @property
+    def map(self) -> Arena:
+        """Where every array lies over the calls."""
+        wide = {ARENAS[dtype]: WIDTHS[dtype] for dtype in self.dtypes.values()}
+        taken = {name: _whole(points * wide[name]) for name, points in self.arenas.items()}
+        return arena.mapped(self.lifetimes, self.arena, taken)
 
     @property
     def alive(self) -> int:

@@ -1,0 +1,275 @@
+"""A step over many devices: memory of each, time by cause, the pipeline's schedule, the placed table."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from learncost.devices.cluster import Cluster, cluster_with
+from learncost.devices.cluster import cluster as find_cluster
+from learncost.devices.device import device as find_device
+from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
+from learncost.equation.table import Repeat, Word
+from learncost.ledger.placed import place as placed_table
+from learncost.ledger.question import question
+from learncost.ledger.sheet import number, seconds_of, size_of
+from learncost.models.wording import counted, shown
+from learncost.parallel.candidates import PLANS, structures
+from learncost.parallel.search import Found, Search, search
+from learncost.parallel.spread import Spread, checked_schedule, described, spread, usual
+from learncost.parallel.step import ASSUMED, PIPELINE, StepTakes
+from learncost.pictures.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of
+from learncost.placement.mesh import mesh as parse_mesh
+from learncost.schedule.pipeline import run
+from learncost.schedule.pipeline import schedule as schedule_of
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND
+
+DEVICES = 8
+"""Devices that are looked at first."""
+
+USUAL = "DGX H100"
+"""The cluster that is looked at first, where the device has none of its own."""
+
+PASSES = {"F": "forward", "B": "backward", "W": "weight update"}
+
+
+@question()
+def over_devices(
+    model: Any,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
+    cluster: str | None = None,
+    devices: int | str | None = None,
+    schedule: str = "1f1b",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    precision: str | None = None,
+    on: str | None = None,
+    procedure: str = "bp",
+    **sizes: Any,
+) -> Picture:
+    """A training step over many devices: over a mesh, or over the fastest that are found.
+
+    Parameters
+    ----------
+    mesh
+        The devices, as axes with how many there are along each, such as pp=2,dp=2,tp=2. Without it the fastest ways
+        are shown to spread the step over `devices`.
+    cluster
+        The cluster whose devices and links these are. The default is one of the device of the page.
+    devices
+        How many devices there are, where no mesh is given. The default is 8.
+    schedule
+        The schedule of the pipeline, pp of the mesh: 1f1b, gpipe or zb-h1.
+    batch_size
+        Sequences of a step, of all devices together. The default is about 4 million tokens.
+    on
+        The device of the page.
+
+    Raises
+    ------
+    InputError
+        As for `lc.search` and `lc.place`.
+    """
+    if procedure != "bp":
+        raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
+    group = _cluster(cluster, on)
+    several = counted(devices) if devices else DEVICES
+    if not several:
+        raise InputError(f"devices must be a whole number, not {shown(devices)}")
+    settings = {"batch_size": batch_size, "seq_len": seq_len, **sizes}
+    given = {name: value for name, value in settings.items() if value is not None}
+    kind = precision or "bf16"
+    if mesh is None and not place and not placement:
+        try:
+            found = search(model, group, several, precision=kind, **given)
+        except InputError:
+            mesh = f"dp={several}"  # the simplest, where nothing is searched
+        else:
+            return _searched(model, found, {"precision": precision, **given})
+    many = spread(model, group, 1, mesh, place, placement, checked_schedule(schedule), kind, given)
+    step = many.step
+    notes = (
+        f"Over {described(step)} on {group.name}; cut by: {many.placed}.",
+        f"Time is modelled: {step.low:g} to {step.high:g} of what stands here. {'; '.join(ASSUMED.values())}.",
+    )
+    asked = {"on": group.name, "mesh": mesh, "place": place, "placement": placement, "schedule": schedule}
+    command = command_of(("run-cost",), model, {"tokens": "1e12", **asked, "precision": precision, **given})
+    title = (
+        f"Over {step.way.devices:,} devices a step of {step.tokens:,} tokens takes {seconds_of(step.seconds)}, "
+        f"and a device holds {size_of(step.peak)}"
+    )
+    lead = "Every device runs the same table on its part: what is cut over the mesh says what it does, holds and sends."
+    return Picture(title, lead, (*_taken(many), *_placed(model, many, place, placement, kind, given)), notes, command)
+
+
+def _cluster(name: str | None, on: str | None) -> Cluster:
+    if name:
+        return find_cluster(name)
+    try:
+        return cluster_with(find_device(on)) if on else find_cluster(USUAL)
+    except InputError:  # its links are not known
+        return find_cluster(USUAL)
+
+
+def _causes(step: StepTakes) -> dict[str, float]:
+    """Seconds by what they go to; what rounding left is none."""
+    return {name: seconds for name, seconds in step.causes.items() if seconds > 1e-9 * step.seconds}
+
+
+def _searched(model: Any, found: Search, given: dict[str, Any]) -> Picture:
+    """The ways that fit, the fastest first."""
+    command = command_of(("search",), model, {"on": found.cluster.name, "devices": found.devices, **given})
+    what = f"{found.batch_size:,} sequences of {found.seq_len:,} tokens a step on {found.cluster.name}"
+    if not found.found:
+        raise InputError(str(found.sheets()[0].notes[0]))
+    best = found.found[0]
+    way = f"{best.step.way} with {best.zero}"
+    title = f"Over {found.devices:,} devices {way} is fastest: {seconds_of(best.step.seconds)} a step"
+    lead = f"The fastest of {found.fit:,} ways that fit, for {what}. Choose one, or set the mesh yourself."
+    picks = [_pick(model, each) for each in found.found]
+    names = [_name(each) for each in found.found]
+    time = Bars(
+        "Time of a step by cause",
+        "seconds",
+        tuple(
+            Bar(name, _causes(each.step), choose=pick)
+            for name, each, pick in zip(names, found.found, picks, strict=True)
+        ),
+    )
+    memory = Bars(
+        "Memory of the fullest device",
+        "bytes",
+        tuple(
+            Bar(name, _held(each.step), choose=pick) for name, each, pick in zip(names, found.found, picks, strict=True)
+        ),
+        (found.memory, f"{size_of(int(found.memory))} there are"),
+        MADE,
+    )
+    notes = (
+        *(f"{name} is {each.worse}." for name, each in zip(names, found.found, strict=True) if each.worse),
+        *found.refused,
+        "zero-1 cuts the optimizer's states over dp, zero-3 weights and gradients, too.",
+    )
+    return Picture(title, lead, (time, memory), notes, command)
+
+
+def _name(found: Found) -> str:
+    """A way in words."""
+    way = found.step.way
+    schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
+    recomputes = "recomputes blocks" if found.plan != PLANS[0] else ""
+    return ", ".join(filter(None, (f"{way} {found.zero}", schedule, recomputes)))
+
+
+def _pick(model: Any, found: Found) -> dict[str, str]:
+    """What is chosen with a way; nothing where its plan is another than that of a mesh that is asked for."""
+    if found.plan != PLANS[0]:
+        return {}
+    axes = [axis for axis in found.step.way.mesh if axis != PIPELINE]
+    texts = {each.zero: each.text for each in structures(model, [precision_of(found.precision)], PLANS[:1], axes)}
+    place = ", ".join(text for text in texts[found.zero].split(", ") if text.split(" over ")[1].split()[0] in axes)
+    return {"mesh": str(found.step.way), "place": place}
+
+
+def _held(step: StepTakes, device: int | None = None) -> dict[str, float]:
+    """Bytes of a device by what they are for; by default of the fullest."""
+    stage = max(step.stages, key=lambda stage: stage.peak) if device is None else step.stages[device]
+    static = stage.static
+    parts = {
+        "weights": static.weights,
+        "master weights": static.masters,
+        "optimizer state": static.states,
+        "gradients": static.gradients,
+        "activations": stage.activations,
+        "workspace": stage.workspace,
+    }
+    return {name: int(size) for name, size in parts.items() if size}
+
+
+def _taken(many: Spread) -> list[Chart]:
+    """The step's time by cause, the memory of each device, the pipeline, and what is sent."""
+    step = many.step
+    held = [_held(step, device) for device in range(len(step.stages))]
+    rows = list[Bar]()
+    for parts, group in groupby(range(len(held)), held.__getitem__):
+        places = list(group)
+        name = f"stage {places[0] + 1}" + (f" to {places[-1] + 1}" if len(places) > 1 else "")
+        rows.append(Bar(name if len(held) > 1 else "every device", parts))
+    charts: list[Chart] = [
+        Bars("Time of a step by cause", "seconds", (Bar("a step", _causes(step)),)),
+        Bars(
+            "Memory of a device",
+            "bytes",
+            tuple(rows),
+            (many.memory, f"{size_of(int(many.memory))} there are"),
+            MADE,
+        ),
+    ]
+    if step.way.stages > 1:
+        charts.append(_pipeline(step))
+    if step.sent:
+        sent = tuple(
+            (row.mesh_axis, row.word, row.role, row.calls, row.sent, row.link, row.seconds)
+            for row in sorted(step.sent, key=lambda row: -row.sent)
+        )
+        columns = (
+            ("mesh axis", ""),
+            ("collective", ""),
+            ("of", ""),
+            ("calls", "times"),
+            ("sent", "bytes"),
+            ("over", ""),
+            ("time", "seconds"),
+        )
+        charts.append(Rows("What a device sends in a step", columns, sent))
+    return charts
+
+
+def _pipeline(step: StepTakes) -> Lanes:
+    """The passes of the first microbatches on every stage."""
+    way = step.way
+    few = min(way.microbatches, 2 * way.stages + 2)
+    forward, backward, update = (
+        [getattr(stage, name) for stage in step.stages] for name in ("forward", "backward", "update")
+    )
+    ran = run(schedule_of(way.schedule, way.stages, few), forward, backward, update, step.stages[0].sent)
+    lanes = tuple(
+        (
+            f"stage {device + 1}",
+            tuple((PASSES[each.kind], str(each.microbatch + 1), begin, end) for each, begin, end in times),
+        )
+        for device, times in enumerate(ran.times)
+    )
+    which = f"the first {few} of {way.microbatches:,} microbatches" if few < way.microbatches else "all microbatches"
+    return Lanes(f"The pipeline, {way.schedule}: {which}, by their numbers", "seconds", lanes)
+
+
+def _placed(
+    model: Any, many: Spread, place: str | None, placement: str | None, kind: str, given: dict[str, Any]
+) -> list[Chart]:
+    """The table of every device, with what its collectives move."""
+    inner = {axis: size for axis, size in many.step.way.mesh.items() if axis != PIPELINE and size > 1}
+    if not inner:
+        return []
+    text = ",".join(f"{axis}={size}" for axis, size in inner.items())
+    clauses = place if place or placement else usual(parse_mesh(text).names)
+    own = {name: value for name, value in given.items() if name != "batch_size"}
+    try:
+        answer = placed_table(model, text, clauses, placement, precision=kind, **own)
+    except InputError as error:
+        return [Lines(f"The table of every device is not shown: {error}", "bytes", ())]
+    rows, macro = list[tuple[int, str, bool, int | None, str]](), ""
+    for depth, line, collective in answer.statements():
+        if not isinstance(line, Repeat) and line.tag.macro != macro:
+            macro = line.tag.macro
+            rows.append((0, macro.replace("_", " "), False, None, ""))
+        moves = isinstance(line, Word) and entry(line.word).kind == KIND
+        why = line.tag.why if isinstance(line, Word) else ""
+        times = f", {number(collective.times)} times" if collective and collective.times > 1 else ""
+        amount = collective.payload_bytes if collective else None
+        rows.append((depth + 1, str(line).partition("\n")[0], moves, amount, f"{why}{times}" if moves else ""))
+    return [Lines(f"The table of every device over {text}, with its collectives", "bytes", tuple(rows))]

@@ -1,0 +1,146 @@
+"""A picture as data: what it says, and charts of a few kinds, which a page draws without knowing what they are of."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from learncost.ledger.question import flags_typed
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of `Bars`.
+
+    parts    how much of each kind, in the order of the legend
+    beside   said behind the bar's total
+    choose   what is chosen by who picks the row, by the names of flags
+    here     whether it is what the page is of
+    refused  why there is no bar
+    """
+
+    name: str
+    parts: Mapping[str, float] = field(default_factory=dict)
+    beside: str = ""
+    choose: Mapping[str, str] = field(default_factory=dict)
+    here: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Rows on one scale.
+
+    unit   bytes, seconds or FLOPs
+    limit  a line on that scale, and what it is
+    made   by kinds of parts, the pass that makes them, whose colour they have
+    """
+
+    kind: ClassVar[str] = "bars"
+    heading: str
+    unit: str
+    rows: tuple[Bar, ...]
+    limit: tuple[float, str] | None = None
+    made: Mapping[str, str] = field(default_factory=dict)
+
+
+MADE = {
+    "activations": "forward",
+    "values and temporaries": "forward",
+    "arena": "forward",
+    "gradients": "weight_update",
+    "new weights and states": "optimizer_step",
+}
+"""Which pass makes most of a part of a memory; what none makes is there throughout."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Slices of time in lanes: of each lane its name, and slices as (kind, text, begin, end)."""
+
+    kind: ClassVar[str] = "lanes"
+    heading: str
+    unit: str
+    lanes: tuple[tuple[str, tuple[tuple[str, str, float, float], ...]], ...]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Boxes over moments and bytes: (name, kind, where, first, last, place, bytes), moments from 1, both included.
+
+    spans  above the moments: (kind, first, last)
+    """
+
+    kind: ClassVar[str] = "blocks"
+    heading: str
+    moments: str
+    unit: str
+    height: int
+    boxes: tuple[tuple[str, str, str, int, int, int, int], ...]
+    spans: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Rows that lie in each other, as (depth, name, values); `columns` are the values' names and units."""
+
+    kind: ClassVar[str] = "tree"
+    heading: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[int, str, tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Text line by line, as (depth, text, mark, amount, why); `unit` is that of amounts, None where there is none."""
+
+    kind: ClassVar[str] = "lines"
+    heading: str
+    unit: str
+    rows: tuple[tuple[int, str, bool, int | None, str], ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table: columns as (name, unit), "" where a cell is text, and rows; `choose` is what each row picks."""
+
+    kind: ClassVar[str] = "rows"
+    heading: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Any, ...], ...]
+    choose: tuple[Mapping[str, str], ...] = ()
+
+
+Chart = Bars | Lanes | Blocks | Tree | Lines | Rows
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a view shows.
+
+    title    the finding
+    lead     what is drawn, in a sentence
+    charts   of the kinds above
+    notes    what it rests on
+    command  the command line that says the same
+    """
+
+    title: str
+    lead: str
+    charts: tuple[Chart, ...]
+    notes: tuple[str, ...] = ()
+    command: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a page has it."""
+        charts = [{"kind": chart.kind, **asdict(chart)} for chart in self.charts]
+        return {**asdict(self), "charts": charts}
+
+
+def command_of(words: Sequence[str], model: object, settings: Mapping[str, Any]) -> str:
+    """A command line; of what is no name of a model, the name that its file has on the page."""
+    name = model if isinstance(model, str) else getattr(model, "name", None) or "config.json"
+    given = {name: value for name, value in settings.items() if value is not None}
+    return shlex.join(["learncost", *words, name, *flags_typed(given)])

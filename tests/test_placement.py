@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+import learncost as lc
 from learncost.equation.count import first_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Word, walk
@@ -119,6 +120,8 @@ def test_every_preset_is_clauses():
         ("falcon", "tp=2", "megatron", "flash"),
         ("qwen3_moe", "ep=2,tp=2", "ep,megatron-sp", "at-once"),
         ("llama", "dp=2", "zero-2", "head"),
+        ("bart", "pp=2", "pp", "flash"),
+        ("gpt2", "pp=2,dp=2,tp=2", "pp,zero-1,megatron-sp", ""),
     ],
 )
 def test_placements_are_proved_by_a_command(name, mesh_text, placement, plan):
@@ -134,6 +137,24 @@ def test_ways_to_learn_are_placed(procedure):
         found = list(verify_placements(model, mesh_text, None, placement, procedure=procedure, optimizer="adamw"))
         assert [check.passed for check in found] == [True] * len(found), [str(check) for check in found]
         assert len(found) > 2
+
+
+def test_stages_of_a_pipeline_send_what_turns_carry():
+    """B M d forward and back between neighbours, in the part that each device has of it; tied gradients are summed."""
+    found = lc.place("gpt2", "pp=3,tp=2", placement="pp,megatron-sp", vocab_size=50304, seq_len=64)
+    carried = 64 * 768 * 4 // 2
+    over_pp = [[one for one in over.collectives if one.mesh_axis == "pp"] for over in found.stages]
+    sends = [[one.payload_bytes for one in stage if one.word == "send"] for stage in over_pp]
+    assert sends == [[carried], [carried, carried], [carried]]
+    assert [[one.devices for one in stage if one.word != "send"] for stage in over_pp] == [[2], [], [2]]
+    assert [dict(over.placed.turns) for over in found.stages] == [{"n_layer": 4}] * 3
+    assert len(found.sheets()) == 4
+    with pytest.raises(InputError, match="12 blocks cannot be cut into 5 equal stages"):
+        lc.place("gpt2", "pp=5", placement="pp")
+    with pytest.raises(InputError, match="blocks are cut into stages by one clause alone"):
+        lc.place("gpt2", "pp=2", place="n_layer over pp, B over pp")
+    with pytest.raises(InputError, match="each with a table of its own"):
+        lc.memory("gpt2", mesh="pp=2", placement="pp")
 
 
 def test_a_proof_sees_a_collective_that_is_not_there(monkeypatch):

@@ -23,6 +23,7 @@ Role: TypeAlias = Literal[
     "projection",  # fixed random matrix, by which PEPITA's error comes to the value `of`; or what is read for a weight
     "feedback",  # fixed random matrix, by which the error at the value `of` comes to another one for its gradient
     "direction",  # drawn anew in every step: which way the value `of` is moved
+    "received",  # of a stage of a pipeline: what another one makes, as its own
     "state",  # what the optimizer remembers `of` a weight
     "gathered",  # the sum of the gradients `of` a weight over microbatches
     "gradient",  # `of` a value

@@ -9,13 +9,14 @@ from learncost.equation.count import shape_of
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line
 from learncost.equation.value import Value
 from learncost.ledger.memory_step import Step, gathering, points, stacks_of, state_bytes
-from learncost.ledger.over import OverMesh, part_of, widths_of
+from learncost.ledger.over import OverMesh, part_of, refuse_stages, widths_of
 from learncost.placement.clauses import Homes
 from learncost.placement.collective import collectives
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen
+from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.procedure import step as step_of
@@ -32,6 +33,8 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     sizes, grid, clauses = step.sizes(), parse_mesh(mesh), chosen(place_, placement)
     # Of an optimizer of which the state alone is known, the lines are those of one that has a state too.
     optimizer = step.optimizer.name if step.optimizer.name in OPTIMIZERS else DEFAULT
+    if pipeline := pipeline_of(step.model.table, grid, clauses):
+        refuse_stages(pipeline.said)
     table = planned(without_gradients(step_of(step.model, step.procedure, optimizer)), step.plan)
     if step.accumulate > 1:
         table = gathering(table)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
+from learncost.layers.stages import even, turns_of
 from learncost.ledger.run import Run
 from learncost.ledger.sheet import number, size_of
 from learncost.models.model import Structure
+from learncost.placement.clauses import Clause
 from learncost.placement.collective import Collective, collectives
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen
+from learncost.placement.stages import pipeline_of, place_stages
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import default_optimizer, without_gradients
 from learncost.procedures.procedure import step
+from learncost.procedures.staged import staged
 
 RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 """By which convention bytes are told that a device sends."""
@@ -49,10 +54,13 @@ class OverMesh:
         The table that each device runs, and that of one device that it stands for.
     collectives
         A record for each line that sends: the word, the axis of the mesh, bytes, how often, and why.
+    sizes
+        Of every axis, of all devices together.
     """
 
     placed: Placed
     collectives: tuple[Collective, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def mesh(self) -> str:
@@ -75,12 +83,13 @@ class OverMesh:
         groups: dict[tuple[str, str], list[Collective]] = {}
         for collective in self.collectives:
             groups.setdefault((collective.mesh_axis, collective.word), []).append(collective)
-        sizes, order = self.placed.mesh.sizes, self.placed.mesh.names
+        order = self.placed.mesh.names
         rows = []
         for (axis, word), several in groups.items():
             runs = sum(one.times for one in several)
             payload = sum(one.payload_bytes * one.times for one in several)
-            rows.append(Sent(axis, word, runs, payload, in_a_ring(word, payload, sizes[axis])))
+            ring = sum(in_a_ring(word, one.payload_bytes * one.times, one.devices) for one in several)
+            rows.append(Sent(axis, word, runs, payload, ring))
         return tuple(sorted(rows, key=lambda row: (order.index(row.mesh_axis), -row.payload)))
 
     @property
@@ -133,22 +142,57 @@ def part_of(placed: Placed, array: str) -> str:
 def in_a_ring(word: str, payload: int, devices: int) -> int:
     """Bytes that each of so many devices sends in a ring: 2(p-1)/p of what is reduced, (p-1)/p of all others.
 
-    Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations.
+    Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations. What goes to one device
+    alone is sent whole.
     """
+    if word == "send":
+        return payload
     return payload * (2 if word.startswith("all_reduce") else 1) * (devices - 1) // devices
 
 
 def over_mesh(
     run: Run, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
 ) -> OverMesh:
-    """The step of a run over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh."""
+    """The step of a run over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh.
+
+    Of a pipeline each stage has a step of its own: that is refused here.
+    """
+    several = over_stages(run, procedure, kind, mesh, place_, placement)
+    if several[0].placed.turns:
+        refuse_stages(several[0].placed.clauses[0])
+    return several[0]
+
+
+def refuse_stages(clause: Clause) -> None:
+    """Refuse a pipeline where one table is asked about."""
+    raise InputError(
+        f"{clause} makes stages, each with a table of its own: learncost place shows them, and run-cost --mesh has "
+        "their memory and time"
+    )
+
+
+def over_stages(
+    run: Run, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
+) -> tuple[OverMesh, ...]:
+    """The step of a run over a mesh: of every stage, where blocks are cut into those of a pipeline; else one."""
     if mesh is None:
         raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
-    optimizer = run.optimizer or default_optimizer(run.book)
-    table = step(Structure(run.model).model, procedure, optimizer, run.book.jacobian)
-    table = planned(without_gradients(table), run.plan, run.axes)
-    placed = place(table, parse_mesh(mesh), chosen(place_, placement), run.axes)
-    return OverMesh(placed, collectives(placed, run.axes, widths_of(kind)))
+    optimizer, grid = run.optimizer or default_optimizer(run.book), parse_mesh(mesh)
+    model = Structure(run.model).model
+    table = planned(without_gradients(step(model, procedure, optimizer, run.book.jacobian)), run.plan, run.axes)
+    clauses, widths = chosen(place_, placement), widths_of(kind)
+    pipeline = pipeline_of(model.table, grid, clauses)
+    if pipeline is None:
+        placed = place(table, grid, clauses, run.axes)
+        return (OverMesh(placed, collectives(placed, run.axes, widths), run.axes),)
+    if procedure != "bp":
+        raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
+    layers = even(turns_of(model.table, run.axes), pipeline.stages)
+    steps = tuple(
+        replace(each, table=planned(each.table, run.plan)) for each in staged(model, run.axes, layers, optimizer)
+    )
+    stages = place_stages(steps, pipeline, grid, run.axes, table)
+    return tuple(OverMesh(placed, collectives(placed, run.axes, widths), run.axes) for placed in stages)
 
 
 def widths_of(kind: Precision) -> dict[str, int]:

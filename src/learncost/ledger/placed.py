@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from learncost.equation.precision import either
 from learncost.equation.table import Repeat, Statement, Table, Word
 from learncost.layers.layer import Layer
-from learncost.ledger.over import OverMesh, over_mesh, whole_batch
+from learncost.ledger.over import OverMesh, over_stages, whole_batch
 from learncost.ledger.question import question
 from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.sheet import Shown
@@ -40,7 +40,11 @@ class PlacedStep(Shown):
     seq_len
         Tokens of a sequence, of all devices together.
     over
-        The devices, what is cut over them, and `collectives`, a record for each line that sends.
+        The devices, what is cut over them, and `collectives`, a record for each line that sends; of the first stage
+        where there are several.
+    stages
+        The same of every stage of a pipeline, each with a table of its own, for one microbatch of `batch_size`
+        sequences; empty where there is none.
 
     Examples
     --------
@@ -57,6 +61,7 @@ class PlacedStep(Shown):
     batch_size: int
     seq_len: int
     over: OverMesh
+    stages: tuple[OverMesh, ...] = ()
 
     room: ClassVar[str] = "learncost.ledger.show_placed"
 
@@ -70,9 +75,13 @@ class PlacedStep(Shown):
         """What each device sends, in the order of the lines."""
         return self.over.collectives
 
-    def statements(self) -> Iterator[tuple[int, Statement, Collective | None]]:
-        """Its lines with how deep they stand, and what those that send, send; of a repeat its heading alone."""
-        records = {collective.place: collective for collective in self.collectives}
+    def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
+        """Its lines with how deep they stand, and what those that send, send; of a repeat its heading alone.
+
+        over  the stage whose lines are meant; else what each device runs
+        """
+        over = over or self.over
+        records = {collective.place: collective for collective in over.collectives}
         number = -1
 
         def visit(lines: tuple[Statement, ...], depth: int) -> Iterator[tuple[int, Statement, Collective | None]]:
@@ -85,15 +94,20 @@ class PlacedStep(Shown):
                     number += 1
                     yield depth, line, records.get(number)
 
-        yield from visit(self.table.lines, 0)
+        yield from visit(over.placed.table.lines, 0)
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
-        lines = []
-        for depth, line, collective in self.statements():
-            text = str(line).partition("\n")[0]
-            why = line.tag.why if isinstance(line, Word) else ""
-            lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
+
+        def lines_of(over: OverMesh) -> list[dict[str, Any]]:
+            lines = []
+            for depth, line, collective in self.statements(over):
+                text = str(line).partition("\n")[0]
+                why = line.tag.why if isinstance(line, Word) else ""
+                lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
+            return lines
+
+        stages = [{"turns": dict(over.placed.turns), **over.to_dict(), "lines": lines_of(over)} for over in self.stages]
         return {
             "model": self.model,
             "procedure": self.procedure,
@@ -103,7 +117,8 @@ class PlacedStep(Shown):
             "batch_size": self.batch_size,
             "seq_len": self.seq_len,
             **self.over.to_dict(),
-            "lines": lines,
+            "lines": lines_of(self.over),
+            "stages": stages,
         }
 
 
@@ -157,6 +172,8 @@ def place(
         Two placements at once, on eight devices.
     learncost place gpt2 --mesh dp=2,tp=2 --place "h f over tp, B over dp"
         The same with clauses of one's own.
+    learncost place gpt2 --mesh pp=4,dp=2 --placement pp,zero-1
+        The table of every stage of a pipeline, with what goes from one to the next.
 
     Examples
     --------
@@ -184,6 +201,7 @@ def place(
         adapted,
         plan,
     )
+    several = over_stages(run, procedure, kind, mesh, place, placement)
     return PlacedStep(
         run.model.configuration.name,
         procedure,
@@ -192,5 +210,6 @@ def place(
         kind.name,
         run.axes["B"],
         run.axes["N" if run.model.two_sided else "M"],
-        over_mesh(run, procedure, kind, mesh, place, placement),
+        several[0],
+        several if several[0].placed.turns else (),
     )

@@ -3,26 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.table import Repeat, Word
+from learncost.equation.count import shape_of
+from learncost.equation.table import Repeat, Word, walk
 from learncost.ledger.over import RING, fields_of
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, size_of
 from learncost.vocabulary import entry
 
 if TYPE_CHECKING:
+    from learncost.ledger.over import OverMesh
     from learncost.ledger.placed import PlacedStep
 
 
 def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """What a device sends in all, and its table."""
-    return _sent(step), _table(step)
+    """What a device sends in all, and its table; of a pipeline the stages, and tables of those not alike."""
+    if not step.stages:
+        return _sent(step), _table(step, step.over, "The table of every device")
+    tables: dict[tuple[object, ...], list[int]] = {}
+    for place, over in enumerate(step.stages):
+        table = over.placed.table
+        kinds = tuple(line.word if isinstance(line, Word) else type(line) for line, _ in walk(table.lines))
+        tables.setdefault((table.weights, kinds), []).append(place)
+    return _stages(step), *(_table(step, step.stages[alike[0]], _of_stages(alike)) for alike in tables.values())
+
+
+def _of_stages(alike: list[int]) -> str:
+    several = "stage" if len(alike) == 1 else "stages"
+    more = "" if len(alike) == 1 else ", as the first of them has it"
+    return f"The table of every device of {several} {', '.join(map(str, alike))}{more}"
+
+
+def _stages(step: PlacedStep) -> Sheet:
+    """A row for each stage: its blocks, its weights, what its devices send."""
+    rows, axis = [], step.over.placed.clauses[0].mesh
+    for place, over in enumerate(step.stages):
+        table, sizes = over.placed.table, {**over.sizes, **over.placed.turns, **over.placed.mesh.sizes}
+        weights = sum(prod(shape_of(table.axes[name], sizes)) for name in table.weights)
+        sends = [one for one in over.collectives if one.word == "send"]
+        tied = sum(one.payload_bytes for one in over.collectives if one.mesh_axis == axis and one.word != "send")
+        inside = sum(row.ring for row in over.sent if row.mesh_axis != axis)
+        to = {way: sum(one.payload_bytes for one in sends if (one.macro == "forward") == way) for way in (True, False)}
+        blocks = number(sum(over.placed.turns.values()))
+        cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
+        rows.append(Row(cells))
+    notes = (
+        f"Cut by: {', '.join(step.over.clauses)}.",
+        "Of one device, for one microbatch of all sequences: weights in numbers; what it sends forward and backward to "
+        f"other stages; gradients of weights that several stages have, which are summed; and what it sends within its "
+        f"stage, {RING}.",
+    )
+    columns = ("stage", "blocks", "weights", "forward", "backward", "tied", "within")
+    return Sheet(title(step), columns, tuple(rows), notes, frozenset({0}))
 
 
 def records(step: PlacedStep) -> Iterator[dict[str, Any]]:
     """A row a collective."""
-    for collective in step.collectives:
-        yield fields_of(collective)
+    for place, over in enumerate(step.stages or (step.over,)):
+        for collective in over.collectives:
+            yield {"stage": place, **fields_of(collective)} if step.stages else fields_of(collective)
 
 
 def title(step: PlacedStep) -> str:
@@ -48,10 +88,10 @@ def _sent(step: PlacedStep) -> Sheet:
     return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)
 
 
-def _table(step: PlacedStep) -> Sheet:
+def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
     rows: list[Row] = []
     macro = ""
-    for depth, line, collective in step.statements():
+    for depth, line, collective in step.statements(over):
         if isinstance(line, Repeat):
             rows.append(Row((str(line).partition("\n")[0], ""), depth=depth))
             continue
@@ -66,4 +106,4 @@ def _table(step: PlacedStep) -> Sheet:
             why = line.tag.why[:1] + line.tag.why[1:]
             rows.append(Row((f"{why}.{times}", ""), "dim", depth + 2))
     notes = ("> moves arrays between devices, or takes a device's part (shard); rules: docs/many-devices.md.",)
-    return Sheet("The table of every device", ("line", "payload"), tuple(rows), notes)
+    return Sheet(heading, ("line", "payload"), tuple(rows), notes)

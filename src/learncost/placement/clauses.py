@@ -72,23 +72,30 @@ Split = tuple[tuple[str, ...], ...]
 class Homes:
     """Where the values of a table live: by the clauses alone, wherever lines may leave them."""
 
-    def __init__(self, table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        mesh: Mesh,
+        chosen: Iterable[Clause],
+        sizes: Mapping[str, int],
+        part_of: Table | None = None,
+    ) -> None:
         self.table, self.mesh, self.clauses = table, mesh, tuple(chosen)
         self.sizes = {**sizes, **mesh.sizes}
         self.known = table.known
         self._counts = {base(count).partition("/")[0] for _, turns in walk(table.lines) for count in turns} - {"B"}
         self._experts = frozenset(_read_at_a_choice(table))
         self._ranks: dict[tuple[str, str], int] = {}
-        self._check()
+        self._check(self.known if part_of is None else part_of.known)
 
-    def _check(self) -> None:
-        axes = {base(axis) for value in self.known.values() for axis in value.axes}
+    def _check(self, known: Mapping[str, Value]) -> None:
+        axes = {base(axis) for value in known.values() for axis in value.axes}
         for clause in self.clauses:
             if clause.mesh not in self.mesh.names:
-                known = ", ".join(self.mesh.names)
-                raise InputError(f"the mesh has no axis {clause.mesh}, which {str(clause)!r} names: it has {known}")
+                there = ", ".join(self.mesh.names)
+                raise InputError(f"the mesh has no axis {clause.mesh}, which {str(clause)!r} names: it has {there}")
             for name in clause.names:
-                if name not in ROLES and not any(_begins(value, name) for value in self.known):
+                if name not in ROLES and not any(_begins(value, name) for value in known):
                     raise InputError(
                         f"nothing of the table is called {name}, which {str(clause)!r} names; roles are "
                         f"{', '.join(ROLES)}"
@@ -119,21 +126,7 @@ class Homes:
 
     def kind(self, name: str, value: Value) -> tuple[str, str]:
         """The role of a value as clauses call it, and the value that it belongs to."""
-        steps, last = [value.role], name
-        values = self.known
-        while value.of and value.role in _OF and value.of != last:
-            last = value.of
-            if value.of not in values:
-                break
-            value = values[value.of]
-            steps.append(value.role)
-        if last in self.table.weights:
-            if "state" in steps:
-                return "states", last
-            return ("gradients" if _GRADIENT & {*steps} else "weights"), last
-        if last in self.table.inputs and not ({*steps} & (_GRADIENT | {"new"})) and value.role not in DRAWN:
-            return "inputs", last
-        return "values", last
+        return kind_of(self.table, name, value)
 
     def winners(self, name: str, value: Value) -> dict[str, tuple[int, str]]:
         """For every mesh axis that cuts a value the clause by its place, and the axis that is cut."""
@@ -203,6 +196,24 @@ class Homes:
     def nested(self, axis: str, mesh_axes: Iterable[str]) -> tuple[str, ...]:
         """Mesh axes in the order in which they cut an axis."""
         return tuple(sorted(mesh_axes, key=lambda mesh_axis: self.rank(mesh_axis, axis)))
+
+
+def kind_of(table: Table, name: str, value: Value) -> tuple[str, str]:
+    """The role of a value of a table as clauses call it, and the value that it belongs to."""
+    steps, last = [value.role], name
+    values = table.known
+    while value.of and value.role in _OF and value.of != last:
+        last = value.of
+        if value.of not in values:
+            break
+        value = values[value.of]
+        steps.append(value.role)
+    if last in table.weights:
+        if "state" in steps:
+            return "states", last
+        return ("gradients" if _GRADIENT & {*steps} else "weights"), last
+    is_given = last in table.inputs and value.role not in DRAWN and value.role != "received"
+    return ("inputs" if is_given and not {*steps} & (_GRADIENT | {"new"}) else "values"), last
 
 
 _GRADIENT = {"gradient", "part", "unsummed", "gathered"}

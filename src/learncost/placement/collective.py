@@ -9,7 +9,7 @@ from math import prod
 from learncost.equation.count import shape_of
 from learncost.equation.table import Word, walk
 from learncost.equation.value import INDICES, Value
-from learncost.placement.clauses import Homes
+from learncost.placement.clauses import kind_of
 from learncost.placement.place import Placed
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
@@ -22,8 +22,8 @@ class Collective:
     Attributes
     ----------
     word
-        all_reduce, all_reduce_max, all_gather, reduce_scatter, all_to_all, dispatch, combine. What sends nothing,
-        shard, is not listed.
+        all_reduce, all_reduce_max, all_gather, reduce_scatter, all_to_all, dispatch, combine, send. What sends nothing,
+        shard and receive, is not listed.
     mesh_axis
         The axis of the mesh over whose devices it runs, such as tp.
     payload_bytes
@@ -42,6 +42,8 @@ class Collective:
         Of the line that it is there for.
     role
         What it moves: weights, gradients, states, values or inputs.
+    devices
+        How many meet: those along the axis of the mesh, or some of them, as stages that have the same weight.
     place
         Where it stands among all lines of the placed table, in the order of `walk`.
     why
@@ -58,6 +60,7 @@ class Collective:
     layer: str
     block: str | None
     role: str
+    devices: int
     place: int
     why: str
 
@@ -74,8 +77,8 @@ def collectives(
     sizes   of the whole table, all devices together
     widths  bytes of a number by role: weights, gradients, states, values, inputs; 4 where a role is not there
     """
-    table, homes = placed.table, Homes(placed.whole, placed.mesh, placed.clauses, sizes)
-    sizes = {**sizes, **placed.mesh.sizes}
+    table = placed.table
+    sizes = {**sizes, **placed.turns, **placed.mesh.sizes}
     widths = widths or {}
     indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
     result = []
@@ -87,10 +90,11 @@ def collectives(
         if not isinstance(line, Word) or entry(line.word).kind != KIND or line.word in SENDS_NOTHING:
             continue
         name = placed.holds.get(line.name, line.name)
-        role = homes.kind(name, placed.whole.known.get(name, Value(())))[0]
+        role = kind_of(placed.whole, name, placed.whole.known.get(name, Value(())))[0]
         width = BYTES_OF_AN_INDEX if name in indices else widths.get(role, 4)
         counts = [prod(shape_of(term.declared, sizes)) for term in (line.left[0], line.right[0])]
         times = prod(shape_of(turns, sizes))
+        meet = line.axes[1:] if line.word.startswith("all_reduce") else ()
         tag = line.tag
         result.append(
             Collective(
@@ -104,6 +108,7 @@ def collectives(
                 tag.layer,
                 tag.block,
                 role,
+                len(meet) or placed.mesh.sizes[line.axes[0]],
                 number,
                 tag.why,
             )

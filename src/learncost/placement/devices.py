@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,64 +28,133 @@ WAIT = 300.0
 
 @dataclass
 class Meeting:
-    """Where the devices along one line of the mesh exchange arrays."""
+    """Where some devices along a line of the mesh exchange arrays."""
 
     number: int
     arrays: dict[int, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.barrier = threading.Barrier(self.number)
+        self._sent: dict[tuple[int, int], queue.SimpleQueue[Array]] = {}
 
     def exchange(self, place: int, array: Array) -> list[Array]:
         """The arrays of all, in order."""
         self.arrays[place] = array
         self.barrier.wait(WAIT)
-        arrays = [self.arrays[number] for number in range(self.number)]
+        arrays = [self.arrays[number] for number in sorted(self.arrays)]
         self.barrier.wait(WAIT)
         return arrays
 
+    def sent(self, source: int, target: int) -> queue.SimpleQueue[Array]:
+        """What a place sends to another one and that is still to be received."""
+        return self._sent.setdefault((source, target), queue.SimpleQueue())  # one step, whoever comes first
+
+    def receive(self, source: int, target: int) -> Array:
+        """The next array that a place sends to another. Raises `BrokenBarrierError` where devices gave up."""
+        end = time.monotonic() + WAIT
+        while time.monotonic() < end and not self.barrier.broken:
+            try:
+                return self.sent(source, target).get(timeout=0.2)
+            except queue.Empty:
+                continue
+        raise threading.BrokenBarrierError
+
+
+class Meetings:
+    """All meetings of a mesh; which devices meet is told by their ranks."""
+
+    def __init__(self) -> None:
+        self.lock, self.by_ranks, self.ended = threading.Lock(), dict[tuple[int, ...], Meeting](), False
+
+    def of(self, ranks: tuple[int, ...]) -> Meeting:
+        """The meeting of some devices."""
+        with self.lock:
+            meeting = self.by_ranks.setdefault(ranks, Meeting(len(ranks)))
+            if self.ended:
+                meeting.barrier.abort()
+            return meeting
+
+    def end(self) -> None:
+        """A device gave up: nobody waits any longer."""
+        with self.lock:
+            self.ended = True
+            for meeting in self.by_ranks.values():
+                meeting.barrier.abort()
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of a mesh: how it exchanges arrays with others."""
+
+    mesh: Mesh
+    place: Mapping[str, int]
+    meetings: Meetings
+
+    def _with(self, mesh_axis: str) -> Meeting:
+        return self.meetings.of(self.mesh.group(self.place, mesh_axis))
+
+    def __call__(self, mesh_axis: str, array: Array, among: tuple[int, ...] = ()) -> tuple[list[Array], int]:
+        ranks, here = self.mesh.group(self.place, mesh_axis), self.place[mesh_axis]
+        places = among or tuple(range(len(ranks)))
+        meeting = self.meetings.of(tuple(ranks[place] for place in places))
+        return meeting.exchange(places.index(here), array), places.index(here)
+
+    def send(self, mesh_axis: str, place: int, array: Array) -> None:
+        self._with(mesh_axis).sent(self.place[mesh_axis], place).put(array)
+
+    def receive(self, mesh_axis: str, place: int) -> Array:
+        return self._with(mesh_axis).receive(place, self.place[mesh_axis])
+
 
 def run_placed(
-    placed: Placed,
+    placed: Placed | Sequence[Placed],
     arrays: Mapping[str, Array],
     sizes: Mapping[str, int],
     watch: Callable[[Line, MutableMapping[str, Array]], None] | None = None,
 ) -> list[Values]:
     """The values of every device, in the order of the ranks; `arrays` are those of the whole table.
 
+    placed  what every device runs; or what those of each stage of a pipeline do, in the order of the stages
     Every device gets its own part of what it is given; `watch` is told of every line that ran on one of them.
     """
-    mesh, lowered = placed.mesh, lower(placed.table)
-    meetings = {group: Meeting(len(group)) for group in _groups(mesh)}
+    stages = (placed,) if isinstance(placed, Placed) else tuple(placed)
+    axis = "" if isinstance(placed, Placed) else stages[0].clauses[0].mesh
+    mesh, lowered, meetings = stages[0].mesh, [lower(stage.table) for stage in stages], Meetings()
     results: list[Values] = [{} for _ in range(mesh.devices)]
     errors: list[BaseException] = []
 
     def device(rank: int, place: Mapping[str, int]) -> None:
-        own_sizes = {**sizes, **mesh.sizes_at(place)}
-
-        def exchange(mesh_axis: str, array: Array) -> tuple[list[Array], int]:
-            return meetings[mesh.group(place, mesh_axis)].exchange(place[mesh_axis], array), place[mesh_axis]
-
+        stage = place.get(axis, 0)
+        table = stages[stage].table
+        own_sizes = {**sizes, **stages[stage].turns, **mesh.sizes_at(place)}
         try:
-            given = (*placed.table.inputs, *placed.table.weights)
-            values = {name: part(arrays[name], placed.table.axes[name], own_sizes) for name in given}
-            execute(lowered, values, own_sizes, watch, exchange)
+            given = (*table.inputs, *table.weights)
+            values = {
+                name: part(of_stage(arrays[name], stages[stage], name), table.axes[name], own_sizes) for name in given
+            }
+            execute(lowered[stage], values, own_sizes, watch, Device(mesh, place, meetings))
             results[rank] = values
         except threading.BrokenBarrierError:
             pass
         except BaseException as error:
             errors.append(error)
-            for meeting in meetings.values():
-                meeting.barrier.abort()
+            meetings.end()
 
     _all(device, mesh)
     if errors:
         raise errors[0]
+    if not all(results):
+        raise RuntimeError("devices waited for each other: their collectives are in different orders")
     return results
 
 
-def _groups(mesh: Mesh) -> set[tuple[int, ...]]:
-    return {mesh.group(place, name) for place in mesh.places() for name in mesh.names}
+def of_stage(array: Array, stage: Placed, name: str) -> Array:
+    """What a stage has of an array of the whole: of a stack the slices of its own turns."""
+    axes = stage.whole.axes[name]
+    if not axes or axes[0] not in stage.first:
+        return array
+    first = stage.first[axes[0]]
+    return array[first : first + stage.turns[axes[0]]]
 
 
 def _all(device: Callable[[int, Mapping[str, int]], None], mesh: Mesh) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
@@ -30,6 +30,8 @@ class Placed:
         How the arrays of the outermost scope are held, by their names in the table.
     holds
         Of the arrays that collectives make, in every scope, the value that they hold.
+    turns, first
+        Of a stage of a pipeline: how many turns of each repeat it has, by its count, and which is the first of them.
     """
 
     table: Table
@@ -38,17 +40,22 @@ class Placed:
     clauses: tuple[Clause, ...]
     layouts: Mapping[str, Layout]
     holds: Mapping[str, str]
+    turns: Mapping[str, int] = field(default_factory=dict)
+    first: Mapping[str, int] = field(default_factory=dict)
 
 
-def place(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]) -> Placed:
+def place(
+    table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int], part_of: Table | None = None
+) -> Placed:
     """The table that each device of a mesh runs.
 
-    sizes  of every axis, of all devices together: the clauses cut what they divide
+    sizes    of every axis, of all devices together: the clauses cut what they divide
+    part_of  the table of which this is a part: the clauses are about what that has
     Raises `InputError` where an axis does not divide, by name with the next size that does, and where turns of a repeat
     that depend on one another would be cut.
     """
     chosen = tuple(chosen)
-    scope = Scope(Homes(table, mesh, chosen, sizes), table.values)
+    scope = Scope(Homes(table, mesh, chosen, sizes, part_of), table.values)
     scope.readers = readers(table.lines, table.outputs)
     for name in (*table.inputs, *table.weights):
         scope.give(name, scope.home(name))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import lcm
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Table, Word, walk
+from learncost.equation.table import Line, Repeat, Table, Word, walk
 from learncost.layers.lower import joined
+from learncost.layers.stages import even, turns_of
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
@@ -21,9 +23,11 @@ from learncost.placement.devices import run_placed, together
 from learncost.placement.mesh import Mesh, mesh
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen
+from learncost.placement.stages import pipeline_of, place_stages
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
+from learncost.procedures.staged import staged
 from learncost.proof.check import Values, sound_arrays, survived, values_of
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes
@@ -58,6 +62,8 @@ CASES: tuple[tuple[str, str], ...] = (
     ("ep,fsdp", "ep=2,dp=2"),
     ("megatron-sp,cp,fsdp", "dp=2,cp=2,tp=2"),
     ("ulysses,zero-2,megatron-sp", "dp=2,cp=2,tp=2"),
+    ("pp", "pp=2"),
+    ("pp,zero-1,megatron-sp", "pp=2,dp=2,tp=2"),
 )
 """Placements with meshes of 2, 4 and 8 devices, alone and together."""
 
@@ -113,12 +119,30 @@ def _case(
     try:
         table = without_gradients(step(model, procedure, optimizer))
         table = planned(table, plan)
-        sizes = dividing(table, grid, clauses)
-        placed = place(table, grid, clauses, sizes)
+        pipeline = pipeline_of(model.table, grid, clauses)
+        if pipeline is None:
+            sizes = dividing(table, grid, clauses)
+            placed: Placed | tuple[Placed, ...] = place(table, grid, clauses, sizes)
+        else:
+            if procedure != "bp":
+                raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
+            sizes = _with_whole_stages(dividing(table, pipeline.mesh, pipeline.clauses), model, pipeline.stages)
+            layers = even(turns_of(model.table, sizes), pipeline.stages)
+            steps = [replace(each, table=planned(each.table, plan)) for each in staged(model, sizes, layers, optimizer)]
+            placed = place_stages(steps, pipeline, grid, sizes, table)
     except InputError as refusal:
         yield Check(subject, "a step", str(refusal), None)
         return
-    yield from survived(subject, _comparisons(subject, placed, sizes))
+    yield from survived(subject, _comparisons(subject, table, placed, sizes))
+
+
+def _with_whole_stages(sizes: dict[str, int], model: Model, stages: int) -> dict[str, int]:
+    """Sizes with as many blocks as stages have equally many of."""
+    (*_, last) = [line for line in model.table.lines if isinstance(line, Repeat)]
+    count, _, parts = base(last.count).partition("/")
+    while turns_of(model.table, sizes) % stages:
+        sizes[count] += int(parts or 1)
+    return sizes
 
 
 def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, int]:
@@ -156,8 +180,53 @@ def _parts(table: Table, grid: Mesh, clauses: tuple[Clause, ...]) -> dict[str, i
     return numbers
 
 
-def _comparisons(subject: str, placed: Placed, sizes: Mapping[str, int]) -> Iterator[Check]:
-    table = placed.whole
+class _Outcome:
+    """What devices found, joined: of one table, or of the stages of a pipeline."""
+
+    def __init__(self, table: Table, placed: Placed | tuple[Placed, ...], devices: list[Values]) -> None:
+        self.table, self.devices = table, devices
+        self.stages = (placed,) if isinstance(placed, Placed) else placed
+        self.mesh = self.stages[0].mesh
+        self.axis = "" if isinstance(placed, Placed) else self.stages[0].clauses[0].mesh
+
+    def names(self, role: str, expected: Values) -> list[str]:
+        """Those of a role that are in an order of one device's and of which no stage has a part of a sum alone."""
+        return [
+            name
+            for name, value in self.table.values.items()
+            if value.role == role and name in expected and not isinstance(expected[name], list)
+            if (having := [stage for stage in self.stages if name in stage.layouts])
+            if not any(stage.layouts[name].sent for stage in having)
+            if not self.axis or role != "gradient" or self._of_one_stage(name, having)
+        ]
+
+    def _of_one_stage(self, name: str, having: Sequence[Placed]) -> bool:
+        """Whether a gradient is a weight's that one stage has, or of its own turns: others are parts of sums."""
+        return self.table.values[name].of in self.table.weights and (len(having) == 1 or self._stacked(having[0], name))
+
+    def _stacked(self, stage: Placed, name: str) -> bool:
+        axes = self.table.axes[name]
+        return bool(axes) and axes[0] in stage.turns
+
+    def whole(self, name: str) -> Any:
+        """The array of a name; of a stack the stages' slices together. Raises `AssertionError` where devices differ."""
+        inner = Mesh(tuple(pair for pair in self.mesh.axes if pair[0] != self.axis))
+        found = []
+        for number, stage in enumerate(self.stages):
+            if name in stage.layouts:
+                places = zip(self.mesh.places(), self.devices, strict=True)
+                parts = [device[name] for place, device in places if place.get(self.axis, 0) == number]
+                found.append(together(parts, stage.layouts[name], inner))
+        if self._stacked(self.stages[0], name):
+            return np.concatenate(found)
+        if any(not np.array_equal(each, found[0], equal_nan=True) for each in found):
+            raise AssertionError("stages that have the same array do not agree")
+        return found[0]
+
+
+def _comparisons(
+    subject: str, table: Table, placed: Placed | tuple[Placed, ...], sizes: Mapping[str, int]
+) -> Iterator[Check]:
     arrays = {
         name: np.abs(array) + 0.5 if table.values[name].role == "state" else array
         for name, array in sound_arrays(table, sizes).items()
@@ -165,19 +234,18 @@ def _comparisons(subject: str, placed: Placed, sizes: Mapping[str, int]) -> Iter
     expected = values_of(table, arrays, sizes)
     sent: list[tuple[str, int]] = []
     devices = run_placed(placed, arrays, sizes, watch=lambda line, values: _count(sent, line, values))
+    outcome = _Outcome(table, placed, devices)
     kinds = {"loss": "", "gradients": "gradient", "new weights and states": "new"}
-    gradients = _compared(placed, expected, "gradient")
+    gradients = outcome.names("gradient", expected)
     largest = max((float(np.abs(expected[name]).max(initial=0)) for name in gradients), default=1.0)
-    zero = _zeros(placed, expected, largest)
+    zero = _zeros(table, expected, gradients, largest)
     for what, role in kinds.items():
-        names = [
-            name for name in _compared(placed, expected, role) if table.values[name].of not in zero or role != "new"
-        ]
+        names = [name for name in outcome.names(role, expected) if table.values[name].of not in zero or role != "new"]
         names = names if role else [name for name in table.outputs if table.values[name].role == "value"]
         errors = {}
         for name in names:
             try:
-                found = together([device[name] for device in devices], placed.layouts[name], placed.mesh)
+                found = outcome.whole(name)
             except AssertionError:
                 yield Check(
                     subject, f"{what} with those of one device", f"{name} is not the same on all devices", False
@@ -194,29 +262,14 @@ def _comparisons(subject: str, placed: Placed, sizes: Mapping[str, int]) -> Iter
         if zero and role == "new":
             text += f"; left out, as their gradients are zero: {', '.join(sorted(zero))}"
         yield Check(subject, f"{what} with those of one device", text, passed)
-    yield _bytes(subject, placed, sizes, sent)
+    yield _bytes(subject, outcome.stages, sizes, sent)
 
 
-def _compared(placed: Placed, expected: Values, role: str) -> list[str]:
-    table = placed.whole
-    return [
-        name
-        for name, value in table.values.items()
-        if value.role == role and name in placed.layouts and name in expected and not isinstance(expected[name], list)
-        if not placed.layouts[name].sent  # rows that are sent are in no order of one device's
-    ]
-
-
-def _zeros(placed: Placed, expected: Values, largest: float) -> frozenset[str]:
+def _zeros(table: Table, expected: Values, gradients: Iterable[str], largest: float) -> frozenset[str]:
     """Weights whose gradient is nothing but rounding: what an optimizer that divides by it makes of it is noise."""
-    if not any(isinstance(line, Word) and line.word == "adamw" for line, _ in walk(placed.whole.lines)):
+    if not any(isinstance(line, Word) and line.word == "adamw" for line, _ in walk(table.lines)):
         return frozenset()
-    values = placed.whole.values
-    weights = {
-        values[name].of
-        for name in _compared(placed, expected, "gradient")
-        if np.abs(expected[name]).max(initial=0) < 1e-12 * largest
-    }
+    weights = {table.values[name].of for name in gradients if np.abs(expected[name]).max(initial=0) < 1e-12 * largest}
     return frozenset(weights | {f"{weight}.{state}" for weight in weights for state in "MV"})
 
 
@@ -241,12 +294,14 @@ def _count(sent: list[tuple[str, int]], line: Line, values: Mapping[str, Any]) -
         sent.append((line.axes[0], rows.get(line.word, max(before, after))))
 
 
-def _bytes(subject: str, placed: Placed, sizes: Mapping[str, int], sent: list[tuple[str, int]]) -> Check:
+def _bytes(subject: str, stages: tuple[Placed, ...], sizes: Mapping[str, int], sent: list[tuple[str, int]]) -> Check:
     """The bytes of the arrays that were sent with those that are priced, over all devices."""
     widths = dict.fromkeys(("weights", "gradients", "states", "values", "inputs"), 8)
     priced: dict[str, int] = {}
-    for one in collectives(placed, sizes, widths):
-        priced[one.mesh_axis] = priced.get(one.mesh_axis, 0) + one.payload_bytes * one.times * placed.mesh.devices
+    for placed in stages:
+        devices = placed.mesh.devices // len(stages)
+        for one in collectives(placed, sizes, widths):
+            priced[one.mesh_axis] = priced.get(one.mesh_axis, 0) + one.payload_bytes * one.times * devices
     counted: dict[str, int] = {}
     for axis, number in sent:
         counted[axis] = counted.get(axis, 0) + number

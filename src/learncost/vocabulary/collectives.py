@@ -1,7 +1,8 @@
 """Collectives, a row each: words that act on an axis of the mesh, between devices that run the same lines.
 
 `Y[B M/tp d] = reduce_scatter[tp](Z[B M d])`: which axis moves is read off the two terms. They have no body and no
-gradient: lines are placed after they are derived.
+gradient: lines are placed after they are derived. Behind the mesh axis stand places on it, where not all devices meet:
+`all_reduce[pp 0 3]`.
 """
 
 from __future__ import annotations
@@ -25,5 +26,10 @@ _collective("shard", "a device's own part of what it has whole: nothing is sent"
 _collective("dispatch", "rows go to the device that owns what they read at an index")
 _collective("combine", "rows come back from the device that owns what they read at an index")
 
-SENDS_NOTHING: frozenset[str] = frozenset({"shard"})
-"""Collectives that every device answers from what it has."""
+_collective("send", "an array goes to the device at a place on the axis, which receives it: `send[pp 1](X)`")
+define(
+    Entry("receive", (), ("Y",), kind=KIND, source="what the device at a place on the axis sends: `receive[pp 0]()`")
+)
+
+SENDS_NOTHING: frozenset[str] = frozenset({"shard", "receive"})
+"""Collectives that every device answers from what it has, or that somebody else sends."""

@@ -17,8 +17,17 @@ Array = Any
 class Exchange(Protocol):
     """How the devices of a mesh see each other's arrays."""
 
-    def __call__(self, mesh_axis: str, array: Array) -> tuple[list[Array], int]:
-        """The arrays that all devices along an axis of the mesh give, in its order, and which of them is this one."""
+    def __call__(self, mesh_axis: str, array: Array, among: tuple[int, ...] = ()) -> tuple[list[Array], int]:
+        """The arrays that all devices along an axis of the mesh give, in its order, and which of them is this one.
+
+        among  the places on the axis that meet, where not all do
+        """
+
+    def send(self, mesh_axis: str, place: int, array: Array) -> None:
+        """Send an array to a place on an axis of the mesh."""
+
+    def receive(self, mesh_axis: str, place: int) -> Array:
+        """The next array that a place on an axis of the mesh sends."""
 
 
 def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange | None) -> Array:
@@ -27,10 +36,15 @@ def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], excha
         raise InputError(f"{line.word} is between devices, and there is one: run the placed table on a mesh")
     if line.word in ("dispatch", "combine"):
         return _rows(line, operands, sizes, exchange)
-    (mesh_axis,), (before,), after = line.axes, line.right, line.left[0]
+    mesh_axis, places = line.axes[0], tuple(map(int, line.axes[1:]))
+    if line.word == "receive":
+        return exchange.receive(mesh_axis, places[0])
+    (before,), (array,), after = line.right, operands, line.left[0]
+    if line.word == "send":
+        exchange.send(mesh_axis, places[0], array)
+        return array
     assert isinstance(before, Term)
-    (array,) = operands
-    arrays, here = exchange(mesh_axis, array)
+    arrays, here = exchange(mesh_axis, array, places)
     if line.word in _JOINS:
         return _JOINS[line.word].reduce(arrays, axis=0)
     source, target = (place_cut(term.declared, mesh_axis) for term in (before, after))

@@ -1,0 +1,151 @@
+"""The stages of a pipeline over an axis of the mesh: what every device of each of them runs, sends and receives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Repeat, Statement, Table, Tag, Term, Word
+from learncost.layers.stages import Sent, Stage
+from learncost.placement.clauses import Clause
+from learncost.placement.mesh import Mesh
+from learncost.placement.place import Placed, place
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND
+
+BLOCKS = "blocks"
+"""Stands in a clause for the turns of all repeats of blocks, whatever a family calls their number."""
+
+
+class Step(Protocol):
+    """The step of a stage: its table, what it sends and receives, and which gradients several stages sum."""
+
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def table(self) -> Table: ...
+    @property
+    def sends(self) -> tuple[Sent, ...]: ...
+    @property
+    def receives(self) -> tuple[Sent, ...]: ...
+    @property
+    def tied(self) -> Mapping[str, tuple[int, ...]]: ...
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The axis of the mesh that cuts blocks into stages, and what is left for the devices of a stage."""
+
+    axis: str
+    stages: int
+    mesh: Mesh
+    clauses: tuple[Clause, ...]
+    said: Clause
+
+
+def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline | None:
+    """The pipeline that clauses ask for, `blocks over pp` or by the name of the number, as in `n_layer over pp`.
+
+    Raises `InputError` where such a clause has NAMES or other axes, and where several are over different axes.
+    """
+    counts = {base(line.count).partition("/")[0] for line in table.lines if isinstance(line, Repeat)} | {BLOCKS}
+    chosen = tuple(chosen)
+    cuts = [clause for clause in chosen if {*clause.axes} & counts]
+    if not cuts:
+        return None
+    axis = cuts[0].mesh
+    for clause in chosen:
+        if (clause.mesh == axis) != (clause in cuts) or (clause in cuts and (clause.names or {*clause.axes} - counts)):
+            raise InputError(
+                f"blocks are cut into stages by one clause alone, `{BLOCKS} over {axis}`, not {str(clause)!r}"
+            )
+    if axis not in mesh.names:
+        raise InputError(f"the mesh has no axis {axis}, which {str(cuts[0])!r} names: it has {', '.join(mesh.names)}")
+    inner = Mesh(tuple(pair for pair in mesh.axes if pair[0] != axis))
+    return Pipeline(axis, mesh.sizes[axis], inner, tuple(clause for clause in chosen if clause not in cuts), cuts[0])
+
+
+def place_stages(
+    steps: Sequence[Step], pipeline: Pipeline, mesh: Mesh, sizes: Mapping[str, int], whole: Table
+) -> tuple[Placed, ...]:
+    """The table that the devices of each stage run, with the lines that send and receive.
+
+    whole  the step of all stages together, which the clauses are about
+    """
+    turns = [dict(step.stage.turns) for step in steps]
+    every = [
+        place(step.table, pipeline.mesh, pipeline.clauses, {**sizes, **own}, whole)
+        for step, own in zip(steps, turns, strict=True)
+    ]
+    order = [
+        {name: at for at, line in enumerate(placed.table.lines) for name in line.makes} for placed in every
+    ]  # what a stage sends comes in the order in which it is made
+    result = []
+    for step, placed, own in zip(steps, every, turns, strict=True):
+        received = sorted(step.receives, key=lambda sent: order[sent.source][sent.made])
+        table = _with_sends(placed, step, {sent.read: sent for sent in received}, pipeline.axis)
+        said = (pipeline.said, *placed.clauses)
+        result.append(replace(placed, table=table, mesh=mesh, clauses=said, turns=own, first=dict(step.stage.first)))
+    return tuple(result)
+
+
+def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: str) -> Table:
+    """A placed stage with what goes to other stages and comes from them, and the sums of gradients of tied weights."""
+    table = placed.table
+    sends: dict[str, list[Sent]] = {}
+    for sent in step.sends:
+        sends.setdefault(sent.made, []).append(sent)
+    values, lines, waiting = dict(table.values), list[Statement](), dict(received)
+    tied, gone = dict(step.tied), set[str]()
+
+    def line(name: str, word: str, operand: str, places: Iterable[int], why: str) -> Line:
+        axes = values[operand or name].axes
+        values[name] = replace(values[operand or name], axes=axes)
+        right = (Term(operand, axes),) if operand else ()
+        macro = last.tag.macro if isinstance(last, Line) else next(_lines(last)).tag.macro
+        tag = Tag("pipeline", macro=macro, local=name, why=why)
+        given = ("X",) if operand else ()
+        return Word((Term(name, axes),), right, (), tag, word, (axis, *map(str, places)), "body", given, ("Y",))
+
+    for last in table.lines:
+        macro = (last if isinstance(last, Line) else next(_lines(last))).tag.macro
+        for name, sent in list(waiting.items()):
+            if macro == "forward" and not step.stage.table.known.get(name):
+                continue  # gradients come when the forward pass is done
+            why = f"{name} comes from stage {sent.source}, which makes it"
+            lines.append(line(name, "receive", "", (sent.source,), why))
+            del waiting[name]
+        names = {}
+        for gradient, stages in tied.items():
+            held = next((name for name in last.reads if placed.holds.get(name, name) == gradient), "")
+            if macro == "optimizer_step" and held and gradient not in gone and not _is_moved(last):
+                gone.add(gradient)
+                why = f"stages {' and '.join(map(str, stages))} have the same weight: its gradients are summed"
+                names[held] = f"{held}.tied"
+                lines.append(line(names[held], "all_reduce", held, stages, why))
+        lines.append(last.renamed(names) if names else last)
+        for name in last.makes:
+            for sent in sends.get(name, ()):
+                why = (
+                    f"stage {sent.target} reads {name}"
+                    if macro == "forward"
+                    else f"stage {sent.target} made what it is of"
+                )
+                lines.append(line(f"{name}.sent.{sent.target}", "send", name, (sent.target,), why))
+    inputs = tuple(name for name in table.inputs if name not in received)
+    return replace(table, lines=tuple(lines), values=values, inputs=inputs)
+
+
+def _is_moved(line: Statement) -> bool:
+    return isinstance(line, Word) and entry(line.word).kind == KIND
+
+
+def _lines(*statements: Statement) -> Iterator[Line]:
+    for statement in statements:
+        if isinstance(statement, Repeat):
+            yield from _lines(*statement.lines)
+        else:
+            yield statement

@@ -1,0 +1,112 @@
+"""The steps of a pipeline's stages: of each its forward pass, its backward pass, its update, as a table of its own.
+
+What is sent forward comes in as an input, and its gradient goes out: a stage's step is that of any table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.displayed import Displayed
+from learncost.equation.table import Line, Sum, Table, Tag, Term
+from learncost.equation.value import Value
+from learncost.layers.derive import derive
+from learncost.layers.stages import Sent, Stage, cut
+from learncost.models.model import Model
+from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.procedures.optimizer import with_optimizer, without_gradients
+
+
+@dataclass(frozen=True)
+class StageStep(Displayed):
+    """The step of one stage.
+
+    sends, receives  what goes to other stages and comes from them: forward, and gradients on the way back
+    tied             gradients of weights that several stages have, with the numbers of these stages: they are summed
+    """
+
+    stage: Stage
+    table: Table
+    sends: tuple[Sent, ...]
+    receives: tuple[Sent, ...]
+    tied: Mapping[str, tuple[int, ...]]
+
+
+def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimizer: str) -> tuple[StageStep, ...]:
+    """The steps of backpropagation of a model's stages, of as many blocks each as `layers` says.
+
+    Raises `InputError` where that is not all the blocks that there are, and for an optimizer without lines.
+    """
+    parts, chosen = cut(model.table, sizes, layers), find_optimizer(optimizer)
+    learning, active = {*model.learning}, set[tuple[int, str]]()
+    for stage in parts.stages:  # which of what is sent depends on what learns
+        reached = learning | {name for number, name in active if number == stage.number}
+        for line in stage.table.lines:
+            if reached & {*line.reads}:
+                reached |= {*line.makes} - stage.table.indices
+        sent_on = [sent for sent in parts.sent if sent.source == stage.number]
+        active |= {(sent.target, sent.read) for sent in sent_on if sent.made in reached}
+    back = tuple(sent for sent in parts.sent if (sent.target, sent.read) in active)
+    steps = []
+    for stage in parts.stages:
+        number = stage.number
+        wanted = [sent.read for sent in back if sent.target == number]
+        wanted += [name for name in stage.table.weights if name in learning]
+        names = {sent.made for sent in parts.sent if sent.source == number}
+        given = [name for name in stage.table.outputs if name not in names]
+        given += dict.fromkeys(sent.made for sent in back if sent.source == number)
+        derived = derive(_receiving(stage.table, parts.sent, number), wanted=wanted, given=given)
+        table, gradients = derived.step, derived.gradients
+        returned = tuple(
+            Sent(gradients[sent.read], f"d{sent.made}.{sent.target}", number, sent.source)
+            for sent in back
+            if sent.target == number
+        )
+        table = _summed(table, [sent for sent in back if sent.source == number])
+        weights = {name: gradient for name, gradient in gradients.items() if name in stage.table.weights}
+        steps.append(
+            StageStep(
+                stage,
+                without_gradients(with_optimizer(table, weights, chosen)),
+                (*(sent for sent in parts.sent if sent.source == number), *returned),
+                tuple(sent for sent in parts.sent if sent.target == number),
+                {weights[name]: numbers for name, numbers in parts.tied.items() if name in weights},
+            )
+        )
+    gradients_sent = [sent for step in steps for sent in step.sends if sent not in parts.sent]
+    return tuple(
+        replace(step, receives=(*step.receives, *(sent for sent in gradients_sent if sent.target == step.stage.number)))
+        for step in steps
+    )
+
+
+def _receiving(table: Table, sent: Iterable[Sent], number: int) -> Table:
+    """The table of a stage in which what comes from other stages is no input of the batch."""
+    values = dict(table.values)
+    for each in sent:
+        if each.target == number and values[each.read].role == "value":
+            values[each.read] = replace(values[each.read], role="received")
+    return replace(table, values=values)
+
+
+def _summed(table: Table, sent: Iterable[Sent]) -> Table:
+    """The step in which the gradient of what is sent is the sum of those that come back from who reads it."""
+    back: dict[str, list[str]] = {}
+    for each in sent:
+        back.setdefault(f"d{each.made}", []).append(f"d{each.made}.{each.target}")
+    lines: list[Line] = []
+    values, inputs = dict(table.values), [name for name in table.inputs if name not in back]
+    for name, terms in back.items():
+        value = values[name]
+        values |= {term: Value(value.axes, "part", value.of) for term in terms}
+        inputs += terms
+        right = tuple(Term(term, value.axes) for term in terms)
+        tag = Tag("pipeline", macro="backward", local=name)
+        lines.append(Sum((Term(name, value.axes),), right, (), tag, (1,) * len(terms)))
+    if not lines:
+        return table
+    first = next(place for place, line in enumerate(table.lines) if {*back} & {*line.reads})
+    return replace(
+        table, lines=(*table.lines[:first], *lines, *table.lines[first:]), values=values, inputs=tuple(inputs)
+    )

@@ -3,6 +3,8 @@
 import pytest
 
 import learncost as lc
+from learncost.devices.collective import CALL
+from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.placement.mesh import mesh
@@ -181,3 +183,19 @@ def test_memory_of_one_device_is_of_its_part():
 def test_what_is_of_one_device_is_refused_over_a_mesh(flags, message):
     with pytest.raises(lc.InputError, match=message):
         lc.memory("gpt2", **flags)
+
+
+def test_time_over_links_comes_with_a_cluster():
+    """Ring on NVLink 4 (learncost list clusters): 2(p-1)/p of the gradients, in bf16, at what the link attains."""
+    found = lc.cost("gpt2", mesh="dp=4", placement="ddp", on="DGX-H100", seq_len=256, batch_size=4)
+    takes = found.over_time
+    assert takes.seconds == pytest.approx(takes.lines.seconds + takes.waits + takes.exposed)
+    assert sum(row.seconds for row in takes.moved) == pytest.approx(takes.waits + takes.beside)
+    (gradients,) = [row for row in takes.moved if row.role == "gradients"]
+    link = lc.cluster("DGX-H100").inside
+    sent = 2 * 3 / 4 * 2 * found.parameters
+    steps = gradients.runs * (CALL + 2 * 3 * link.latency_us * 1e-6)
+    assert gradients.seconds == pytest.approx(sent / link.speed(4) + steps, rel=1e-9)
+    assert found.to_dict()["step"]["waiting"] == takes.waits
+    with pytest.raises(InputError, match=r"links of .* are not known"):
+        lc.cost("gpt2", mesh="dp=2", placement="ddp", on="T4")

@@ -76,7 +76,9 @@ def cost(
     on
         The device whose time is told, with what bounds every line and the energy where the power is known: here (after
         learncost calibrate), a file of learncost calibrate `out`, or a published device (`learncost list devices`).
-        Under a plan it is the time of the package's own kernels, else of PyTorch's operators one by one.
+        Under a plan it is the time of the package's own kernels, else of PyTorch's operators one by one. With `mesh` a
+        cluster (`learncost list clusters`), a file that describes one, or a device of one: the time of collectives over
+        its links comes with it.
     precision
         Which type each role has, for the bytes: {choices} (`learncost list precisions`). The default is fp32; with
         `on` a published device it is what one trains in on it: bf16, fp16 or fp32, the first that it has.
@@ -101,6 +103,8 @@ def cost(
         What one new token costs, with 8,191 tokens in the cache.
     learncost cost llama-3-8b --mesh dp=2,tp=4 --placement fsdp,megatron-sp --batch-size 8
         What each of eight devices computes and sends.
+    learncost cost llama-3-8b --mesh dp=2,tp=4 --placement zero-1,megatron-sp --on DGX-H100 --plan flash,fused
+        How long the step takes, with what waits for which link.
     learncost cost ./config.json --json
         The model of a Hugging Face config.json, for other programs.
 
@@ -119,11 +123,17 @@ def cost(
         raise InputError(f"depth is of module paths: give --by module with it, not {by}")
     kind = None if dtype is None and precision is None else either(dtype, precision)
     adapted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
-    rates = None
+    rates = cluster = None
     if on is not None:
         from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
 
-        rates = attained(on, kind.values if kind else None, "kernels" if plan else "operators")
+        if mesh:
+            from learncost.ledger.over_time import cluster_of
+
+            cluster = cluster_of(on)
+        rates = attained(
+            cluster.device if cluster else on, kind.values if kind else None, "kernels" if plan else "operators"
+        )
     type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference, served  # imported where it is needed: start-up counts
@@ -164,10 +174,9 @@ def cost(
     if mesh or place or placement:
         from learncost.ledger.over import over_mesh  # imported where it is needed: start-up counts
 
-        if rates is not None:
-            raise InputError("--on tells the time of one device: leave it out, or --mesh")
-        several = over_mesh(run, procedure, kind or either(None, None), mesh, place, placement)
-        answer = replace(run.cost_over(procedure, run.book, by, several), dtype=type_name)
+        several = over_mesh(run, procedure, kind or either(None, type_name), mesh, place, placement)
+        where = (cluster, rates) if cluster and rates else None
+        answer = replace(run.cost_over(procedure, run.book, by, several, where), dtype=type_name)
         return by_module(answer, depth) if by == "module" else answer
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")

@@ -11,6 +11,7 @@ from learncost.ledger.sheet import Drawn
 if TYPE_CHECKING:
     from learncost.ledger.not_derived import NotDerived
     from learncost.ledger.over import OverMesh
+    from learncost.ledger.over_time import OverTime
     from learncost.ledger.timing import RowTime, Timing
     from learncost.models.model import Model
     from learncost.readings.price import Price
@@ -221,6 +222,7 @@ class Cost(Drawn):
     plan: str = ""
     timing: Timing | None = None  # on a device, where one is given
     letters: str = ""  # of a run of a table: its sizes as the table calls them
+    over_time: OverTime | None = None  # of a step over them, on a cluster
     over: OverMesh | None = None  # many devices, where there are some: all counts are then those of one
     priced: Price | None = field(default=None, compare=False)
     built: Model | None = field(default=None, compare=False)
@@ -287,6 +289,8 @@ class Cost(Drawn):
             result |= {"over": self.over.to_dict(), "total_of_all_devices": counts}
         if self.timing is not None:
             result["time"] = self.timing.to_dict()
+        if self.over_time is not None:
+            result["step"] = self.over_time.to_dict()
         if self.cache is not None:
             result |= {"context": self.context, "cache": self.cache.to_dict(), "last_position_only": self.last_only}
             for key in ("optimizer", "trained_parameters", "trained"):

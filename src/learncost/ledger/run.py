@@ -34,6 +34,7 @@ from learncost.readings.active import active_parameters
 from learncost.readings.price import Book, Price, Row, parameters, price
 
 if TYPE_CHECKING:
+    from learncost.devices.cluster import Cluster
     from learncost.ledger.over import OverMesh
     from learncost.ledger.timing import Timing
     from learncost.models.adaptation import Adaptation
@@ -156,16 +157,24 @@ class Run:
         answer = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, optimizer, book.name, timed)
         return replace(answer, trained=trained, plan=self.plan)
 
-    def cost_over(self, procedure: str, book: Book, by: str, over: OverMesh) -> Cost:
-        """The ledger of one device's part of a step of a procedure, with what it sends."""
+    def cost_over(
+        self, procedure: str, book: Book, by: str, over: OverMesh, on: tuple[Cluster, Rates] | None = None
+    ) -> Cost:
+        """The ledger of one device's part of a step of a procedure, with what it sends, and its time on a cluster."""
         if book.rule not in ("executed", "matrix"):
             raise InputError(f"price book {book.name} is of one device: leave --mesh out, or take run or matmul")
         rows, sizes = price(over.placed.table, {}, book).rows, {**self.axes, **over.placed.mesh.sizes}
         optimizer = self.optimizer or default_optimizer(book)
         chosen = find_procedure(procedure)
         model, tokens = trained_by(self.model, procedure), self.tokens
-        answer = ledger(model, chosen, rows, sizes, by, self.dtype, tokens, optimizer, book.name, over=over)
-        return replace(answer, trained=self.trained, plan=self.plan)
+        takes = None
+        if on is not None:
+            from learncost.ledger.over_time import over_time  # imported where it is needed: start-up counts
+
+            takes = over_time(rows, over, sizes, *on, self.dtype, book)
+        timed = takes.lines if takes else None
+        answer = ledger(model, chosen, rows, sizes, by, self.dtype, tokens, optimizer, book.name, timed, over)
+        return replace(answer, trained=self.trained, plan=self.plan, over_time=takes)
 
 
 def prepare(

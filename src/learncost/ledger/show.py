@@ -56,13 +56,15 @@ def _timed(cost: Cost) -> tuple[str, ...]:
     """The columns of a device, and of one among many."""
     if cost.timing is None:
         return ("sent",) if cost.over else ()
+    if cost.over:
+        return ("time", "sent")
     return ("time", "bound") if cost.timing.joules is None else ("time", "energy", "bound")
 
 
 def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
     """What rows take on the device together, and what bounds most of it; what no line takes stands in the total."""
     if cost.timing is None:
-        return {"sent": size_of(sum(row.sent or 0 for row in rows))} if cost.over else {}
+        return _sent(cost, rows)
     bounds: dict[str, float] = {}
     for row in rows:
         bounds[row.bound] = bounds.get(row.bound, 0.0) + (row.seconds or 0.0)
@@ -71,11 +73,15 @@ def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
         return {"time": "", "energy": "", "bound": f"in {inside[0]}"}
     seconds = sum(bounds.values())
     watts = cost.timing.rates.watts
-    return {
+    return _sent(cost, rows) | {
         "time": seconds_of(seconds),
         "energy": joules_of(seconds * watts[1]) if watts else "",
         "bound": max(bounds, key=lambda name: bounds[name], default=""),
     }
+
+
+def _sent(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
+    return {"sent": size_of(sum(row.sent or 0 for row in rows))} if cost.over else {}
 
 
 def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> Sheet:
@@ -203,6 +209,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes += [cost.over.said, "sent: the payload of what a device sends.", cost.over.sentence]
         every = (f"{count * cost.over.devices:,}" for count in (cost.total.maccs, cost.total.flops))
         notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
+    if cost.over_time:
+        notes.extend(cost.over_time.notes())
     if training := cost.training:
         maccs, flops = training["maccs"], training["flops"]
         notes.append(

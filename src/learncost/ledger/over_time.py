@@ -1,0 +1,154 @@
+"""The time of a step over many devices: what a device computes, and what it waits for collectives over the links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from learncost.devices.cluster import Cluster, cluster_with, known_cluster
+from learncost.devices.cluster import cluster as find_cluster
+from learncost.devices.collective import groups, transfer
+from learncost.devices.device import Device
+from learncost.devices.device import device as find_device
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Word
+from learncost.ledger.over import OverMesh
+from learncost.ledger.sheet import seconds_of
+from learncost.ledger.timing import Timing, timing
+from learncost.models.files import looks_like_path, read_path
+from learncost.readings.price import Book, Row
+from learncost.readings.time import Rates
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND
+
+BESIDE = ("weights", "gradients")
+"""What collectives move that run beside what is computed; the others wait."""
+
+ASSUMED = (
+    "collectives of values wait: nothing is computed beside them; those of weights and gradients run beside the "
+    "forward pass, or beside the backward pass with the optimizer's, and wait for the rest"
+)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Collectives by one word over an axis of the mesh for one purpose: how often, seconds of a step, which link."""
+
+    word: str
+    mesh_axis: str
+    role: str
+    runs: int
+    seconds: float
+    link: str
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """The time of a step on a device of many.
+
+    lines    what it computes
+    moved    what collectives take, each alone
+    waits    seconds of those that nothing is computed beside
+    beside   of those that run beside what is computed, and exposed: what of these does not fit there
+    """
+
+    cluster: str
+    lines: Timing
+    moved: tuple[Moved, ...]
+    waits: float
+    beside: float
+    exposed: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.lines.seconds + self.waits + self.exposed
+
+    def notes(self) -> Iterator[str]:
+        """In words."""
+        parts = [f"{seconds_of(self.lines.seconds)} of lines"]
+        parts += [f"{seconds_of(self.waits)} of collectives that wait"] if self.waits else []
+        rest = seconds_of(self.exposed) if self.exposed else "nothing"
+        parts += [f"{rest} of {seconds_of(self.beside)} beside what is computed"] if self.beside else []
+        yield f"A step over {self.cluster} takes {seconds_of(self.seconds)}: {', '.join(parts)}."
+        if not self.moved:
+            return
+        several = (
+            f"{row.word} over {row.mesh_axis} of {row.role} {seconds_of(row.seconds)} by {row.algorithm} on {row.link}"
+            for row in self.moved
+        )
+        yield f"Collectives, each alone: {'; '.join(several)}."
+        yield f"Assumed: {ASSUMED}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "cluster": self.cluster,
+            "seconds": self.seconds,
+            "lines": self.lines.seconds,
+            "waiting": self.waits,
+            "beside": self.beside,
+            "beside_not_hidden": self.exposed,
+            "collectives": [dict(vars(row)) for row in self.moved],
+            "assumed": ASSUMED,
+        }
+
+
+def cluster_of(on: str | Device | Rates | Cluster) -> Cluster:
+    """The cluster that `--on` names with a mesh: itself, a file that describes one, or the first known of a device.
+
+    Raises `InputError` where there is none.
+    """
+    if isinstance(on, Cluster):
+        return on
+    if isinstance(on, Rates):
+        raise InputError(
+            f"rates of {on.name} say nothing of links: give a cluster, as learncost list clusters has them"
+        )
+    if isinstance(on, str):
+        if known := known_cluster(on):
+            return known
+        if looks_like_path(on) and on.lower().endswith((".toml", ".json")) and "inside" in read_path(on):
+            return find_cluster(on)
+    return cluster_with(find_device(on))
+
+
+def over_time(
+    rows: Sequence[Row],
+    over: OverMesh,
+    sizes: Mapping[str, int],
+    cluster: Cluster,
+    rates: Rates,
+    dtype: str,
+    book: Book,
+) -> OverTime:
+    """The time of the priced rows of a placed table on a device of a cluster."""
+    computed = [row for row in rows if not _moves(row)]
+    lines = timing(computed, sizes, rates, dtype, book)
+    found, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()
+    beside, waits = {True: 0.0, False: 0.0}, 0.0
+    for one in over.collectives:
+        takes = transfer(one.word, one.payload_bytes, found[one.mesh_axis], cluster)
+        seconds = one.times * takes.seconds
+        key = one.word, one.mesh_axis, one.role
+        old = several.get(key, Moved(*key, 0, 0.0, takes.link, takes.algorithm))
+        several[key] = replace(old, runs=old.runs + one.times, seconds=old.seconds + seconds)
+        if one.role in BESIDE:
+            beside[one.macro == "forward"] += seconds
+        else:
+            waits += seconds
+    room = {True: 0.0, False: 0.0}
+    for row in computed:
+        if row.place in lines.kernels and row.macro_operation != "optimizer_step":
+            kernel = lines.kernels[row.place]
+            room[row.macro_operation == "forward"] += kernel.seconds * lines.shares[row.place]
+    exposed = sum(max(0.0, beside[forward] - room[forward]) for forward in beside)
+    moved = tuple(sorted(several.values(), key=lambda row: -row.seconds))
+    return OverTime(cluster.name, lines, moved, waits, sum(beside.values()), exposed)
+
+
+def _moves(row: Row) -> bool:
+    line = row.source
+    return isinstance(line, Line) and isinstance(line, Word) and entry(line.word).kind == KIND

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import learncost as lc
+from learncost.contest.budget import budget
+from learncost.contest.contest import contest
+from learncost.contest.entrant import Setting, entrants
+from learncost.contest.images import mlp
 from learncost.pictures.figures import FIGURES, module_of
 from learncost.pictures.figures.make import plotted, save, sentences
 
@@ -19,6 +26,25 @@ GALLERY = {
 }
 """The models and the flags of each figure."""
 
+ANSWERS: Mapping[str, tuple[str, Callable[[], Any]]] = {
+    "fit": ('lc.fit("gpt2", "2.2GB", seq_len=512)', lambda: lc.fit("gpt2", "2.2GB", seq_len=512)),
+    "sweep": (
+        'lc.sweep("gpt2", seq_len=[64, 256, 1024], n_layer=[6, 12], procedures="bp,pepita")',
+        lambda: lc.sweep("gpt2", seq_len=[64, 256, 1024], n_layer=[6, 12], procedures="bp,pepita"),
+    ),
+    "complexity": (
+        "lc.complexity(hidden_size=768, kernel_size=3, window=128)",
+        lambda: lc.complexity(hidden_size=768, kernel_size=3, window=128),
+    ),
+    "contest": (
+        'contest(Setting(mlp((64,)), "momentum"), entrants("bp,pepita", "stable"), budget("steps:100"), rates=(0.1,))',
+        lambda: contest(
+            Setting(mlp((64,)), "momentum"), entrants("bp,pepita", "stable"), budget("steps:100"), rates=(0.1,)
+        ),
+    ),
+}
+"""The answers that have a figure of their own, as Python asks for them."""
+
 TYPED = {"procedures": "procedure", "price_book": "price-book"}
 
 
@@ -26,7 +52,30 @@ def page(folder: Path) -> str:
     """The page; its figures are written into a folder beside it, those that did not change left as they are."""
     images = folder / "generated" / "figures"
     images.mkdir(parents=True, exist_ok=True)
-    return "\n\n".join(_section(kind, images) for kind in GALLERY) + "\n"
+    sections = [*(_section(kind, images) for kind in GALLERY), *(_answer(kind, images) for kind in ANSWERS)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _answer(kind: str, images: Path) -> str:
+    """An answer with its picture, and the call that makes it."""
+    call, ask = ANSWERS[kind]
+    figure = ask().plot(columns=2)
+    _saved(figure, images / f"{kind}.svg", call)
+    finding, basis = figure.rests_on["Title"], figure.rests_on["Sentences"]
+    return (
+        f"## {finding}\n\n```python\n{call}.plot(columns=2)\n```\n\n"
+        f"![{finding}](generated/figures/{kind}.svg)\n\n{basis}"
+    )
+
+
+def _saved(figure: Any, path: Path, command: str) -> None:
+    """Written where it is not there already as it is."""
+    new = path.with_name("new.svg")
+    save(figure, new, command)
+    if path.exists() and path.read_bytes() == new.read_bytes():
+        new.unlink()
+    else:
+        new.replace(path)
 
 
 def _section(kind: str, images: Path) -> str:
@@ -37,12 +86,7 @@ def _section(kind: str, images: Path) -> str:
     for name, value in flags.items():
         words += [f"--{TYPED.get(name, name)}", value]
     command = shlex.join([*words, "--columns", "2", "-o", f"{kind}.svg"])
-    path, new = images / f"{kind}.svg", images / "new.svg"
-    save(plotted(kind, data, 2), new, command)
-    if path.exists() and path.read_bytes() == new.read_bytes():
-        new.unlink()
-    else:
-        new.replace(path)
+    _saved(plotted(kind, data, 2), images / f"{kind}.svg", command)
     finding = "; ".join(each.finding for each in data)
     about = FIGURES[kind].removesuffix(".")
     return (

@@ -301,7 +301,7 @@ def test_losses_are_cut_above_where_they_began(tmp_path: Path) -> None:
 
 
 def test_letters_alone_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(lc.InputError, match="--plot needs numbers: give --hidden-size"):
+    with pytest.raises(lc.InputError, match="a picture needs numbers: give hidden_size"):
         terminal.plot(lc.complexity())
 
 

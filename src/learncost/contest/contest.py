@@ -18,7 +18,7 @@ from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.problem import RATES
 from learncost.contest.trial import CHOOSING, Outcome, Search, StoppedError, outcome, search
 from learncost.equation.errors import InputError
-from learncost.ledger.sheet import Shown
+from learncost.ledger.sheet import Drawn
 
 
 class Report(Protocol):
@@ -57,8 +57,10 @@ class Result:
 
 
 @dataclass(repr=False)
-class Contest(Shown):
+class Contest(Drawn):
     """What was asked for, and a result for each entrant; `stopped` before the end."""
+
+    figures = ("contest",)
 
     room = "learncost.contest.show"
 

@@ -18,7 +18,7 @@ from learncost.layers.layer import Layer, shipped_layer
 from learncost.ledger.crossing import Stretch, coefficients, stretches
 from learncost.ledger.letters import LETTERS, lettered, order, python, text
 from learncost.ledger.question import question
-from learncost.ledger.sheet import Shown
+from learncost.ledger.sheet import Drawn
 from learncost.models.sizes import check_size, resolve
 from learncost.models.wording import shown
 from learncost.readings.price import parameters
@@ -135,11 +135,13 @@ def _signs(stretch: Stretch) -> dict[str, int]:
 
 
 @dataclass(frozen=True, repr=False)
-class Complexity(Shown):
+class Complexity(Drawn):
     """The kinds of layer side by side, one sequence each, and the lengths where their costs cross.
 
     `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.
     """
+
+    figures = ("complexity",)
 
     room = "learncost.ledger.show_complexity"
 

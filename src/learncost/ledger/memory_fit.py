@@ -18,7 +18,7 @@ from learncost.ledger.question import question
 from learncost.ledger.run import Run, adaptation_of, prepare
 from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
-from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number, size_of
+from learncost.ledger.sheet import WIDTH, Drawn, Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
@@ -97,7 +97,7 @@ class Fitting:
 
 
 @dataclass(frozen=True, repr=False)
-class Fit(Shown):
+class Fit(Drawn):
     """What fits a device's memory, and what to change for what does not.
 
     Attributes
@@ -132,6 +132,8 @@ class Fit(Shown):
     >>> any(row.fits for row in found.rows), len(found.advice) > 0
     (False, True)
     """
+
+    figures = ("fit",)
 
     model: str
     dtype: str

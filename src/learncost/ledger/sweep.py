@@ -22,7 +22,7 @@ from learncost.equation.table import check_known
 from learncost.ledger.grid import Grid, grid_of
 from learncost.ledger.question import question
 from learncost.ledger.run import check_probability, possible, rows_of
-from learncost.ledger.sheet import WIDTH, Sheet, Shown
+from learncost.ledger.sheet import WIDTH, Drawn, Sheet
 from learncost.ledger.sheet import Row as Cells
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
@@ -62,7 +62,7 @@ class Series:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Shown):
+class Sweep(Drawn):
     """Configurations with their counts, as arrays. Counts are float64 and exact below 2^53, which every row says.
 
     Attributes
@@ -91,6 +91,8 @@ class Sweep(Shown):
     >>> found.inexact
     0
     """
+
+    figures = ("sweep",)
 
     model: str
     sizes: Mapping[str, NDArray[np.int64]]

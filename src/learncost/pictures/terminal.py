@@ -11,11 +11,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.count import Count
 from learncost.equation.errors import InputError
 from learncost.ledger.sheet import WIDTH, size_of
 from learncost.pictures.data.curve import Curve, curve
 from learncost.pictures.data.growth import growth
+from learncost.pictures.figures.complexity import of as curves_of
 from learncost.pictures.figures.style import place_of, tick
 
 if TYPE_CHECKING:
@@ -216,15 +216,9 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
 
 def _complexity(complexity: Complexity, width: int) -> Iterator[str]:
     """The MACCs of the kinds of layers whose sizes are known, by the length."""
-    sizes = {letter: size for letter, size in complexity.sizes.items() if letter != "n"}
-    places = [2**power for power in range(4, 18)]
-    series = []
-    for kind in complexity.kinds:
-        counts = [kind.maccs.at({**sizes, "n": place}) for place in places]
-        if not kind.part and not any(isinstance(count, Count) for count in counts):
-            series.append(Line(kind.name, places, [float(count) for count in counts]))
-    if not series:
-        raise InputError("--plot needs numbers: give --hidden-size, and --kernel-size and --window for more kinds")
+    data = curves_of(complexity)
+    series = [Line(line.name, line.places, line.values) for line in data.lines]
+    places = series[0].xs
     values = [value for line in series for value in line.ys]
     x, y = Axis(places[0], places[-1], True, place_of), Axis(min(values), max(values), True, tick)
     yield from lines(series, x, y, width, "MACCs of one layer", "tokens in a sequence, n")

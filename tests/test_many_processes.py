@@ -1,12 +1,23 @@
 """Several processes: placed steps on gloo give what one process gives, send what is priced, and train alike."""
 
 import json
+import resource
+import signal
+import threading
+import time
 
+import numpy as np
 import pytest
+import torch.distributed as distributed
 
 import learncost as lc
 from learncost.faces.command import main
-from processes import worked
+from learncost.models.model import build
+from learncost.training import heartbeat
+from learncost.training.files import read_arrays
+from learncost.training.folder import Folder
+from learncost.training.parts import newest, read_whole
+from processes import begun, ended, free_port, worked
 
 SAMPLE = [["gpt2", "dp=2", "fsdp", "adamw"], ["llama", "tp=2", "megatron-sp", "sgd"]]
 FOUR = [
@@ -61,7 +72,22 @@ def test_a_placed_step_gives_what_one_process_gives_and_sends_what_is_priced(two
 
 def test_two_processes_train_as_one_does(two, alone):
     assert losses(two[1]) == pytest.approx(losses(alone), rel=1e-6)
-    assert sorted(path.name for path in two[1].iterdir()) == sorted(path.name for path in alone.iterdir())
+    names = {path.name for path in two[1].iterdir()}
+    assert names == {"checkpoint-6", *(path.name for path in alone.iterdir())}
+
+
+def test_what_they_wrote_in_parts_is_the_plain_folder(two):
+    weights, state = read_whole(newest(two[1], ""), "").values()
+    for name, array in read_arrays(two[1] / "optimizer-6.safetensors", "")[0].items():
+        np.testing.assert_array_equal(state[name], array)
+    (two[1] / "model.safetensors").rename(two[1] / "elsewhere")
+    folder = Folder(two[1])
+    model = build(folder.configuration())
+    from_parts = folder.weights(model)
+    (two[1] / "elsewhere").rename(two[1] / "model.safetensors")
+    for name, array in folder.weights(model).items():
+        np.testing.assert_array_equal(from_parts[name], array)
+        np.testing.assert_array_equal(weights[name], array)
 
 
 @pytest.mark.slow
@@ -92,3 +118,79 @@ def test_other_processes_than_the_mesh_has_are_refused_before_anything_is_writte
     with pytest.raises(lc.InputError, match=message):
         lc.train(str(text), out=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def store():
+    return distributed.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+
+
+def test_a_process_that_says_nothing_more_is_gone(store, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
+    monkeypatch.setattr(heartbeat, "SILENCE", 0.5)
+    gone = threading.Event()
+    alive = heartbeat.Heartbeat(store.clone(), 0, 2, gone.set)
+    assert not gone.wait(0.7)  # the other one has not come yet
+    store.set("alive/1", "1")
+    assert gone.wait(5)
+    alive.end()
+
+
+def test_a_process_that_has_ended_is_not_gone(store, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
+    monkeypatch.setattr(heartbeat, "SILENCE", 0.3)
+    gone = threading.Event()
+    first, second = (heartbeat.Heartbeat(store.clone(), rank, 2, gone.set) for rank in range(2))
+    second.end()
+    assert not gone.wait(0.7)
+    store.set(heartbeat.LOST, "")  # by another one
+    assert gone.wait(5)
+    first.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_is_killed_or_stopped_ends_the_others_within_30_s(how, victim, text, tmp_path):
+    run = tmp_path / "run"
+    words = [*TINY[:-1], "100000", "--save-every", "2", "--mesh", "dp=2", "--out", str(run)]
+    processes = begun(2, ["-m", "learncost", "train", str(text), *words])
+    while len((run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else "") < 1000:
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.1)
+    processes[victim].send_signal(how)
+    began = time.monotonic()
+    other = processes[1 - victim]
+    other.wait(60)
+    assert time.monotonic() - began < 30
+    if how == signal.SIGSTOP:
+        processes[victim].send_signal(signal.SIGCONT)
+    codes, said = ended(processes)
+    assert codes[1 - victim] == 1
+    lines = [line for line in said[1 - victim].splitlines() if "another of the 2 processes is gone" in line]
+    assert len(lines) == 1
+    assert "Traceback" not in said[1 - victim]
+    assert not list(run.glob("*.partial"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_of_one_process_is_one_line_of_all(full, text, tmp_path):
+    run = tmp_path / "run"
+    words = [*TINY[:-1], "100000", "--save-every", "2", "--mesh", "dp=2", "--placement", "fsdp", "--out", str(run)]
+    processes = begun(2, ["-m", "learncost", "train", str(text), *words])
+    while newest(run, "") is None:
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.1)
+    resource.prlimit(processes[full].pid, resource.RLIMIT_FSIZE, (10_000, 10_000))
+    codes, said = ended(processes, 60)
+    assert codes == [2, 2]
+    everything = "".join(said)
+    assert "Traceback" not in everything
+    refusals = [line for line in everything.splitlines() if line.startswith("learncost:")]
+    assert len(refusals) == 1
+    assert "cannot write" in refusals[0]
+    assert "File too large; the checkpoint of step" in refusals[0]
+    saved = newest(run, "")
+    assert {path.name for path in run.glob("checkpoint-*")} == {saved.path.name}
+    read_whole(saved, "")

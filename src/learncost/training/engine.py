@@ -18,6 +18,7 @@ from learncost.procedures.accumulation import accumulated
 from learncost.readings.emit.precision import check_runs
 from learncost.readings.price import price
 from learncost.training.options import Options
+from learncost.training.parts import Parts
 
 Arrays = dict[str, Any]
 
@@ -65,8 +66,14 @@ class Engine(Protocol):
     def memory(self) -> int | None:
         """The bytes of weights, state and steps, where the engine lays them out beforehand."""
 
+    def parts(self) -> Parts | None:
+        """This process's parts of weights and states, called model.NAME and optimizer.NAME; None of one process."""
+
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         """Go on from there."""
+
+    def load_parts(self, parts: Parts, steps: int) -> None:
+        """Go on from there, with parts as `parts` gives them."""
 
     def step(self, batch: Batch, learning_rate: float) -> float:
         """One step on a batch, arrays by the names of `lc.Training.step`; the loss before it, in nats a target."""
@@ -156,8 +163,14 @@ class NumPyEngine:
         bytes_taken: int | None = self._runner.memory
         return bytes_taken
 
+    def parts(self) -> Parts | None:
+        return None
+
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         self._training.load(weights, state, steps)
+
+    def load_parts(self, parts: Parts, steps: int) -> None:
+        raise NotImplementedError("an engine of one process has no parts")
 
     def step(self, batch: Batch, learning_rate: float) -> float:
         self._training.learning_rate = learning_rate

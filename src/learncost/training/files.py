@@ -243,6 +243,13 @@ def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]
     return arrays, metadata
 
 
+def metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file in the format safetensors, alone. Raises OSError, and ValueError for another file."""
+    with path.open("rb") as file:
+        text = file.read(int.from_bytes(file.read(8), "little"))
+    return dict(json.loads(text).get("__metadata__", {}))
+
+
 _FLOATS: Mapping[str, Callable[[bytes], Any]] = {
     "F64": lambda data: np.frombuffer(data, "<f8"),
     "F32": lambda data: np.frombuffer(data, "<f4"),

@@ -1,8 +1,9 @@
 """The folder of a run, and its checkpoints.
 
-A checkpoint is two files: optimizer-STEP.safetensors, written first, and model.safetensors, whose renaming is the
-moment at which the checkpoint is complete. Only then is the optimizer's file of the one before it deleted. So whenever
-a run is killed, there is one complete checkpoint.
+A checkpoint of one process is two files: optimizer-STEP.safetensors, written first, and model.safetensors, whose
+renaming is the moment at which the checkpoint is complete. Only then is the optimizer's file of the one before it
+deleted. So whenever a run is killed, there is one complete checkpoint. Several processes write theirs in parts
+(`parts.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model
 from learncost.training import hugging_face
+from learncost.training import parts as in_parts
 from learncost.training.data.tasks import tokenizer_of
+from learncost.training.engine import NumPyEngine
 from learncost.training.files import (
     TEMPORARY,
     Kept,
     alone,
     cannot_write,
     check_finite,
+    metadata,
     read_arrays,
     read_json,
     write_arrays,
@@ -32,6 +36,8 @@ from learncost.training.files import (
     write_json,
 )
 from learncost.training.options import Options, from_dict
+from learncost.training.parts import Parts, Saved
+from learncost.training.processes import Processes
 from learncost.training.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 OPTIONS, CONFIG, WEIGHTS = "training.json", "config.json", hugging_face.WEIGHTS
@@ -144,9 +150,42 @@ class Folder:
         for old in (*self.path.glob("optimizer-*.safetensors"), *self.path.glob(f"*{TEMPORARY}")):
             if old != optimizer:
                 old.unlink(missing_ok=True)
+        in_parts.forget(self.path, steps)
+
+    def save_parts(self, arrays: Parts, steps: int, last: int, processes: Processes) -> None:
+        """A checkpoint of which every process writes its parts, in the place of all before it. Raises InputError."""
+        kept = Kept(f"the checkpoint of step {last:,} is kept", self.again)
+        in_parts.save(self.path, arrays, steps, {name: self._length(name) for name in LOGS}, kept, processes)
+
+        def forget_others() -> None:
+            in_parts.forget(self.path, steps)
+            whole = (self.path / WEIGHTS, *self.path.glob("optimizer-*.safetensors"))
+            for old in (*whole, *self.path.glob(f"*{TEMPORARY}")):
+                old.unlink(missing_ok=True)
+
+        processes.of_first(forget_others)
+
+    def distributed(self, whole: bool = False) -> Saved | None:
+        """The last checkpoint, where it was written in parts; those that are `whole` go first where they are told to.
+
+        Raises InputError for a damaged one.
+        """
+        saved = in_parts.newest(self.path, self.advice)
+        if saved is None or self.whole_steps() < saved.steps + (not whole):
+            return saved
+        return None
+
+    def whole_steps(self) -> int:
+        """After how many steps the whole checkpoint was written; -1 where there is none that says it."""
+        try:
+            return int(json.loads(metadata(self.path / WEIGHTS)[OURS])["steps"])
+        except (OSError, KeyError, TypeError, ValueError):
+            return -1
 
     def load(self, model: Model) -> Checkpoint | None:
         """The last checkpoint, None before the first. Raises InputError for a damaged or a foreign one."""
+        if (checkpoint := self._from_parts()) is not None:
+            return checkpoint
         if not self._saved():
             return None
         weights, facts, steps = self._read(self.path / WEIGHTS)
@@ -155,17 +194,33 @@ class Folder:
             raise InputError(f"{self._optimizer(steps)} is of another run than {WEIGHTS}; {self.advice}")
         if model.configuration.family in hugging_face.layouts():
             weights = hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))
-        logs = {name: int(facts.get("logs", {}).get(name, 0)) for name in LOGS}
+        return Checkpoint(weights, state, steps, self.lengths(facts.get("logs", {})))
+
+    def _from_parts(self) -> Checkpoint | None:
+        """What was written in parts as wholes, where that is the last checkpoint."""
+        if (saved := self.distributed(whole=True)) is None:
+            return None
+        weights, state = in_parts.read_whole(saved, self.advice).values()
+        return Checkpoint(weights, {**state, **weights}, saved.steps, self.lengths(saved.logs))
+
+    def lengths(self, facts: Mapping[str, Any]) -> dict[str, int]:
+        """How long the logs were at a checkpoint. Raises InputError where one is shorter now."""
+        logs = {name: int(facts.get(name, 0)) for name in LOGS}
         for name, length in logs.items():
             if 0 < self._length(name) < length:
                 raise InputError(
                     f"{self.path / name} is damaged: {self._length(name):,} bytes are left of {length:,}; "
                     "put a copy in its place, or remove it: a new one is begun"
                 )
-        return Checkpoint(weights, state, steps, logs)
+        return logs
 
     def weights(self, model: Model) -> Mapping[str, Any]:
         """The weights of the last checkpoint. Raises InputError."""
+        if (checkpoint := self._from_parts()) is not None:
+            options = replace(self.options(), engine="numpy", plan=None, device="cpu")
+            engine = NumPyEngine(self.configuration(), options)
+            engine.load(checkpoint.state, checkpoint.state, checkpoint.steps)
+            return engine.plain_weights
         if not self._saved():
             raise InputError(f"{self.path} has no checkpoint yet; {self.again} goes on")
         weights, _, _ = self._read(self.path / WEIGHTS)

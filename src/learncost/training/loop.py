@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -31,11 +32,12 @@ from learncost.training.data.text import Text
 from learncost.training.engine import Engine
 from learncost.training.engines import engine
 from learncost.training.files import Kept
-from learncost.training.folder import CONFIG, LOGS, Folder
+from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log, NoLog
 from learncost.training.options import LEARNS, MINUTES, Options
+from learncost.training.parts import read
 from learncost.training.processes import ALONE, Processes
 from learncost.training.traced import Tracer
 
@@ -218,22 +220,43 @@ class _Run:
         held_bytes = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
         memory.forget_highest()
         self.before = memory.highest() - held_bytes
-        checkpoint = folder.load(self.model)
-        if checkpoint is not None:
-            weights = checkpoint.weights if self.engine.is_plain else checkpoint.state
-            self.engine.load(weights, checkpoint.state, checkpoint.steps)
-        elif self.options.start is not None:
-            self.engine.load(hugging_face.read(self.model, Path(self.options.start)), self.engine.state, 0)
+        logs = self._loaded()
         if self.options.steps is None:
             self._measure()
-        lengths = checkpoint.logs if checkpoint is not None else dict.fromkeys(LOGS, 0)
-        self.saved = self.engine.steps if checkpoint is not None else -1
+        lengths = logs or dict.fromkeys(LOGS, 0)
+        self.saved = self.engine.steps if logs is not None else -1
         kept = Kept(self._kept(), folder.again)
-        self.metrics, self.samples = (
-            Log(folder.path / name, lengths[name], kept) if processes.first else NoLog() for name in LOGS
-        )
+        self.metrics: Log = NoLog()
+        self.samples: Log = NoLog()
+
+        def log() -> None:
+            self.metrics, self.samples = (Log(folder.path / name, lengths[name], kept) for name in LOGS)
+
+        processes.of_first(log)
         if self.options != options:
             processes.of_first(lambda: folder.rewrite(self.options, kept))
+
+    def _loaded(self) -> Mapping[str, int] | None:
+        """Go on from the last checkpoint; how long the logs were then. None before the first."""
+        folder, engine, processes = self.folder, self.engine, self.processes
+        found: list[Any] = []
+        parts = engine.parts()
+        if parts is not None:
+            processes.each(lambda: found.append(folder.distributed()))
+            if (saved := found.pop()) is not None:
+                read(saved, parts, folder.advice, processes)
+                engine.load_parts(parts, saved.steps)
+                processes.each(lambda: found.append(folder.lengths(saved.logs)))
+                return dict(found[0])
+        processes.each(lambda: found.append(folder.load(self.model)))
+        checkpoint: Checkpoint | None = found[0]
+        if checkpoint is not None:
+            weights = checkpoint.weights if engine.is_plain else checkpoint.state
+            engine.load(weights, checkpoint.state, checkpoint.steps)
+            return checkpoint.logs
+        if self.options.start is not None:
+            engine.load(hugging_face.read(self.model, Path(self.options.start)), engine.state, 0)
+        return None
 
     def _data(self) -> Data:
         path = self.folder.path
@@ -289,18 +312,17 @@ class _Run:
             self._save()
         while engine.steps < options.steps and not stopped:
             step = self._step(options)
-            late = options.minutes is not None and perf_counter() - began > 60 * options.minutes
-            interrupted, late = self.processes.any(stop(), late)
-            stopped = (interrupted or late) and engine.steps < options.steps
             last = engine.steps == options.steps
             if last or _due(engine.steps, options.validate_every):
                 step = validated = self._validated(step)
-            self.metrics.add(step.line())
+            late = options.minutes is not None and perf_counter() - began > 60 * options.minutes
+            interrupted, late = self.processes.each(partial(self.metrics.add, step.line()), stop(), late)
+            stopped = (interrupted or late) and not last
             self.report.stepped(step)
             if last or _due(engine.steps, options.sample_every):
                 self._sample()
             if last or stopped or _due(engine.steps, options.save_every):
-                self._save()
+                self._save(last)
         for log in (self.metrics, self.samples):
             log.close()
         if self.tracer.traced and self.processes.first:
@@ -362,9 +384,7 @@ class _Run:
 
     def _sample(self) -> None:
         prompt, text = (self.options.prompt, self._written()) if self.writes else ("", self._shown())
-        if not self.processes.first:
-            return
-        self.samples.add(f"--- step {self.engine.steps}\n{prompt}{text}\n")
+        self.processes.of_first(lambda: self.samples.add(f"--- step {self.engine.steps}\n{prompt}{text}\n"))
         self.report.sampled(self.engine.steps, text)
 
     @property
@@ -387,17 +407,21 @@ class _Run:
         _, scores = self.engine.look(batch)
         return "\n".join(self.data.show(batch, scores)[:SHOWN])
 
-    def _save(self) -> None:
-        engine = self.engine
-        beside = {} if engine.is_plain else engine.weights  # which the plain ones do not tell
-        weights, state = engine.plain_weights, {**engine.state, **beside}
+    def _save(self, last: bool = False) -> None:
+        """A checkpoint: in parts by several processes, and whole by one, or after the last step."""
+        engine, parts, saved = self.engine, self.engine.parts(), max(self.saved, 0)
 
-        def write() -> None:
+        def settle() -> None:
             for log in (self.metrics, self.samples):
                 log.settle()
-            self.folder.save(self.model, weights, state, engine.steps, max(self.saved, 0))
 
-        self.processes.of_first(write)
+        self.processes.of_first(settle)
+        if parts is not None:
+            self.folder.save_parts(parts, engine.steps, saved, self.processes)
+        if parts is None or last:
+            beside = {} if engine.is_plain else engine.weights  # which the plain ones do not tell
+            weights, state = engine.plain_weights, {**engine.state, **beside}
+            self.processes.of_first(lambda: self.folder.save(self.model, weights, state, engine.steps, saved))
         self.saved = engine.steps
 
 

@@ -17,7 +17,7 @@ from learncost.engines.adapted import merged
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.weights import shape
-from learncost.equation.count import shape_of
+from learncost.equation.count import first_of, shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.equation.value import Same
@@ -33,6 +33,7 @@ from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.options import Options
+from learncost.training.parts import KINDS, Part, Parts
 from learncost.training.torch_engine import Emitted, Pool, check_device
 
 
@@ -197,11 +198,15 @@ class MeshEngine(NumPyEngine):
 
     def _own(self, arrays: Mapping[str, Any]) -> Arrays:
         """This process's parts of whole arrays."""
-        sizes = {**self._sizes, **self._mesh.sizes_at(self._runner.place)}
+        here = self._sizes_here()
         return {
-            name: np.array(_mine(array, self._layouts[name].cut(self._axes[name]), sizes))
+            name: np.array(_mine(array, self._layouts[name].cut(self._axes[name]), here))
             for name, array in arrays.items()
         }
+
+    def _sizes_here(self) -> Mapping[str, int]:
+        """The sizes of the step, with where this process stands."""
+        return {**self._sizes, **self._mesh.sizes_at(self._runner.place)}
 
     def _take_parts(self) -> None:
         """Keep this process's parts of weights and state alone; before the first step, by all processes together."""
@@ -259,6 +264,29 @@ class MeshEngine(NumPyEngine):
         training.load(weights, state, steps)
         self._cut = False
         self._take_parts()
+
+    def parts(self) -> Parts:
+        self._take_parts()
+        self._runner.pool.fetch()
+        here = self._sizes_here()
+        return {
+            f"{kind}.{name}": Part(
+                np.ascontiguousarray(array),
+                tuple(first_of(axis, here) for axis in self._layouts[name].cut(self._axes[name])),
+                self._whole[name],
+            )
+            for kind, arrays in zip(KINDS, (super().weights, super().state), strict=True)
+            for name, array in arrays.items()
+        }
+
+    def load_parts(self, parts: Parts, steps: int) -> None:
+        self._take_parts()
+        weights, state = (
+            {name.removeprefix(f"{kind}."): part.array for name, part in parts.items() if name.startswith(f"{kind}.")}
+            for kind in KINDS
+        )
+        self._training.load(weights, state, steps)
+        self._runner.forget()
 
     def _empty(self, arrays: Mapping[str, Any]) -> Arrays:
         """Whole arrays that take no memory, for their types and shapes."""

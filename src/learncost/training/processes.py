@@ -6,22 +6,32 @@ Each was started by torchrun. The first alone writes and tells; all take the sam
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
+from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from learncost.equation.errors import InputError
 from learncost.placement.mesh import Mesh
+from learncost.training.heartbeat import LOST, Heartbeat
 
 LONG = timedelta(days=30)
 """How long the others wait for what the first does alone, such as reading all texts."""
 
-LOST = 1
+SHORTLY = 5.0
+"""Seconds that the first waits for others where something was refused: they are to hear of it, and may be gone."""
+
+GONE = 1
 """The exit code where another process is gone."""
+
+REFUSED = 2
+"""The exit code of a command that refuses."""
 
 
 class Processes:
@@ -43,9 +53,14 @@ class Processes:
         """What the first finds, given to all, as JSON can hold it. Its `InputError` is raised by all."""
         return action()
 
-    def each(self, action: Callable[[], None]) -> None:
-        """What every process does for itself. The `InputError` of one is raised by all."""
+    def each(self, action: Callable[[], Any], *flags: bool) -> tuple[bool, ...]:
+        """What every process does for itself, then flags as of `any`. The `InputError` of one is raised by all."""
         action()
+        return flags
+
+    def gathered(self, value: Any) -> list[Any]:
+        """A value of every process, in their order."""
+        return [value]
 
 
 ALONE = Processes()
@@ -54,11 +69,14 @@ ALONE = Processes()
 class Several(Processes):
     """A process among others, which meet in torch.distributed."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, rank: int, number: int) -> None:
         import torch.distributed as distributed
 
         self._distributed, self._store, self._asked = distributed, store, 0
-        self.rank, self.number = distributed.get_rank(), distributed.get_world_size()
+        self.rank, self.number = rank, number
+        self._ends = threading.Lock()
+        self._beside = store.clone()  # which the main thread does not wait with
+        self._heartbeat = Heartbeat(store.clone(), self.rank, self.number, self.lost)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         import torch
@@ -84,7 +102,7 @@ class Several(Processes):
             raise InputError(found["error"])
         return found["is"]
 
-    def each(self, action: Callable[[], None]) -> None:
+    def each(self, action: Callable[[], Any], *flags: bool) -> tuple[bool, ...]:
         self._asked += 1
         error: InputError | None = None
         try:
@@ -92,8 +110,57 @@ class Several(Processes):
         except InputError as refusal:
             error = refusal
             self._store.set(f"each/{self._asked}", str(refusal))
-        if self.any(error is not None)[0]:
+        refused, *raised = self.any(error is not None, *flags)
+        if refused:
             raise error or InputError(self._store.get(f"each/{self._asked}").decode())
+        return tuple(raised)
+
+    def gathered(self, value: Any) -> list[Any]:
+        values = [None] * self.number
+        self._distributed.all_gather_object(values, value)
+        return values
+
+    def speaks(self, lost: bool = False) -> bool:
+        """Whether it is the first of all to say why they end; where nobody can be asked, it is. All hear of a loss.
+
+        With torchrun the store is gone that could be asked: then the first of its processes speaks.
+        """
+        said: list[int] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                if lost:
+                    self._beside.set(LOST, "")
+                said.append(self._beside.add("told", 1))
+
+        asks = threading.Thread(target=ask, daemon=True)
+        asks.start()
+        asks.join(SHORTLY)
+        if not said and self._heartbeat.orphan:
+            return os.environ.get("LOCAL_RANK") == "0"
+        return said in ([], [1])
+
+    def end(self, seconds: float) -> None:
+        """Leave the others. The first, which may keep the store, is the last: it waits for them, so long at most."""
+        with suppress(RuntimeError):
+            self._heartbeat.end()
+            ended, until = self._store.add("ended", 1), monotonic() + seconds
+            while self.first and ended < self.number and monotonic() < until:
+                sleep(0.01)
+                ended = self._store.add("ended", 0)
+
+    def lost(self) -> NoReturn:
+        """Say that another process is gone, once for all that are left, and end without waiting for it."""
+        self._ends.acquire()  # for good: the main thread and the heartbeat may both come here
+        if self.speaks(lost=True):
+            print(
+                f"learncost: another of the {self.number} processes is gone: the last checkpoint is kept, and "
+                "learncost train --resume with the folder goes on from it",
+                file=sys.stderr,
+            )
+        sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(GONE)
 
 
 def started() -> int:
@@ -132,22 +199,29 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
     if mesh is None or "MASTER_ADDR" not in os.environ:
         yield ALONE
         return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # whose warnings tell a loss at length, before our line
     try:
         distributed: Any = import_module("torch.distributed")
     except ImportError:
         raise InputError("--mesh needs PyTorch: pip install 'learncost[torch]'") from None
     store, rank, number = next(iter(distributed.rendezvous("env://")))
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    distributed.init_process_group(
-        backend, store=distributed.PrefixStore("learncost/groups", store), rank=rank, world_size=number
-    )
-    processes = Several(distributed.PrefixStore("learncost/words", store))
+    groups = distributed.PrefixStore("learncost/groups", store)
+    processes = Several(distributed.PrefixStore("learncost/words", store), rank, number)
     try:
+        distributed.init_process_group(backend, store=groups, rank=rank, world_size=number)
         yield processes
-    except RuntimeError as error:
-        if not _is_of_peers(error):
+    except InputError:
+        speaks = processes.speaks()
+        processes.end(SHORTLY)
+        if speaks:
             raise
-        _lost(processes, store, error)
+        raise SystemExit(REFUSED) from None
+    except RuntimeError as error:
+        if not is_of_peers(error):
+            raise
+        processes.lost()
+    processes.end(math.inf)
     distributed.destroy_process_group()
 
 
@@ -155,23 +229,7 @@ _PEERS = ("peer", "gloo", "timed out", "timeout", "connection", "nccl", "socket"
 """What PyTorch's messages say where another process does not answer."""
 
 
-def _is_of_peers(error: RuntimeError) -> bool:
+def is_of_peers(error: RuntimeError) -> bool:
+    """Whether PyTorch says by it that another process does not answer."""
     text = str(error).lower()
     return any(word in text for word in _PEERS)
-
-
-def _lost(processes: Processes, store: Any, error: RuntimeError) -> NoReturn:
-    """Say that another process is gone, once for all that are left, and end without waiting for it."""
-    try:
-        speaks = store.add("learncost/lost", 1) == 1
-    except RuntimeError:
-        speaks = True
-    if speaks:
-        print(
-            f"learncost: another of the {processes.number} processes is gone: the last checkpoint is kept, and "
-            "learncost train --resume with the folder goes on from it",
-            file=sys.stderr,
-        )
-    sys.stderr.flush()
-    sys.stdout.flush()
-    os._exit(LOST)

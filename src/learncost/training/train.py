@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from learncost.training.ending import stopped
 from learncost.training.files import cannot_write
 from learncost.training.loop import Result, go_on, start
 from learncost.training.options import Options
-from learncost.training.processes import Processes, is_first, joined
+from learncost.training.processes import REFUSED, Processes, is_first, joined
 from learncost.training.progress import reporter
 
 PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement"))
@@ -89,14 +89,18 @@ def train(
     flags = {flag.name: flag for flag in flags_of(train)}
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}
     options = {name: sizes.pop(name) for name in kinds}
-    options |= {name: number(name, options[name], kind == "integer") for name, kind in kinds.items() if kind in NUMBERS}
-    if precision is not None and resume is None:
-        options["dtype"] = either(options.get("dtype"), precision).name
-    traced = 0 if trace is None else number("trace", trace, True)
-    if not 0 <= traced <= MOST_TRACED:
-        raise InputError(f"trace must be a whole number from 0 to {MOST_TRACED}, not {trace!r}")
-    grid = parse_mesh(options["mesh"]) if options.get("mesh") else None
-    with _one_tells(), joined(grid, options.get("device", "cpu")) as processes, reporter(processes.first) as report:
+    with ExitStack() as ends:
+        with _one_tells():
+            whole = {name: kind == "integer" for name, kind in kinds.items() if kind in NUMBERS}
+            options |= {name: number(name, options[name], is_whole) for name, is_whole in whole.items()}
+            if precision is not None and resume is None:
+                options["dtype"] = either(options.get("dtype"), precision).name
+            traced = 0 if trace is None else number("trace", trace, True)
+            if not 0 <= traced <= MOST_TRACED:
+                raise InputError(f"trace must be a whole number from 0 to {MOST_TRACED}, not {trace!r}")
+            grid = parse_mesh(options["mesh"]) if options.get("mesh") else None
+            processes = ends.enter_context(joined(grid, options.get("device", "cpu")))
+        report = ends.enter_context(reporter(processes.first))
         if resume is not None:
             others = {"PATH": paths, "--out": out, "--precision": precision, **{f"--{name}": name for name in sizes}}
             fixed = [name for name, value in others.items() if value]
@@ -131,17 +135,13 @@ def number(name: str, value: Any, whole: bool) -> Any:
 
 @contextmanager
 def _one_tells() -> Iterator[None]:
-    """What is refused is refused by all processes, and told by the first; all end with the same exit code."""
+    """What is refused before the processes met is refused by all, and told by the first."""
     try:
         yield
     except InputError:
         if is_first():
             raise
         raise SystemExit(REFUSED) from None
-
-
-REFUSED = 2
-"""The exit code of a command that refuses."""
 
 
 @contextmanager

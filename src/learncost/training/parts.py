@@ -1,0 +1,227 @@
+"""Checkpoints of which every process writes and reads its own parts, in the format of torch.distributed.checkpoint.
+
+checkpoint-STEP holds PyTorch's files. learncost.json, written last, completes it, and has the digests of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.training.files import Kept, cannot_write, check_finite, read_json, write_json
+from learncost.training.processes import ALONE, Processes, is_of_peers
+
+FACTS = "learncost.json"
+"""The file that completes a checkpoint."""
+
+NAMED = "checkpoint-"
+
+METADATA = ".metadata"
+"""PyTorch's file that says which part is where, a pickle."""
+
+KINDS = ("model", "optimizer")
+"""What a checkpoint holds, as its names begin: weights by the names of the model's table, states of the optimizer."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An array that is a part of a whole one.
+
+    first  where it begins, along every axis
+    whole  the shape of the whole array
+    """
+
+    array: Any
+    first: tuple[int, ...]
+    whole: tuple[int, ...]
+
+
+Parts = Mapping[str, Part]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint in its folder: after how many steps, and how long the logs were."""
+
+    path: Path
+    steps: int
+    logs: Mapping[str, int]
+    digests: Mapping[str, str]
+
+
+def newest(run: Path, advice: str) -> Saved | None:
+    """The last complete checkpoint in the folder of a run, if there is one. Raises InputError for a damaged one."""
+    found = [path for path in run.glob(f"{NAMED}*") if (path / FACTS).exists()]
+    saved = [_saved(path, read_json(path / FACTS, advice), advice) for path in found]
+    return max(saved, key=lambda each: each.steps, default=None)
+
+
+def _saved(path: Path, facts: Mapping[str, Any], advice: str) -> Saved:
+    try:
+        return Saved(path, int(facts["steps"]), dict(facts["logs"]), dict(facts["digests"]))
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{path / FACTS} was not saved by learncost train; {advice}") from None
+
+
+def save(
+    run: Path, parts: Parts, steps: int, logs: Mapping[str, int], kept: Kept, processes: Processes = ALONE
+) -> Path:
+    """Every process writes its parts, each what nobody else writes; the checkpoint's folder. Raises InputError.
+
+    What could not be written is taken away again.
+    """
+    path = run / f"{NAMED}{steps}"
+    advice = f"give a smaller --learning-rate{kept.after('')}"
+    arrays = {name: part.array for name, part in parts.items()}
+    processes.each(lambda: check_finite(arrays, f"step {steps:,}", advice))
+    processes.of_first(lambda: _made_anew(path, kept))
+    try:
+        _written(path, parts, kept)
+        mine = [*path.glob(f"__{processes.rank}_*"), *([path / METADATA] if processes.first else [])]
+        digests = processes.gathered(_digests(mine))
+        together = {name: digest for each in digests for name, digest in each.items()}
+        facts = {"steps": steps, "logs": dict(logs), "digests": together}
+        processes.of_first(lambda: write_json(path / FACTS, facts, kept))
+    except InputError:
+        if processes.first:
+            rmtree(path, ignore_errors=True)
+        raise
+    return path
+
+
+def _made_anew(path: Path, kept: Kept) -> None:
+    try:
+        if path.exists():  # what a killed run left
+            rmtree(path)
+        path.mkdir()
+    except OSError as error:
+        raise cannot_write(path, error, kept) from None
+
+
+def _written(path: Path, parts: Parts, kept: Kept) -> None:
+    import torch.distributed as distributed
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save as write
+
+    from learncost.training.planners import Saving, Writer
+
+    alone = not distributed.is_initialized()
+    try:
+        with _quietly():
+            write(dict(parts), storage_writer=Writer(path), planner=Saving(), no_dist=alone)
+    except CheckpointException as error:
+        raise _refusal(path, error.failures.values(), kept) from None
+    except (OSError, RuntimeError) as error:
+        raise _refusal(path, [(error, None)], kept) from None
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the warning that one process is one process."""
+    with catch_warnings():
+        simplefilter("ignore", UserWarning)
+        yield
+
+
+def _refusal(path: Path, failures: Iterable[tuple[BaseException, Any]], kept: Kept) -> Exception:
+    """Why some process could not write, as the system says it; where one of them is gone, that."""
+    errors = [error for error, _ in failures]
+    if gone := next((error for error in errors if isinstance(error, RuntimeError) and is_of_peers(error)), None):
+        return gone
+    for error in errors:
+        if isinstance(error, OSError):
+            return cannot_write(path, error, kept)
+    reason = str(errors[0]).strip().splitlines()[0] if errors else "no reason is given"
+    return InputError(f"cannot write {path}: {reason}{kept.after('')}")
+
+
+def read(saved: Saved, parts: Parts, advice: str, processes: Processes = ALONE) -> None:
+    """Fill the arrays of parts, of which every process has those that it needs. Raises InputError.
+
+    Before PyTorch reads them all files are held to their digests, each by one process.
+    """
+    mine = sorted(saved.digests)[processes.rank :: processes.number]
+    processes.each(lambda: _check(saved, mine, advice))
+    processes.each(lambda: _filled(saved, parts, advice))
+
+
+def read_whole(saved: Saved, advice: str) -> dict[str, dict[str, Any]]:
+    """Whole weights and states, by kind and name, on one process. Raises InputError."""
+    try:
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+    except ImportError:
+        raise InputError(f"{saved.path} is read by PyTorch: pip install 'learncost[torch]'") from None
+    _check(saved, saved.digests, advice)
+    parts: dict[str, Part] = {}
+    names: Mapping[str, Any] = FileSystemReader(saved.path).read_metadata().state_dict_metadata
+    for name, facts in names.items():
+        kind = str(facts.properties.dtype).removeprefix("torch.")
+        whole = tuple(facts.size)
+        parts[name] = Part(np.empty(whole, kind), (0,) * len(whole), whole)
+    _filled(saved, parts, advice)
+    found: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    for name, part in parts.items():
+        kind, _, rest = name.partition(".")
+        found[kind][rest] = part.array
+    return found
+
+
+def _filled(saved: Saved, parts: Parts, advice: str) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from learncost.training.planners import Loading
+
+    # Every process reads for itself: nobody has to say what others need.
+    try:
+        with _quietly():
+            load(dict(parts), storage_reader=FileSystemReader(saved.path), planner=Loading(), no_dist=True)
+    except CheckpointException as error:
+        reason = next((str(each) for each, _ in error.failures.values()), "")
+        raise InputError(f"{saved.path} does not fit this model: {reason.splitlines()[0]}; {advice}") from None
+    check_finite({name: part.array for name, part in parts.items()}, str(saved.path), advice)
+
+
+def forget(run: Path, kept: int) -> None:
+    """Take away the checkpoints of other steps than that one, and what killed runs left of some."""
+    for path in run.glob(f"{NAMED}*"):
+        if path.name != f"{NAMED}{kept}":
+            with suppress(OSError):
+                (path / FACTS).unlink(missing_ok=True)  # first: what is no longer whole is no checkpoint
+            rmtree(path, ignore_errors=True)
+
+
+def _digests(paths: Iterable[Path]) -> dict[str, str]:
+    return {path.name: _digest(path) for path in paths}
+
+
+def _digest(path: Path) -> str:
+    fingerprint = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(1 << 24):
+            fingerprint.update(block)
+    return fingerprint.hexdigest()
+
+
+def _check(saved: Saved, names: Iterable[str], advice: str) -> None:
+    """Hold files to their digests. Raises InputError."""
+    for name in names:
+        path = saved.path / name
+        try:
+            same = _digest(path) == saved.digests[name]
+        except FileNotFoundError:
+            raise InputError(f"no such file: {path}; {advice}") from None
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        if not same:
+            raise InputError(f"{path} is damaged: its digest differs; {advice}")

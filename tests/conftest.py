@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 
 import pytest
@@ -12,6 +13,11 @@ import pytest
 # stand before NumPy and PyTorch are loaded; what a test starts inherits it.
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+# What is compiled is kept, the rewritten assertions and the package for the hundred processes that tests start; git
+# ignores it. Some images say otherwise.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Tables are many small objects without circles: looking for circles after every 700 of them took a seventh of the time.
 gc.set_threshold(100_000, 20, 20)

@@ -9,9 +9,9 @@ import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import lcm
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from learncost.equation.errors import InputError
 
@@ -28,6 +28,7 @@ _FACTOR = re.compile(r"(?:(\d+)(?:/([1-9]\d*))?|([^\W\d]\w*)(?:\^([1-9]\d?))?)(?
 _SUMMAND = re.compile(r"([+-]?)([^+-]+)")
 
 
+@lru_cache(maxsize=4096)
 def summands(size: str) -> tuple[tuple[int, str], ...]:
     """A sum of sizes and numbers, `M+N-1`, as these with their signs; a size alone is its only one."""
     return tuple((-1 if sign == "-" else 1, size_name) for sign, size_name in _SUMMAND.findall(size))
@@ -39,6 +40,8 @@ def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
     Parts are so many, `n_layer/3`, or one for each device on axes of a mesh, `f/tp/dp`. Raises `InputError` where the
     parts are not whole, KeyError where the size is not known.
     """
+    if axis in sizes:
+        return sizes[axis]
     if len(several := summands(axis)) > 1:
         return sum(sign * size_of(summand, sizes) for sign, summand in several)
     name, *parts = base(axis).split("/")
@@ -166,7 +169,7 @@ class Count:
     def __bool__(self) -> bool:
         return bool(self.terms)
 
-    @property
+    @cached_property
     def sizes(self) -> frozenset[str]:
         """The names of the sizes that occur."""
         return frozenset(name for monomial in self.terms for name in monomial)
@@ -176,8 +179,7 @@ class Count:
 
         Raises `InputError` where it is no whole number.
         """
-        common = lcm(*[coefficient.denominator for coefficient in self.terms.values()])
-        total: Any = 0
+        common, total = self._common, cast(Any, 0)
         try:
             for monomial, coefficient in self.terms.items():
                 value: Any = coefficient.numerator * (common // coefficient.denominator)
@@ -188,6 +190,11 @@ class Count:
             derived = self._lesser(sizes) | self._parts(sizes)
             return self.at({**sizes, **derived}) if derived else self._partly(sizes)
         return total if common == 1 else self._whole(total, common)
+
+    @cached_property
+    def _common(self) -> int:
+        """What makes every coefficient a whole number."""
+        return lcm(*[coefficient.denominator for coefficient in self.terms.values()])
 
     def with_sizes(self, sizes: Mapping[str, Any]) -> Count:
         """As `at`, but always a Count: of no size at all where every size is given."""
@@ -223,7 +230,7 @@ class Count:
         return total // common
 
     def _partly(self, sizes: Mapping[str, Any]) -> Count:
-        total = Count()
+        terms: dict[Monomial, Coefficient] = {}
         for monomial, coefficient in self.terms.items():
             number = coefficient
             for name in monomial:
@@ -232,8 +239,9 @@ class Count:
                         left = ", ".join(sorted(self.sizes - sizes.keys()))
                         raise InputError(f"where a size is an array no other may be left out: give {left}")
                     number *= sizes[name]
-            total += Count.of((name for name in monomial if name not in sizes), number)
-        return total
+            left_open = tuple(name for name in monomial if name not in sizes)
+            terms[left_open] = terms.get(left_open, 0) + number
+        return Count({monomial: number for monomial, number in terms.items() if number})
 
     def rename(self, names: Mapping[str, str]) -> Count:
         """The same polynomial in other names."""

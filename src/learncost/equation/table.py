@@ -404,7 +404,7 @@ class Repeat:
         """The declared axes of the names inside."""
         return axes_of(self.values)
 
-    @property
+    @cached_property
     def inside(self) -> frozenset[str]:
         """The names that belong to the body's own scope."""
         names = {carry.start for carry in self.carry} | {name for name, _ in self.each}
@@ -415,7 +415,7 @@ class Repeat:
         """The outer names that it hands out: what it carried, and the stacks of what it keeps."""
         return (*(carry.final for carry in self.carry), *(outer for _, outer in self.keep))
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """The outer names that the repeat needs."""
         inside = self.inside

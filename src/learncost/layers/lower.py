@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import count
 from math import prod
 from typing import Any
@@ -31,7 +32,7 @@ from learncost.equation.table import (
     Word,
     walk,
 )
-from learncost.equation.value import Value
+from learncost.equation.value import Same, Value
 from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within
 from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
@@ -64,6 +65,13 @@ def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
     >>> len(table.lines), len(lc.lower(table).lines)
     (1, 5)
     """
+    return _lowered(Same(table), whole, joins)
+
+
+@lru_cache(maxsize=32)
+def _lowered(same: Same[Table], whole: bool, joins: bool) -> Table:
+    """A proof runs one table several times, and so does an engine that predicts what it will take."""
+    table = same.content
     work = _Lowering(dict(table.values), frozenset(table.outputs) | _handed(table.lines), whole=whole, joins=joins)
     return replace(table, lines=work.statements(table.lines), values=work.values)
 
@@ -170,10 +178,10 @@ class _Lowering:
 
     def line(self, line: Line) -> None:
         if len(line.where) > 1:
-            line = replace(line, where=narrowest(line.where))
-        line = replace(line, left=self.at_names(line, line.left), right=self.at_names(line, line.right))
+            line = line.with_changed(where=narrowest(line.where))
+        line = line.with_changed(left=self.at_names(line, line.left), right=self.at_names(line, line.right))
         if self.outside:
-            line = replace(line, right=tuple(self.settled(line, term) for term in line.right))
+            line = line.with_changed(right=tuple(self.settled(line, term) for term in line.right))
             for term in line.left:
                 self.outside.pop(term.name, None)
                 self.selected = {key: name for key, name in self.selected.items() if key[0] != term.name}
@@ -318,8 +326,8 @@ class _Lowering:
         if self.joins and (word := join_of(line)) is not None:
             self.emit(word)
             return
-        line = replace(
-            line, right=tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
+        line = line.with_changed(
+            right=tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
         )
         terms = sorted(zip(line.signs, line.right, strict=True), key=lambda item: -item[0])
         if terms[0][0] < 0:

@@ -12,6 +12,7 @@ from own_operators import GROUPS
 REFUSED = {"transformer": "data-dependent"}
 
 
+@pytest.mark.alike(every=2)
 @pytest.mark.parametrize("name", sorted(CASES.keys() - REFUSED.keys()))
 def test_values_and_gradients_are_those_of_the_module(name):
     module, inputs, symbols = CASES[name]()

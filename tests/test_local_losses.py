@@ -32,6 +32,7 @@ def gradients(model, procedure, sizes, arrays):
     return {name: values[f"d{name}"] for name in (*model.table.weights, *more) if f"d{name}" in values}, values
 
 
+@pytest.mark.alike(every=4)
 @pytest.mark.parametrize("procedure", ["local", "local-shared", "kolen-pollack"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_count_is_that_of_counting_arrays(family, procedure):

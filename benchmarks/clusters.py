@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from learncost.parallel.step import Way, memory_of, sizes_of, stages_of, step_of
 from learncost.placement.clauses import clauses
 from learncost.placement.mesh import mesh
 from learncost.readings.time import Rates
-from learncost.schedule.pipeline import peak, schedule
+from learncost.schedule.pipeline import peak, run, schedule
 
 GIB = 2**30
 
@@ -88,7 +89,7 @@ ZERO_1, ZERO_3 = "B over dp, * over dp of states", "B over dp, * over dp of weig
 
 @dataclass(frozen=True)
 class Answer:
-    """What a row says, and what is predicted; `kind`: memory, reserved or time; or why it is not answered."""
+    """What a row says, and what is predicted; `kind`: memory, reserved, time or printed; or why it is not answered."""
 
     name: str
     kind: str
@@ -152,7 +153,8 @@ def korthikanti(row: Mapping[str, Any]) -> Case:
         plan += ",recompute=block"
     elif "selective" in mode:
         plan += ",recompute=attn.R+attn.S+softmax"  # from queries, keys and values
-    tensor = SEQUENCE if "sequence" in mode else TENSOR
+    tensor = SEQUENCE if "sequence" in mode or "SP" in mode else TENSOR
+    tensor = tensor if config["tp"] > 1 else ""
     pipeline, chunks = config["pp"], config["interleave"]
     way = Way(
         _mesh(pp=pipeline, tp=config["tp"]),
@@ -225,9 +227,7 @@ def bridge(row: Mapping[str, Any]) -> Case:
     names = {"DeepSeekV3": "deepseek-v3", "GPT-OSS-120B": "gpt-oss-120b", "Qwen3_235B_a22B": "qwen3-235b-a22b"}
     names |= {"Qwen3_30B_a3B": "qwen3-30b-a3b", "LLAMA3_8B": "llama-3-8b", "LLAMA3_70B": "llama-3-70b"}
     names |= {"LLAMA3.1_405B": "llama-3.1-405b"}
-    systems = {"DGX-GB300": "GB200 NVL72", "DGX-GB200": "GB200 NVL72", "DGX-B200": "DGX B200", "DGX-H100": "DGX H100"}
-    if config["system"] == "DGX-GB300":
-        raise InputError("links of GB300 are not known here")
+    systems = {"DGX-GB300": "GB300 NVL72", "DGX-GB200": "GB200 NVL72", "DGX-B200": "DGX B200", "DGX-H100": "DGX H100"}
     parallel = config["tp"] * config["pp"] * config["cp"] * config["ep"]
     if config["gpus"] % parallel:
         raise InputError("experts lie over other axes than the mesh has")
@@ -291,6 +291,11 @@ SOURCES["t/bigscience-a100"] = bigscience
 
 def answer(row: Mapping[str, Any]) -> Answer:
     """One row answered."""
+    if row.get("unit") in PRINTED:
+        try:
+            return PRINTED[row["unit"]](row)
+        except (InputError, KeyError) as error:
+            return Answer(row["id"], "", why=f"what is printed is not known here: {error}")
     source = next((make for name, make in SOURCES.items() if row["id"].startswith(name)), None)
     if source is None or not isinstance(row.get("config"), dict):
         return Answer(row["id"], "", why="its source is not among those that are known here")
@@ -303,6 +308,56 @@ def answer(row: Mapping[str, Any]) -> Answer:
         return Answer(
             row["id"], "", why=f"{error}" if isinstance(error, InputError) else f"its configuration lacks {error}"
         )
+
+
+def printed_bubble(row: Mapping[str, Any]) -> Answer:
+    """Narayanan et al. 2021: the pipeline's bubble over the ideal time, by running the orders of equal stages."""
+    config = row["config"]
+    devices, chunks = _told(config, "p"), int(config.get("v", 1))
+    orders = schedule("interleaved" if chunks > 1 else "1f1b", devices, _told(config, "m"), chunks)
+    alike = [1.0] * orders.stages
+    return Answer(row["id"], "printed", float(row["value"]), run(orders, alike, alike).bubble, "ratio")
+
+
+def printed_formula(row: Mapping[str, Any]) -> Answer:
+    """Korthikanti et al. 2022, table 2: bytes of a layer's activations, at the sizes of GPT-3.
+
+    The paper leaves out what is small beside B M d, as the statistics of norms, which are counted here.
+    """
+    config = row["config"]
+    if not row["quantity"].startswith("activation bytes of a layer"):
+        raise InputError(row["quantity"])
+    t = _told(config, "t")
+    sizes = {"s": 2048, "b": 1, "a": 96, "h": 12288, "t": t}
+    full = {
+        "hidden": sizes["h"], "feedforward": 4 * sizes["h"], "seq": sizes["s"], "heads": sizes["a"], "blocks": 1,
+        "vocab": 51200, "tp": t, "pp": 1, "interleave": 1, "dp": 1, "micro_batch": sizes["b"],
+        "global_batch": sizes["b"], "mode": config["mode"],
+    }  # fmt: skip
+    case = korthikanti({**row, "config": full})
+    return Answer(row["id"], "printed", _value(row["value"], sizes), _activations(case, case.sizes()), "bytes")
+
+
+def _value(formula: str, sizes: Mapping[str, int]) -> float:
+    """A formula as it is printed, such as `sbh (10 + 24/t)`: letters are sizes, what stands side by side is multiplied.
+
+    Raises `InputError` for anything else in it.
+    """
+    tokens = re.findall(r"\d+|[a-z]|[-+/()]", formula.replace(" ", ""))
+    if "".join(tokens) != formula.replace(" ", "") or {token for token in tokens if token.isalpha()} - sizes.keys():
+        raise InputError(formula)
+    text = ""
+    for token in tokens:
+        follows = bool(text) and (text[-1].isalnum() or text[-1] == ")")
+        text += "*" * (follows and (token.isalnum() or token == "(")) + token
+    return float(eval(text, {"__builtins__": {}}, dict(sizes)))
+
+
+SMALL = 1e-4
+"""Of what is printed the share up to which it leaves out what is small."""
+
+PRINTED = {"ratio": printed_bubble, "formula": printed_formula}
+"""What answers rows of what is printed, by their unit."""
 
 
 def _answered(row: Mapping[str, Any], case: Case) -> Answer:
@@ -386,6 +441,9 @@ def summary(found: list[Answer]) -> str:
                 f"{title}: {len(off)} rows, {100 * statistics.median(off):.1f} % off in the median, "
                 f"{100 * off[-1]:.1f} % at worst"
             )
+    if formulas := [each for each in found if each.kind == "printed"]:
+        unlike = [each.name for each in formulas if abs(each.off) > SMALL]
+        lines.append(f"printed formulas: {len(formulas)} rows, {len(unlike)} unlike {', '.join(unlike)}".rstrip())
     reserved = [each for each in found if each.kind == "reserved"]
     if reserved:
         above = [each.name for each in reserved if each.off > 0]

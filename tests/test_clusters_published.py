@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import learncost as lc
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
@@ -30,6 +32,16 @@ def test_activations_of_korthikanti_are_exact():
     assert not [each.name for each in found if each.kind != "memory"]
     assert statistics.median(off(found, "memory")) < 0.002
     assert max(off(found, "memory")) < 0.02
+
+
+def test_what_is_printed_as_a_formula():
+    """Korthikanti et al. 2022, table 2, which leaves out statistics of norms; Narayanan et al. 2021, section 2.2."""
+    found = [*answers("korthikanti-tab2"), *answers("narayanan")]
+    assert len(found) == 16
+    assert not [each.name for each in found if each.kind != "printed" or abs(each.off) > clusters.SMALL]
+    assert clusters.answer({"id": "x", "unit": "formula", "value": "1", "quantity": "", "config": {}}).why
+    with pytest.raises(lc.InputError):
+        clusters._value("__import__('os')", {"s": 1})
 
 
 def test_time_of_korthikanti():

@@ -58,10 +58,12 @@ def task(program: Program, image: str) -> str:
     return "\n".join(lines)
 
 
-def emitted(configuration: Configuration, image: str, procedure: str, plan: str | None) -> Program:
+def emitted(
+    configuration: Configuration, image: str, procedure: str, plan: str | None, precision: str = "fp32"
+) -> Program:
     """A step and a prediction of a model, with momentum."""
     settings = Settings(entry="both", prefix="net", plan=plan, batch_size=BATCH)
-    learning: dict[str, Any] = {"procedure": procedure, "optimizer": "momentum"}
+    learning: dict[str, Any] = {"procedure": procedure, "optimizer": "momentum", "precision": precision}
     if "pepita" in procedure:
         learning["projected"] = (image,)
     return program_of(configuration, settings, learning)
@@ -121,6 +123,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", default="mlp,vit")
     parser.add_argument("--plan", help="the plan of every step; the default is the one with the smallest arena")
+    parser.add_argument("--procedures", default=",".join(PROCEDURES))
+    parser.add_argument("--precision", default="fp32", help="of `learncost list precisions`, such as int8-kept")
     arguments = parser.parse_args()
     models = {
         "mlp": (configure(lc.layer((EXAMPLE / "net.table").read_text(encoding="utf-8")), {}), "X"),
@@ -129,9 +133,9 @@ def main() -> None:
     rows = []
     for model in arguments.models.split(","):
         configuration, image = models[model]
-        for procedure in PROCEDURES:
+        for procedure in arguments.procedures.split(","):
             with tempfile.TemporaryDirectory() as name:
-                program = emitted(configuration, image, procedure, arguments.plan)
+                program = emitted(configuration, image, procedure, arguments.plan, arguments.precision)
                 trained = Trained(program, image, Path(name))
                 rates = RATES["pepita" if "pepita" in procedure else "bp"]
                 rate = max(rates, key=lambda rate: trained.accuracy(rate, 0)[0])

@@ -280,7 +280,7 @@ def freestanding(
     if flags.prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", flags.prefix):
         raise InputError(f"prefix must begin a name in C, not {shown(flags.prefix)}")
     kind = precision_of(lengths["dtype"] or "fp32")
-    dtype = kind.values if kind.quantized else kind.name
+    dtype = kind.computed
     checked, sizes = lengths_of(
         {**{n: v for n, v in lengths.items() if n != "dtype"}, "target_len": flags.target_len}, sizes
     )
@@ -303,7 +303,7 @@ def freestanding(
             if (value := getattr(flags, name)) is not None
         },
         **{name: getattr(flags, name) for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha")},
-        **({"precision": kind.name} if kind.quantized else {}),
+        **({"precision": kind.name} if kind.computed != kind.name else {}),
         **({"mode": flags.mode} if flags.mode else {}),
         **({"projected": tuple(flags.projected.split(","))} if flags.projected else {}),
     }

@@ -33,6 +33,7 @@ struct counted {
     template <class T> counted(T x) : value((double)x) {}
     counted(const multiplied &x) : value(x.value) { counted_one(); }
     explicit operator int() const { return (int)value; }
+    explicit operator int8_t() const { return (int8_t)value; }
     counted &operator+=(const multiplied &x) {
         value += x.value;
         counted_maccs[counted_call]++;

@@ -111,6 +111,7 @@ class Precision:
     masters    of the second copy of the weights, which the optimizer updates; "": it updates the weights themselves
     loss       of what log-softmax and its gradient read and make, which programs widen
     frozen     of weights that do not learn and that a block multiplies by as matrices; "": as the other weights
+    kept       of activations while they wait for the backward pass; "": as the other values
     also       other names
     """
 
@@ -124,6 +125,7 @@ class Precision:
     loss: str
     source: str
     frozen: str = ""
+    kept: str = ""
     also: tuple[str, ...] = ()
 
     @cached_property
@@ -160,6 +162,12 @@ class Precision:
     def quantized(self) -> Blocks | None:
         """What frozen matrices are stored in, where they have scales."""
         return BLOCKS.get(self.frozen)
+
+    @property
+    def computed(self) -> str:
+        """The precision that a program computes in that reads codes as they are: the type of its other numbers."""
+        codes = self.kept or (self.quantized is not None and self.quantized.behind)
+        return self.values if codes else self.name
 
 
 ROLES = ("weights", "frozen", "gradients", "values", "states", "masters", "loss")
@@ -215,12 +223,19 @@ PRECISIONS: dict[str, Precision] = {
             "fp32", "fp32", "fp32", "fp32", "", "fp32", BLOCKS["int8-sums"].source, "int8-sums",
         ),
         Precision(
+            "int8-kept", "fp32, activations that wait for the backward pass in int8 with a scale a row",
+            "fp32", "fp32", "fp32", "fp32", "", "fp32",
+            "Chakrabarti & Moseley 2019, Backprop with approximate activations for memory-efficient network training, "
+            "section 3: forward is exact, and the copy that backward reads has few bits",
+            kept="int8",
+        ),
+        Precision(
             "nf4", "bf16, frozen matrices of the blocks in 4 bits (NF4) with a scale for 64",
             "bf16", "bf16", "bf16", "fp32", "", "fp32", _QLORA, "nf4-64",
         ),
         Precision(
             "nf4-double", "as nf4, with the scales in 8 bits",
-            "bf16", "bf16", "bf16", "fp32", "", "fp32", _QLORA, "nf4-64-double", ("qlora",),
+            "bf16", "bf16", "bf16", "fp32", "", "fp32", _QLORA, "nf4-64-double", also=("qlora",),
         ),
         Precision(
             "nf4-fp16", "as nf4, in fp16 with fp32 master weights",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.equation.count import Count, base, shape_of
 from learncost.equation.errors import InputError
-from learncost.equation.precision import Precision
+from learncost.equation.precision import BYTES, Precision
 from learncost.equation.table import Line, Repeat, Table, each_line, walk
 from learncost.layers.names import scores
 from learncost.ledger.memory_types import INDEX
@@ -218,6 +218,7 @@ def _levels(
 def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, int]:
     """Bytes of an element by role, and by name where a type has other ones."""
     widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
+    widths |= {name: BYTES[value.dtype] for name, value in table.known.items() if value.dtype}
     return widths | dict.fromkeys(scores(table), kind.scores) | quantized_widths(structure.model)
 
 

@@ -89,8 +89,7 @@ def refusal(step: Step, dtypes: Collection[str], with_flash: bool = False) -> st
 
     with_flash  whether frozen weights may lie there, in codes too, where products read these
     """
-    codes = with_flash and step.kind.quantized is not None and step.kind.quantized.behind
-    if dtypes and (step.kind.values if codes else step.kind.name) not in dtypes:
+    if dtypes and (step.kind.computed if with_flash else step.kind.name) not in dtypes:
         return f"computes in {' or '.join(dtypes)}"
     if step.optimizer.name not in OPTIMIZERS:
         return f"executes the optimizers {', '.join(OPTIMIZERS)}"

@@ -257,6 +257,8 @@ def step(
         table, gradients = by_two_sides(model, chosen)
     else:
         table, gradients = _by_gradients(model, chosen, jacobian)
+    if model.kept:
+        table = _kept(table, chosen)
     if stepping is None:
         return table
     table = with_optimizer(table, gradients, stepping)
@@ -265,6 +267,15 @@ def step(
 
         table = with_following(table, follower, chosen.decay)
     return table
+
+
+def _kept(table: Table, chosen: Procedure) -> Table:
+    """The step with codes of what waits for its backward pass."""
+    from learncost.layers.rewrite_kept import with_kept  # only where it is asked for: start-up counts
+
+    if set(chosen.schedule) - set(LEARNING["bp"].schedule) - set(LEARNING["recompute"].schedule):
+        raise InputError(f"activations in int8 wait for the backward pass of bp and recompute, not of {chosen.name}")
+    return with_kept(table)
 
 
 def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:

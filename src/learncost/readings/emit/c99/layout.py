@@ -23,8 +23,17 @@ from learncost.schedule.matrix import MatrixProduct, matrix_product
 WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1}
 """Bytes of an element: places and indices are of 32 bits."""
 
-ARENAS = {"fp32": "arena", "fp64": "arena", "int64": "places", "uint8": "flags", "bool": "flags", "int8": "codes"}
-"""The arena in which arrays of a type lie: memory never changes its type, which C forbids."""
+ARENAS = {"fp32": "arena", "fp64": "arena", "int64": "places", "uint8": "flags", "bool": "flags", "int8": "arena"}
+"""The arena in which arrays of a type lie: memory never changes its type, which C forbids, but for bytes that are read
+as such (6.5, paragraph 7)."""
+
+
+def widths(dtypes: Iterable[str]) -> dict[str, int]:
+    """Bytes of an element of each arena: of the widest type that lies there."""
+    found: dict[str, int] = {}
+    for dtype in dtypes:
+        found[ARENAS[dtype]] = max(WIDTHS[dtype], found.get(ARENAS[dtype], 1))
+    return found
 
 
 TRIALS = 100
@@ -66,8 +75,14 @@ class Alone(Layout):
         return ARENAS[self.dtypes[array.name]]
 
     def _arranged(self) -> int:
-        taken = arena.apart(self.lifetimes, lambda a: self.points(a) * self.width(a), self.arena, 1, TRIALS)
-        wide = {ARENAS[dtype]: WIDTHS[dtype] for dtype in self.dtypes.values()}
+        wide = widths(self.dtypes.values())
+
+        def size(array: Array) -> int:
+            """Bytes, up to the next place where any array of the arena may begin."""
+            step = wide[self.arena(array)]
+            return -(-self.points(array) * self.width(array) // step) * step
+
+        taken = arena.apart(self.lifetimes, size, self.arena, 1, TRIALS)
         self.arenas = {name: size // wide[name] for name, size in taken.items() if size}
         return sum(taken.values())
 
@@ -138,7 +153,7 @@ def rooms(
 def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
     """What laid out steps take together."""
     arenas = together(layouts)
-    wide = {ARENAS[dtype]: WIDTHS[dtype] for layout in layouts for dtype in layout.dtypes.values()}
+    wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
     groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables"), 0)
     for kind, axes, dtype in given(layouts, fixed).values():
         groups[kind] += prod(shape_of(axes, layouts[0].sizes)) * WIDTHS[dtype]

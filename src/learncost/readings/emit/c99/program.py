@@ -21,17 +21,8 @@ from learncost.schedule.calls import Call
 REAL = {"fp32": "float", "fp64": "double"}
 
 RESERVED = (
-    *(
-        "arena",
-        "places",
-        "flags",
-        "codes",
-        "product",
-        "product_real_codes",
-        "product_codes_real",
-        "product_codes_codes",
-    ),
-    *("real", "whole", "place", "main", "loss", "t", "turn", "LOWEST", "enum", "double", "int8_t"),
+    *("arena", "places", "flags", "product", "product_real_codes", "product_codes_real", "product_codes_codes", "real"),
+    *("whole", "place", "main", "loss", "t", "turn", "LOWEST", "enum", "double", "int8_t"),
     *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
     *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
     *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),
@@ -365,7 +356,7 @@ _GROUPS = {
     "constants": "What never changes, in flash.",
 }
 
-_ARENA_TYPES = {"arena": "real", "places": "place", "flags": "uint8_t", "codes": "int8_t"}
+_ARENA_TYPES = {"arena": "real", "places": "place", "flags": "uint8_t"}
 _PUBLIC_TYPES = {
     "fp32": "{}_real",
     "fp64": "{}_real",

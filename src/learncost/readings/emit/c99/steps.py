@@ -20,6 +20,8 @@ from learncost.schedule.matrix import Matrix
 
 WIDE = 118
 
+CODES = "int8"
+
 
 @dataclass(frozen=True)
 class _Scope:
@@ -180,6 +182,8 @@ class Steps:
             before += turn * root.bytes
             root = container.root
         base = self.spell(root.given) if root.given else self.layout.arena(root)
+        if not root.given and self.layout.dtypes[array.name] == CODES:  # bytes among numbers
+            base = f"({C99.types[CODES]} *){base}"
         return base, (before + max(root.place, 0)) // self.layout.width(array)
 
     def _table(self, name: str, scope: _Scope, places: dict[tuple[int, ...], tuple[str, int]]) -> str:

@@ -1,0 +1,178 @@
+"""Activations that wait for the backward pass as codes of 8 bits and a scale a row, as a rewriting of a step's table.
+
+    A.size[B f] = abs(A[B f])
+    A.most[B] = max[f](A.size[B f])
+    A.least[B] = A.most[B] 0.00787[]
+    A.scales[B] = maximum(A.least[B], 1e-30[])
+    A.parts[B f] = divide(A[B f], A.scales[B])
+    A.places[B f] = A.parts[B f] + 0.5[]
+    A.codes[B f] = floor(A.places[B f])
+    ...
+    A.again[B f] = A.codes[B f] A.scales[B]
+
+Forward computes with A as before; whoever goes backward reads A.again. Chakrabarti & Moseley 2019, Backprop with
+approximate activations for memory-efficient network training, section 3, with 8 bits and the largest of a row for its
+scale. What a condition is on, such as causal shares, what the loss makes, and what has rows alone stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.count import base
+from learncost.equation.table import Line, Literal, Product, Repeat, Statement, Sum, Table, Tag, Term, Word, features
+from learncost.equation.value import Value
+from learncost.layers.recompute import pairs
+from learncost.layers.spelling import condition_names
+from learncost.vocabulary import entry
+
+LAYER = "codes"
+"""The layer of the lines that make codes, and values of them."""
+
+LARGEST, LEAST = 127, 1e-30
+"""The largest code, and the least scale: a row of zeros has codes of zeros."""
+
+Values = dict[str, Value]
+
+
+def with_kept(table: Table) -> Table:
+    """The step with codes in place of the activations that its forward pass keeps for its backward pass."""
+    return _Step(table).table
+
+
+def is_backward(line: Statement) -> bool:
+    """Whether a line goes backward, or comes after."""
+    return line.reverse if isinstance(line, Repeat) else line.tag.macro != "forward"
+
+
+@dataclass(frozen=True)
+class _Names:
+    """A value that is kept, and what stands for it."""
+
+    value: str
+
+    def __call__(self, part: str) -> str:
+        return f"{self.value}.{part}"
+
+
+class _Step:
+    def __init__(self, table: Table) -> None:
+        self.features = features(table)
+        self.conditions = condition_names(table.lines) | table.indices
+        self.outputs = {*table.outputs}
+        self.table = table
+        lines, values = self._alone(table.lines, dict(table.values))
+        lines = self._turns(lines, values)
+        self.table = replace(table, lines=lines, values=values)
+
+    def _keeps(self, line: Line, value: Value) -> bool:
+        """Whether what a forward line makes may be kept as codes."""
+        several = len(line.left) > 1 or line.left[0].indexed or bool(line.where)
+        if is_backward(line) or several or line.tag.layer in ("loss", LAYER) or line.name in self.conditions:
+            return False
+        word = entry(line.word) if isinstance(line, Word) else None
+        if word is not None and (word.truth or word.kind == "choice" or word.makes == "logarithms"):
+            return False
+        return not value.dtype and len(value.axes) > 1 and bool(self._inside(value.axes))
+
+    def _inside(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes of a row of numbers that have one scale: those of features at the end, else the last one."""
+        last = len(axes)
+        while last and base(axes[last - 1]) in self.features:
+            last -= 1
+        inside = tuple(axes[last:]) or tuple(axes[-1:])
+        return inside if len(inside) < len(axes) else ()
+
+    def _alone(self, lines: Sequence[Statement], values: Values) -> tuple[tuple[Statement, ...], Values]:
+        """The lines of a scope in which both passes stand."""
+        readers = {name for line in lines if is_backward(line) for name in line.reads}
+        last = {name: place for place, line in enumerate(lines) for name in line.makes}
+        result: list[Statement] = []
+        names: dict[str, str] = {}
+        for place, line in enumerate(lines):
+            if is_backward(line):
+                first = [name for name in line.reads if name in names and names[name] not in values]
+                result += [self._again(_Names(name), values) for name in first]
+                line = line.renamed(names)
+            result.append(line)
+            name = line.makes[0] if isinstance(line, Line) else ""
+            if not isinstance(line, Line) or name not in readers or last[name] != place or name in self.outputs:
+                continue
+            if self._keeps(line, values[name]):
+                result += self._coded(_Names(name), values)
+                names[name] = _Names(name)("again")
+        return tuple(result), values
+
+    def _turns(self, lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
+        """Repeats forward that keep codes for those backward that read them."""
+        result = list(lines)
+        for (before, forward), (after, reverse), elsewhere in pairs(lines, self.outputs):
+            result[before], result[after] = self._pair(forward, reverse, elsewhere, values)
+        return tuple(result)
+
+    def _pair(self, forward: Repeat, reverse: Repeat, elsewhere: set[str], values: Values) -> tuple[Repeat, Repeat]:
+        made = {line.name: line for line in forward.lines if isinstance(line, Line)}
+        read = {outer: inside for inside, outer in reverse.each}
+        inner, behind = dict(forward.values), dict(reverse.values)
+        kept, given = list(forward.keep), list(reverse.each)
+        coded: dict[str, list[Line]] = {}
+        again: dict[str, Line] = {}
+        for name, outer in forward.keep:
+            line = made.get(name)
+            if line is None or outer in elsewhere or outer not in read or not self._keeps(line, inner[name]):
+                continue
+            names, inside = _Names(name), read[outer]
+            coded[name] = list(self._coded(names, inner))
+            kept.remove((name, outer))
+            given.remove((inside, outer))
+            for part in ("codes", "scales"):
+                stack, slice_name = f"{outer}.{part}", f"{inside}.{part}"
+                kept.append((names(part), stack))
+                given.append((slice_name, stack))
+                values[stack] = replace(inner[names(part)].stacked(forward.count), role="kept", of=names(part))
+                behind[slice_name] = inner[names(part)]
+            again[inside] = self._again(_Names(inside), behind)
+            values.pop(outer, None)
+        lines: list[Statement] = []
+        for statement in forward.lines:
+            lines += [statement, *(line for made_name in statement.makes for line in coded.get(made_name, ()))]
+        names_behind = {inside: line.name for inside, line in again.items()}
+        backward: list[Statement] = []
+        for statement in reverse.lines:
+            first = [again.pop(read_name) for read_name in statement.reads if read_name in again]
+            backward += [*first, statement.renamed(names_behind)]
+        return (
+            replace(forward, lines=tuple(lines), values=inner, keep=tuple(kept)),
+            replace(reverse, lines=tuple(backward), values=behind, each=tuple(given)),
+        )
+
+    def _coded(self, names: _Names, values: Values) -> Iterator[Line]:
+        """The lines that make codes and scales."""
+        axes = values[names.value].axes
+        inside = self._inside(axes)
+        rows = tuple(axis for axis in axes if axis not in inside)
+        tag = Tag(LAYER)
+        number = Term(names.value, axes)
+
+        def term(part: str, of: tuple[str, ...], dtype: str = "") -> Term:
+            values[names(part)] = Value(of, "step" if part not in ("codes", "scales") else "value", dtype=dtype)
+            return Term(names(part), of)
+
+        size, most, least = term("size", axes), term("most", rows), term("least", rows)
+        scales, parts, places = term("scales", rows), term("parts", axes), term("places", axes)
+        codes = term("codes", axes, "int8")
+        yield Word((size,), (number,), (), tag, "abs", (), "body", ("X",), ("Y",))
+        yield Word((most,), (size,), (), tag, "max", inside, "body", ("X",), ("Y",))
+        yield Product((least,), (most, Literal(1 / LARGEST)), (), tag)
+        yield Word((scales,), (least, Literal(LEAST)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",))
+        yield Word((parts,), (number, scales), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
+        yield Sum((places,), (parts, Literal(0.5)), (), tag, (1, 1))
+        yield Word((codes,), (places,), (), tag, "floor", (), "body", ("X",), ("Y",))
+
+    def _again(self, names: _Names, values: Values) -> Line:
+        """The line that makes the value of its codes."""
+        codes, scales = (Term(names(part), values[names(part)].axes) for part in ("codes", "scales"))
+        again = Term(names("again"), codes.declared)
+        values[again.name] = Value(codes.declared)
+        return Product((again,), (codes, scales), (), Tag(LAYER, macro="backward"))

@@ -2,9 +2,10 @@
 
     python benchmarks/imported_peaks.py [--only linear,llama] [--dtype fp32,bf16]
 
-Needs torch and transformers (extra `test`), torchvision for the rows of its modules (extra `zoo`). Each module is read
-by `lc.from_module`; its memory is `lc.memory(..., engine="autograd")`. Beside it two steps of AdamW (fused) run on a
-processor, as in peaks.py. bf16 is a module in bf16 throughout. What kernels of products take for themselves is apart.
+Needs torch and transformers (extra `test`), and for the rows of their modules torchvision, timm, diffusers and peft
+(extra `zoo`). Each module is read by `lc.from_module`; its memory is `lc.memory(..., engine="autograd")`. Beside it two
+steps of AdamW (fused) run on a processor, as in peaks.py. bf16 is a module in bf16 throughout. What kernels of products
+take for themselves is apart: the last column has what that adds.
 """
 
 from __future__ import annotations
@@ -150,12 +151,12 @@ LANGUAGE: Mapping[str, Any] = {
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 
 
-def _transformers(kind: str, config: str, **more: Any) -> Callable[[], Any]:
+def _transformers(kind: str, config: str, attention: str = "sdpa", **more: Any) -> Callable[[], Any]:
     def build() -> Any:
         import transformers
 
         settings = getattr(transformers, config)(**{**LANGUAGE, **STILL, **more})
-        settings._attn_implementation = "sdpa"
+        settings._attn_implementation = attention
         return getattr(transformers, kind)(settings)
 
     return build
@@ -173,6 +174,87 @@ def _torchvision(name: str) -> Callable[[], Any]:
 def _encoder() -> Any:
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
     return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+
+class Recurrent(nn.Module):
+    """An LSTM of two layers, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(x)[0])
+
+
+class Heads(nn.Module):
+    """PyTorch's own module of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.heads = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + self.heads(y, y, y, need_weights=False)[0]
+
+
+class UNet(nn.Module):
+    """Two levels, a pool, an interpolation, a joined skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.middle = self._block(3, 16), self._block(16, 32)
+        self.up, self.last = self._block(48, 16), nn.Conv2d(16, 3, 1)
+
+    @staticmethod
+    def _block(inner: int, outer: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.GroupNorm(4, outer), nn.SiLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skip = self.down(x)
+        y = self.middle(nn.functional.max_pool2d(skip, 2))
+        y = nn.functional.interpolate(y, scale_factor=2, mode="nearest")
+        return self.last(self.up(torch.cat([y, skip], 1)))
+
+
+class Diffused(nn.Module):
+    """A denoiser's result."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        return self.inner(x, times).sample.mean()
+
+
+def _diffusers() -> Any:
+    import diffusers
+
+    sizes: dict[str, Any] = {"block_out_channels": (32, 64), "layers_per_block": 1, "norm_num_groups": 8}
+    kinds = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
+    return Diffused(diffusers.UNet2DModel(sample_size=32, **sizes, **kinds))
+
+
+def _diffused(dtype: torch.dtype) -> dict[str, Any]:
+    return {"x": torch.randn(BATCH, 3, 32, 32, dtype=dtype), "times": torch.arange(BATCH)}
+
+
+def _timm(name: str, **more: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        import timm
+
+        return timm.create_model(name, **more)
+
+    return build
+
+
+def _adapted() -> Any:
+    import peft
+
+    model = _transformers("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2)()
+    return peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
 
 
 CASES: Mapping[str, tuple[Callable[[], Any], Callable[[torch.dtype], dict[str, Any]]]] = {
@@ -211,6 +293,26 @@ CASES: Mapping[str, tuple[Callable[[], Any], Callable[[torch.dtype], dict[str, A
     "mobilenet_v3_small": (_torchvision("mobilenet_v3_small"), _images()),
     "squeezenet1_1": (_torchvision("squeezenet1_1"), _images()),
     "convnext_tiny": (_torchvision("convnext_tiny"), _images()),
+    "LSTM": (Recurrent, _sequence),
+    "MultiheadAttention": (Heads, _sequence),
+    "U-Net": (UNet, _images()),
+    "t5": (
+        _transformers("T5ForConditionalGeneration", "T5Config", d_model=WIDTH, d_kv=32, d_ff=3 * WIDTH, num_layers=2,
+                      num_heads=4, dropout_rate=0.0, decoder_start_token_id=0),
+        _masked,
+    ),
+    "gemma2": (
+        _transformers("Gemma2ForCausalLM", "Gemma2Config", "eager", num_key_value_heads=2, head_dim=32), _tokens,
+    ),
+    "mamba": (
+        _transformers("MambaForCausalLM", "MambaConfig", "eager", num_hidden_layers=2, state_size=8), _tokens,
+    ),
+    "llama with LoRA (peft)": (_adapted, _tokens),
+    "UNet2DModel (diffusers)": (_diffusers, _diffused),
+    "vit_tiny (timm)": (_timm("vit_tiny_patch16_224", img_size=64), _images()),
+    "efficientnet_b0 (timm)": (_timm("efficientnet_b0"), _images()),
+    "swin_tiny (timm)": (_timm("swin_tiny_patch4_window7_224", img_size=112, window_size=7), _images(side=112)),
+    "resnetv2_50 (timm)": (_timm("resnetv2_50"), _images()),
 }  # fmt: skip
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16-pure"}

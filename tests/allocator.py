@@ -6,7 +6,7 @@ import re
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-PRODUCT = re.compile(r"aten::(addmm|mm|baddbmm|bmm|\w*flash_attention\w*|mkldnn_\w+|convolution_backward|\w*conv2d\w*)")
+PRODUCT = re.compile(r"aten::(addmm|mm|baddbmm|bmm|addmv|\w*flash_attention\w*|mkldnn_\w+|\w*conv\w*)")
 """Operators whose kernels take buffers for themselves."""
 
 
@@ -26,32 +26,32 @@ def most(run, device="cpu"):
 
 
 def apart(run):
-    """The peak on a processor, and the peak without what a kernel of a product takes and gives back before it ends.
+    """The peak on a processor, and the peak without what a product takes and gives back before it ends.
 
-    How much that is depends on the processor and its library (oneDNN's packed operands in bf16), not on the module.
+    How much that is depends on the processor and its library (oneDNN's packed operands), not on the module.
     """
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
     events = []
 
-    def collect(found, around):
+    def collect(found, product):
         for event in found:
             if event.name == "[memory]":
                 fields = event.extra_fields
-                events.append((event.start_time_ns, fields.ptr, fields.alloc_size, around))
+                events.append((event.start_time_ns, fields.ptr, fields.alloc_size, product))
             else:
-                collect(event.children, event)
+                collect(event.children, product or (event if PRODUCT.fullmatch(event.name) else None))
 
     collect(profiled.profiler.kineto_results.experimental_event_tree(), None)
     events.sort(key=lambda event: event[0])
     open_rooms, buffers = {}, set()
-    for number, (when, place, size, around) in enumerate(events):
+    for number, (when, place, size, product) in enumerate(events):
         if size > 0:
-            open_rooms[place] = number, around
+            open_rooms[place] = number, product
         elif place in open_rooms:
             first, product = open_rooms.pop(place)
-            if product and when <= product.end_time_ns and PRODUCT.fullmatch(product.name):
+            if product and when <= product.end_time_ns:
                 buffers |= {first, number}
     return _peak(events), _peak(event for number, event in enumerate(events) if number not in buffers)
 

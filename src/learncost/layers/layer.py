@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -67,6 +67,8 @@ class Layer(Displayed):
         Weights that do not learn.
     unread
         How many parameters are stored with it that no line reads.
+    steps
+        Of a module that was read in this process: runs its training step on tensors without values.
 
     Examples
     --------
@@ -88,6 +90,7 @@ class Layer(Displayed):
     follows: Mapping[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     unread: int = 0
+    steps: Callable[..., None] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.text

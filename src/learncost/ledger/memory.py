@@ -89,7 +89,8 @@ class Memory(Drawn):
         By what they are about, the runner's rules: where new weights lie, how long gradients are there, what is kept
         for the backward pass, and what a line takes beside its result.
     module
-        Whose code is assumed where autograd runs the step: transformers or plain; else "".
+        Whose code autograd runs where that runs the step: transformers, plain, or of a module that was read itself;
+        else "".
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     updates
@@ -244,7 +245,7 @@ def memory(
     module
         Whose code autograd trains: transformers (the default), transformers-uncached, with use_cache=False,
         transformers-reentrant, whose checkpoints are the older ones (use_reentrant=True), or plain, which is written
-        as for speed.
+        as for speed; of a module that was read, itself (the default).
     mode
         How pepita and mempepita update: paper (the default), or stable, which learncost train runs.
 

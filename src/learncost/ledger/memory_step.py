@@ -27,6 +27,7 @@ from learncost.procedures.procedure import PAPER, step, trained_by
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.live import Live, levels, live, moments
 from learncost.schedule.autograd.module import module_named
+from learncost.schedule.autograd.running import Running
 from learncost.schedule.calls import IN_KERNELS
 from learncost.schedule.lifetimes import FEW, Walked, every_turn
 from learncost.vocabulary.optimizers import OPTIMIZERS
@@ -44,7 +45,7 @@ class Step:
     budget     bytes that there are, for the planner, where the plan is left to it
     planner    who chooses the plan
     mode       of PEPITA and MEMPEPITA: "paper", or "stable"
-    module     whose code PyTorch's autograd runs
+    module     whose code PyTorch's autograd runs; where nobody asked for it, `instead` says why it is no other
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Step:
         mode: str = PAPER,
         module: str = "",
     ) -> None:
-        self.module = module_named(module or usual_module(run.model)).name
+        recomputes = "forward again" in find_procedure(procedure).moves
+        self.module = module_named(module or usual_module(run.model, recomputes)).name
+        self.module_asked, self.instead = bool(module), ""
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
         self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, module
         self.mode = mode if find_procedure(procedure).modes else ""
@@ -89,6 +92,7 @@ class Step:
         self.widths = _widths(structure, table, kind)
         self.over: OverMesh | None = None  # of a device among many
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
+        self.ran: tuple[Hashable, Running] | None = None  # the last run of a module that was read
         self.plan = run.plan
         if run.plan == "auto":
             room = None if budget is None else budget - self.beside

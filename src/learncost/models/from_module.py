@@ -112,14 +112,15 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     """The table of a module with what it reads."""
     if not callable(getattr(module, "named_parameters", None)):
         raise InputError(f"a torch.nn.Module is needed, not {shown(module)}")
-    from learncost.models.imported.inputs import examples
+    from learncost.models.imported.inputs import examples, sized
     from learncost.models.imported.room import with_room
+    from learncost.models.imported.running import Stepping
     from learncost.models.imported.whole import table_of
 
     given = examples(inputs, module, symbols)
     called, module = type(module).__name__, with_room(module)
     text, _ = table_of(module, given, called, symbols=symbols, as_run=as_run, unknown=unknown, fold=fold)
-    return layer(text)
+    return replace(layer(text), steps=Stepping(lambda: module, lambda sizes: sized(given, sizes, symbols)))
 
 
 def _built(values: dict[str, Any], kind: str) -> Model:

@@ -6,12 +6,27 @@ from learncost.models.expression import evaluate
 from learncost.models.families import ACTIVATIONS, FAMILIES
 from learncost.models.model import Model
 from learncost.models.modules import joint
-from learncost.schedule.autograd.module import MODULES, USUAL_MODULE, Module
+from learncost.schedule.autograd.module import MODULES, USUAL_MODULE, Itself, Module
 
 
-def usual_module(model: Model) -> str:
-    """Whose code is assumed where nobody is named: of a layer of one's own, that of its lines."""
-    return Module.name if model.configuration.layer else USUAL_MODULE
+def usual_module(model: Model, recomputes: bool = False) -> str:
+    """Whose code is assumed where nobody is named: of a layer of one's own that of its lines, of one that was read its
+    module's."""
+    if model.configuration.layer is None:
+        return USUAL_MODULE
+    return Module.name if recomputes or runs_otherwise(model) else Itself.name
+
+
+def runs_otherwise(model: Model) -> str:
+    """Why a module that was read does not run itself; "" where it does."""
+    layer = model.configuration.layer
+    if layer is None or layer.steps is None:
+        return "is of a module that is in memory, or is named as FILE.py:NAME"
+    if model.table.weights != layer.table.weights:
+        return "knows no adapters that are added to a module that was read"
+    if {*model.learning} != {*layer.table.weights} - {*layer.frozen}:
+        return "runs a module with what learns in it: say requires_grad there"
+    return ""
 
 
 def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 4) -> Module:

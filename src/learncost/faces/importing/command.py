@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.faces.importing.flags import How, reading
-from learncost.faces.importing.reading import imported
+from learncost.faces.importing.reading import imported, steps
 from learncost.faces.importing.user_file import target
 from learncost.layers.layer import Layer, layer
 from learncost.ledger.question import question
@@ -91,4 +91,7 @@ def import_module(
 def layer_of(word: object, how: How) -> Layer | None:
     """The table of what a word of the command line names, `FILE.py:NAME`; None where it names something else."""
     wanted = target(word)
-    return None if wanted is None else layer(imported(wanted, how).text)
+    if wanted is None:
+        return None
+    known = imported(wanted, how)
+    return replace(layer(known.text), steps=steps(wanted, how))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from learncost.faces.importing.flags import How
 from learncost.faces.importing.user_file import Target
 from learncost.models.imported.inputs import Input, checked, parse_inputs
 from learncost.models.wording import printable
+from learncost.schedule.autograd import Running
 from learncost.version import __version__
 
 
@@ -74,6 +76,32 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How) -> tuple[Remembered
         if how.as_run:
             said.append("the table has the operations of one run, of these sizes and with the branches that it took")
     return Remembered(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(said)), files
+
+
+def steps(wanted: Target, how: How) -> Callable[..., None]:
+    """Runs the training step of the module without values; its file is run where that is asked for."""
+
+    @cache
+    def building() -> tuple[Any, Any]:
+        from learncost.faces.importing.build import built
+
+        if wanted.name:
+            say(f"runs {printable(str(wanted.file))}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            answer = built(wanted, False, say)
+        return answer.module, parse_inputs(how.inputs) or answer.inputs or ()
+
+    def run(sizes: Mapping[str, int], values: str, running: Running) -> None:
+        from learncost.models.imported.inputs import sized
+        from learncost.models.imported.running import Stepping
+
+        if find_spec("torch") is None:
+            raise InputError("running a module needs the package torch: pip install 'learncost[torch]'")
+        module, given = building()
+        Stepping(lambda: module, lambda sizes: sized(given, sizes, {}))(sizes, values, running)
+
+    return run
 
 
 def _remarks(wanted: Target, inputs: Sequence[str], how: How) -> str:

@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from learncost.equation.count import size_of
+from learncost.equation.errors import InputError
+from learncost.equation.precision import BYTES
 from learncost.equation.table import Repeat
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
 from learncost.ledger.runners.logged import Logs
 from learncost.models.model import Model
-from learncost.models.module import module_of
+from learncost.models.module import module_of, runs_otherwise
 from learncost.procedures.procedure import procedure
-from learncost.schedule.autograd import Asked, Module, Tape, run_step
+from learncost.schedule.account import Room
+from learncost.schedule.autograd import Asked, Itself, Module, Running, Tape, run_step, step_weights
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
@@ -57,12 +60,43 @@ def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | Non
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         module.checkpoint if recompute else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
-        way.adamw if step.optimizer.name == "adamw" else "",
+        _adamw(way, step),
         {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
     )
     tape = way.tape(kind.value, stop_at)
     run_step(tape, model.table, sizes, settings)
     return tape, module
+
+
+def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
+    """The step as the module that was read runs it; None where the module is another one, or cannot."""
+    if step.module != Itself.name:
+        return None
+    key = way.name, *sorted(sizes.items())
+    if step.ran and step.ran[0] == key:
+        return step.ran[1]
+    layer, running = step.model.configuration.layer, Running()
+    assert layer is not None
+    assert layer.steps is not None
+    running.label = "optimizer state"
+    state = Room(running.account, step.state + step.master)
+    try:
+        layer.steps(sizes, step.kind.values, running)
+    except InputError as error:
+        if step.module_asked:
+            raise
+        step.module, step.instead = Module.name, str(error)
+        return None
+    running.label = "optimizer step"
+    width = BYTES[step.kind.states]
+    step_weights(_adamw(way, step), running.learned, lambda elements: Room(running.account, elements * width))
+    del state
+    step.ran = key, running
+    return running
+
+
+def _adamw(way: Stepping, step: Step) -> str:
+    return way.adamw if step.optimizer.name == "adamw" else ""
 
 
 def _plain(model: Model) -> Model:
@@ -74,7 +108,8 @@ def _worst(way: Stepping, step: Step, sizes: Mapping[str, int]) -> tuple[int, st
     """The peak and its line, remembered by the step."""
     key = way.name, step.module, *sorted(sizes.items())
     if key not in step.taped:
-        account = _run(way, step, sizes)[0].account
+        running = _ran(way, step, sizes)
+        account = running.account if running else _run(way, step, sizes)[0].account
         step.taped[key] = account.peak, str(account.line)
     return step.taped[key]
 
@@ -84,6 +119,8 @@ def _peak(way: Stepping, step: Step, sizes: Mapping[str, int]) -> int:
 
 
 def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
+    if running := _ran(way, step, sizes):
+        return _taken(way, step, running)
     peak, line = _worst(way, step, sizes)
     tape, module = _run(way, step, sizes, peak)
     rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
@@ -98,6 +135,8 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     parts["workspace"] = backward_rooms - tape.gradients
     parts["activations"] = peak - sum(parts.values())
     convention = _CONVENTION.format(module.said, way.gone, way.said)
+    if step.instead:
+        convention += f" Not the module itself: {step.instead}."
     inputs = dict.fromkeys(table.inputs, "activations")
     labels = inputs | dict.fromkeys(table.weights, "weights")
     state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
@@ -107,7 +146,28 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     return Taken(peak, at_line(line, peak), parts, grouped(rooms), curve, stays, convention)
 
 
+def _taken(way: Stepping, step: Step, running: Running) -> Taken:
+    """What a module that ran itself takes."""
+    account, there = running.account, running.at_peak()
+    parts = dict.fromkeys(("weights", "gradients", "optimizer state", *running.given.values()), 0)
+    parts |= {"master weights": step.master} if step.master else {}
+    parts |= {"workspace": 0, "activations": 0}
+    for array in there:
+        passes = array.label.endswith("backward") or array.label == "optimizer step"
+        part = running.given.get(array.label) or array.kind or ("workspace" if passes else "activations")
+        parts["optimizer state" if array.label == "optimizer state" else part] += array.bytes
+    parts["optimizer state"] -= step.master
+    state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
+    table = _plain(step.model).table
+    curve, stays = Logs(account.log, table, running.given, state, {}).account()
+    rooms = ((array.bytes, array.label) for array in there)
+    said = _CONVENTION.format(Itself.said, way.gone, way.said)
+    return Taken(account.peak, at_line(str(account.line), account.peak), parts, grouped(rooms), curve, stays, said)
+
+
 def _refuses(step: Step) -> str:
+    if step.module == Itself.name and (why := _otherwise(step)):
+        return why
     if step.kind.values not in TRAINED:
         return f"has values in {', '.join(TRAINED)}"
     if why := refusal(step, ()):
@@ -119,6 +179,14 @@ def _refuses(step: Step) -> str:
     if not procedure(step.procedure).differentiates:
         return "learns by bp, or by recompute: torch.utils.checkpoint of every block"
     return ""
+
+
+def _otherwise(step: Step) -> str:
+    """Why a module that was read cannot run the step itself."""
+    if "forward again" in procedure(step.procedure).moves:
+        return "runs a module itself by bp: --module plain tells what checkpoints of its blocks take"
+    why = runs_otherwise(step.model)
+    return f"by --module itself {why}" if why else ""
 
 
 def runner(way: Stepping) -> Runner:

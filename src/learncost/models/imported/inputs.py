@@ -250,3 +250,18 @@ def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cp
 def symbols_of(inputs: Iterable[Input]) -> dict[str, str]:
     """What the dimensions of every tensor are called: letters stay open, numbers are as they are."""
     return {each.name: " ".join(each.sizes) for each in inputs if each.kind}
+
+
+def sized(given: Sequence[Input] | Mapping[str, Any], sizes: Mapping[str, int], symbols: Mapping[str, str]) -> Any:
+    """Example values by name at sizes by letter; of tensors the numbers that were given, over and over."""
+    if not isinstance(given, Mapping):
+        return tensors(given, {**examples_of(given), **sizes})
+    values = dict(given)
+    for name, words in symbols.items():
+        value = values[name]
+        for dim, word in enumerate(words.split()):
+            if not word.isdigit() and value.shape[dim] != sizes.get(word, value.shape[dim]):
+                times = -(-sizes[word] // value.shape[dim])
+                value = value.detach().repeat_interleave(times, dim).narrow(dim, 0, sizes[word])
+        values[name] = value if value is given[name] else value.contiguous().requires_grad_(given[name].requires_grad)
+    return values

@@ -1,7 +1,8 @@
 """The parts of a module as PyTorch's operators, written like the code that they stand for.
 
 Two modules are known: `plain`, written as for speed by hand, and `transformers`, whose code most people run. A part is
-a method; what a family of transformers has otherwise is data, `[module]` in its file.
+a method; what a family of transformers has otherwise is data, `[module]` in its file. A module that was read runs
+itself (`running`).
 """
 
 from __future__ import annotations
@@ -273,6 +274,13 @@ class Uncached(Transformers):
     caches = False
 
 
+class Itself(Module):
+    """A module that was read, as it runs itself: nothing is assumed of it."""
+
+    name = "itself"
+    said = "the module itself, run on tensors without values"
+
+
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
     """`functional.scaled_dot_product_attention`: the fused kernel where it can be, else what it is composed of."""
     bias = mask
@@ -355,7 +363,9 @@ def _disentangled(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor,
     return weights.matmul(v.contiguous(), scores.results)
 
 
-MODULES: Mapping[str, type[Module]] = {module.name: module for module in (Transformers, Uncached, Reentrant, Module)}
+MODULES: Mapping[str, type[Module]] = {
+    module.name: module for module in (Transformers, Uncached, Reentrant, Module, Itself)
+}
 """Whose code is assumed, by name."""
 USUAL_MODULE = Transformers.name
 

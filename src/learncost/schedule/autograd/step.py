@@ -70,15 +70,19 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], settings: Asked
     step.inputs.clear()
     step.masks.clear()
     tape.label = "optimizer step"
-    weights = tape.learned
-    if settings.adamw == "foreach":  # torch._foreach_sqrt of all second moments
-        roots = [tape.new(elements) for elements in weights]
-        del roots
-    if settings.adamw == "for-loop":  # exp_avg_sq.sqrt() / bias_correction2_sqrt, weight by weight
-        for elements in weights:
-            root, denominator = tape.new(elements), tape.new(elements)
-            del root, denominator
+    step_weights(settings.adamw, tape.learned, tape.new)
     del rooms
+
+
+def step_weights(adamw: str, weights: Sequence[int], new: Callable[[int], object]) -> None:
+    """What AdamW takes while it steps weights of so many elements: `new` makes an array of some."""
+    if adamw == "foreach":  # torch._foreach_sqrt of all second moments
+        roots = [new(elements) for elements in weights]
+        del roots
+    if adamw == "for-loop":  # exp_avg_sq.sqrt() / bias_correction2_sqrt, weight by weight
+        for elements in weights:
+            root, denominator = new(elements), new(elements)
+            del root, denominator
 
 
 @dataclass

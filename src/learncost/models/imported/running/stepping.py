@@ -1,0 +1,182 @@
+"""A module's step, forward and back, on tensors without values."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.imported.refusals import told
+from learncost.schedule.autograd.running import Running
+
+TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""PyTorch's names of the types that it trains in."""
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """The steps of a module.
+
+    module  builds it, or has it
+    inputs  example values by name, at sizes by letter
+    """
+
+    module: Callable[[], Any]
+    inputs: Callable[[Mapping[str, int]], Mapping[str, Any]]
+
+    def __call__(self, sizes: Mapping[str, int], values: str, running: Running) -> None:
+        """Run one step forward and back. Raises `InputError` where that needs values."""
+        with _in_one_line():
+            self._run(sizes, values, running)
+
+    def _run(self, sizes: Mapping[str, int], values: str, running: Running) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        from learncost.models.imported.export import as_called
+        from learncost.models.imported.running.counting import Counting, knows
+
+        kind = getattr(torch, TYPES[values])
+        module, given = self.module(), self.inputs(sizes)
+        counting = Counting(running)
+        with FakeTensorMode(allow_non_fake_inputs=True), _as_in_a_run(), counting:
+            empty = _Empty(kind, counting, knows)
+            module = empty.module(module)
+            given = empty.inputs(given)
+            with _told(module, counting):
+                row, by_name = as_called(module, given)
+                result = module(*row, **by_name)
+                ends = _ends(result)
+                counting.backwards = True
+                torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
+                counting.settle()
+            learned = [each for each in module.parameters() if each.grad is not None]
+            counting.call_gradients(each.grad for each in learned)
+            running.learned += [each.numel() for each in learned]
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """What a module raises without values, in one line; what is printed and logged about it is not shown."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's module raises
+        raise InputError(f"it does not run without values ({told(error)})") from None
+    finally:
+        logging.disable(before)
+
+
+class _Empty:
+    """Makes tensors without values of the module's own and of what it is given."""
+
+    def __init__(self, kind: Any, counting: Any, knows: Callable[[Any, Any], None]) -> None:
+        self.kind, self.counting, self.knows = kind, counting, knows
+
+    def module(self, module: Any) -> Any:
+        """A copy of the module with such tensors in all places."""
+        from learncost.models.imported.running.counting import starred
+
+        instead: dict[int, Any] = {}
+        for path, parameter in module.named_parameters():
+            self._instead(instead, parameter, starred(path), "weights")
+        for path, buffer in module.named_buffers():
+            self._instead(instead, buffer, starred(path), "buffers")
+        for path, part in module.named_modules():
+            for name, value in vars(part).items():
+                if hasattr(value, "untyped_storage"):
+                    self._instead(instead, value, starred(f"{path}.{name}"), "buffers")
+        return copy.deepcopy(module, instead)
+
+    def inputs(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        from torch import Tensor
+        from torch.utils._pytree import tree_map_only
+
+        def empty(tensor: Tensor) -> Any:
+            return self._tensor(tensor, "inputs", "activations")
+
+        return {name: tree_map_only(Tensor, empty, value) for name, value in given.items()}
+
+    def _instead(self, instead: dict[int, Any], tensor: Any, label: str, part: str) -> None:
+        if id(tensor) not in instead:
+            instead[id(tensor)] = self._tensor(tensor, label, part)
+
+    def _tensor(self, tensor: Any, label: str, part: str) -> Any:
+        import torch
+
+        kind = self.kind if tensor.is_floating_point() else tensor.dtype
+        self.counting.running.given[label] = part
+        self.counting.made = label
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
+        self.counting.made = ""
+        if part != "weights" and tensor.device.type == "cpu" and not tensor.requires_grad:
+            with torch.utils._python_dispatch._disable_current_modes():
+                self.knows(empty, tensor.to(kind).clone())
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(empty, tensor.requires_grad)
+        return empty.requires_grad_(tensor.requires_grad)
+
+
+@contextmanager
+def _told(module: Any, counting: Any) -> Iterator[None]:
+    """Say of every operator which module runs it."""
+    from learncost.models.imported.running.counting import starred
+
+    above: list[str] = []
+    hooks = []
+
+    def begins(path: str) -> Callable[..., None]:
+        def begin(*_: Any) -> None:
+            above.append(counting.path)
+            counting.path = path
+
+        return begin
+
+    def end(*_: Any) -> None:
+        counting.path = above.pop() if above else ""
+
+    for path, part in module.named_modules():
+        hooks.append(part.register_forward_pre_hook(begins(starred(path))))
+        hooks.append(part.register_forward_hook(end, always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _ends(result: Any) -> list[Any]:
+    """What the backward pass begins from: the loss where there is one, else all floats that have a gradient."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    ends = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
+    losses = [each for each in ends if not each.dim()]
+    return losses if len(losses) == 1 else ends
+
+
+@contextmanager
+def _as_in_a_run() -> Iterator[None]:
+    """transformers makes masks for tensors without values that it does not make in a run: it is told there are none."""
+    library = sys.modules.get("transformers.utils.import_utils")
+    asks = getattr(library, "is_fake_tensor", None)
+    if library is None or asks is None:
+        yield
+        return
+    library.is_fake_tensor = lambda tensor: False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        library.is_fake_tensor = asks  # type: ignore[attr-defined]

@@ -1,0 +1,37 @@
+"""A step that PyTorch itself runs, on tensors without values: what it takes and gives back, by what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from learncost.schedule.account import Account
+from learncost.schedule.log import Logged
+
+
+class Running:
+    """What a step takes while it runs.
+
+    label    what runs now
+    given    by label, what part of the memory an array is that is there before the step begins
+    learned  elements of the weights that have a gradient, in the order of the module
+    """
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.account = Account(NEVER, lambda: self.label)
+        self.given: dict[str, str] = {}
+        self.learned: list[int] = []
+
+    def at_peak(self) -> list[Logged]:
+        """The arrays that are there at the first of the worst moments."""
+        log = self.account.log
+        instant = log.levels.index(self.account.peak)
+        return [array for array in log.arrays if array.first <= instant <= array.last]
+
+
+NEVER = -1
+"""Bytes that are never taken: an account that is asked for them keeps its log, and stops nowhere."""
+
+Steps: TypeAlias = "Callable[[Mapping[str, int], str, Running], None]"
+"""Runs a module's step forward and back at sizes by letter, with values of a type such as bf16."""

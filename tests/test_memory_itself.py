@@ -1,0 +1,114 @@
+"""The memory of a module that was read: its step, run on tensors without values, beside what the allocator gives."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import learncost as lc
+from allocator import apart
+from learncost.faces.command import main
+from sampling import sampled
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+import imported_peaks as peaks
+
+
+class Kept(nn.Module):
+    """Names of Python that keep tensors, operators in place, integers whose values are asked for, types that mix."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 256), nn.Linear(256, 64)
+        self.register_buffer("scale", torch.ones(64))
+
+    def forward(self, x):
+        wide = self.first(x)
+        again = wide.clone().relu_()
+        places = torch.arange(x.shape[1])
+        if not torch.compiler.is_exporting() and places.max() > 3:
+            again = again * torch.sigmoid(wide.float()).to(x.dtype)
+        joined = torch.cat([again, again.flip(1)], 1)[:, ::2]
+        return self.second(joined.contiguous()) * self.scale
+
+
+class Images(nn.Module):
+    """Convolutions, norms whose statistics are kept, strided windows, and a residual that is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.body = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 16, 3, padding=1))
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.body(x)
+        return self.up(nn.functional.silu(x))
+
+
+OWN = {
+    "kept": (Kept, lambda dtype: {"x": torch.randn(4, 32, 64, dtype=dtype)}),
+    "images": (Images, lambda dtype: {"x": torch.randn(4, 3, 32, 32, dtype=dtype)}),
+}
+CASES = [(name, dtype) for name in (*OWN, *list(peaks.CASES)[:18]) for dtype in ("fp32", "bf16")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), sampled(CASES, 10, lambda case: case[1]))
+def test_the_predicted_peak_is_that_of_the_allocator(name, dtype):
+    case = OWN.get(name) or peaks.CASES[name]
+    torch.manual_seed(0)
+    _, measured = apart(lambda: peaks.train(*case, peaks.DTYPES[dtype]))
+    assert peaks.predicted(*case, dtype) == pytest.approx(measured, rel=0.002)
+
+
+def test_sizes_are_those_that_are_asked_for_and_the_parts_add_up():
+    module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 1))
+    example = {"input": torch.randn(8, 32)}
+    layer = lc.from_module(module, example, {"input": "B 32"})
+    small, large = (lc.memory(layer, B=batch) for batch in (8, 800))
+    fixed = lc.memory(lc.from_module(module, {"input": torch.randn(800, 32)}))
+    assert (small.engine, small.module, large.peak) == ("autograd", "itself", fixed.peak)
+    assert sum(large.split.values()) == large.peak == sum(witness.bytes for witness in large.witnesses)
+    assert large.split["weights"] == 4 * sum(each.numel() for each in module.parameters())
+    assert max(moment.bytes for moment in large.curve) == large.peak
+    grows = large.peak - lc.memory(layer, B=799).peak
+    assert lc.memory(layer, B=8, budget=large.peak + grows // 2).fits["batch_size"] == 800
+    assert all(parameter.grad is None and parameter.device.type == "cpu" for parameter in module.parameters())
+
+
+def test_where_a_module_cannot_run_without_values_its_lines_tell_and_the_page_says_so():
+    class OnValues(nn.Module):
+        def forward(self, x):
+            return (x * self.scale(x)).sum()
+
+        def scale(self, x):
+            return 2.0 if torch.compiler.is_exporting() or x.mean().item() > 0 else 3.0
+
+    layer = lc.from_module(OnValues(), {"x": torch.randn(8, 32, requires_grad=True)})
+    found = lc.memory(layer)
+    assert found.module == "plain"
+    assert "Not the module itself: it does not run without values (" in found.convention
+    assert "test_memory_itself.py" in found.convention
+    with pytest.raises(lc.InputError, match="does not run without values"):
+        lc.memory(layer, module="itself", engine="autograd")
+
+
+def test_what_a_module_does_not_run_itself_is_told_by_its_lines():
+    layer = lc.from_module(nn.Linear(8, 8), {"input": torch.randn(2, 8)})
+    assert lc.memory(layer, "recompute").module == "plain"
+    with pytest.raises(lc.InputError, match="--module plain tells"):
+        lc.memory(layer, "recompute", module="itself", engine="autograd")
+    with pytest.raises(lc.InputError, match="is named as FILE"):
+        lc.memory("gpt2", module="itself", seq_len=16, engine="autograd")
+
+
+def test_a_file_is_run_for_the_memory_of_its_module(capsys):
+    file = Path(__file__).parent.parent / "examples" / "modules" / "transformer.py"
+    assert main(["memory", f"{file}:build", "--B", "2", "--M", "16", "--precision", "bf16"]) in (0, None)
+    said = capsys.readouterr()
+    assert "by autograd (itself): B = 2, M = 16" in said.out
+    assert "runs " in said.err

@@ -70,6 +70,28 @@ def test_a_block_learns_what_bp_of_the_table_cut_behind_it_makes_it_learn(family
         np.testing.assert_allclose(shared[name], totals[name], 1e-12, 1e-14, err_msg=name)
 
 
+def test_a_group_learns_what_bp_of_the_table_cut_behind_it_makes_it_learn():
+    model, sizes, arrays = setting("gpt2", n_layer=4)
+    table = step(model, "local-groups")
+    own = {name: table.values[name].of for name in table.inputs if table.values[name].role == "projection"}
+    assert {table.axes[name][0] for name in own} == {"n_layer/2"}
+    found, _ = gradients(model, "local-groups", sizes, arrays | {n: np.stack([arrays[w]] * 2) for n, w in own.items()})
+    stacks = [name for name in model.table.weights if "n_layer" in model.table.axes[name]]
+    expected, _ = gradients(model, "bp", sizes | {"n_layer": 2}, arrays | {name: arrays[name][:2] for name in stacks})
+    for name in stacks:
+        np.testing.assert_allclose(found[name][:2], expected[name], 1e-12, 1e-14, err_msg=name)
+    whole, _ = gradients(model, "bp", sizes, arrays)
+    for name in stacks:
+        np.testing.assert_allclose(found[name][2:], whole[name][2:], 1e-12, 1e-14, err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "albert"])
+def test_every_count_of_groups_is_that_of_counting_arrays(family):
+    table = step(build(small(family)), "local-groups", "momentum")
+    sizes = small_sizes(table)
+    assert tally(family, table, sound_arrays(table, sizes), sizes).passed
+
+
 def gradients_of_head(model, sizes, arrays):
     """What the lines behind the blocks make of the weights that they read, the blocks' output being given."""
     from dataclasses import replace

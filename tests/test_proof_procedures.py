@@ -13,6 +13,7 @@ from learncost.proof import procedures as proof
 KNOWN = {
     "fa": "fa with bp, bit for bit",
     "kolen-pollack": "the difference of both weights after a step with 0.99 of it",
+    "local-groups": "gradients of one block with bp's",
     "local": "gradients of one block with bp's",
     "skip": "gradients of one block with bp's",
     "skip-out": "gradients with bp's of the table with stop_gradient there",

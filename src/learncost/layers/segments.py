@@ -6,7 +6,7 @@ with its forward turns once more, which keep what the backward turns after them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
@@ -26,6 +26,15 @@ def in_segments(table: Table, turns: int) -> Table:
     for (before, forward), (after, reverse), elsewhere in pairs(table.lines, table.outputs):
         lines[before], lines[after] = _Pair(forward, reverse, turns, elsewhere, values).cut()
     return replace(table, lines=tuple(lines), values=values)
+
+
+def in_groups(repeat: Repeat, turns: int, values: Mapping[str, Value]) -> Repeat:
+    """The same turns as a repeat over groups of so many, with the repeat over those of one inside.
+
+    values   what is known of the names around it
+    Raises `InputError` where a count that is a number is no multiple.
+    """
+    return _Pair(repeat, repeat, turns, {outer for _, outer in repeat.keep}, dict(values)).grouped()
 
 
 @dataclass
@@ -59,6 +68,10 @@ class _Pair:
             replace(first, keep=(*first.keep, *starts.items())),
             replace(second, values={**own_values, **second.values}, each=(*second.each, *starts.items())),
         )
+
+    def grouped(self) -> Repeat:
+        turns = self.forward
+        return self.outer(turns, [self.inner(turns, turns.keep)], turns.each, turns.keep)
 
     @property
     def pairs_read(self) -> list[tuple[str, str]]:

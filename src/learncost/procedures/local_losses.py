@@ -27,6 +27,7 @@ from learncost.equation.table import (
 from learncost.equation.value import Value
 from learncost.layers.derive import derive
 from learncost.layers.reach import Reach
+from learncost.layers.segments import in_groups
 from learncost.models.model import Model
 from learncost.procedures.needed import needed
 from learncost.procedures.places import check_learns
@@ -67,6 +68,10 @@ class _Local:
         repeats = [line for line in lines[first : last + 1] if isinstance(line, Repeat)]
         if not repeats:
             raise InputError(f"{self.chosen.name} needs blocks that hand a value on, one to the next: {name} has none")
+        if several := self.chosen.moves.get("groups of NUMBER"):
+            repeats = [in_groups(repeat, int(several), self.model.table.values) for repeat in repeats]
+            lines = (*lines[:first], *repeats, *lines[last + 1 :])
+            self.model = replace(self.model, table=replace(self.model.table, lines=lines))
         self.before, self.repeats, self.after = lines[:first], repeats, lines[last + 1 :]
         self.final = repeats[-1].carry[0].final
         made = defined(self.before) | {other for repeat in repeats for other in repeat.makes if other != self.final}

@@ -22,6 +22,7 @@ MOVES: Mapping[str, str] = {
     "given SIGNAL at PLACE": "",
     "tangents along PLACE": "forward",
     "loss at blocks by HEAD": "",
+    "groups of NUMBER": "",
     "forward at plus": "forward",
     "forward at minus": "forward",
     "times NUMBER": "",
@@ -51,6 +52,7 @@ class Move:
 def move(text: str) -> Move:
     """The move that a text of a schedule says."""
     for form in MOVES:
-        if match := re.fullmatch(re.sub("[A-Z]+", r"(\\S+)", form), text.strip()):
+        pattern = re.sub("[A-Z]+", r"(\\S+)", form.replace("NUMBER", "([1-9][0-9]*)"))
+        if match := re.fullmatch(pattern, text.strip()):
             return Move(form, match.groups())
     raise InputError(f"no move is called {text.strip()!r}; there are: {', '.join(MOVES)}")

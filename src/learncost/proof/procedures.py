@@ -21,7 +21,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.signals import signals
 from learncost.proof.check import error, sound_arrays, survived, tally, values_of, worst
 from learncost.proof.report import Check
-from learncost.proof.sample import small_sizes
+from learncost.proof.sample import grouped, small_sizes
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 
@@ -57,9 +57,15 @@ def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARN
 
 def _new_weights(model: Model, procedure: str) -> Mapping[str, Any]:
     table = step(model, procedure, "sgd")
-    sizes = small_sizes(table) | small_sizes(model.table)  # the same for every procedure
+    sizes = _sizes(model, table)
     values = values_of(table, _arrays(model, table, sizes), sizes)
     return {key: values[key] for key in table.renewed.values()}
+
+
+def _sizes(model: Model, table: Table) -> dict[str, int]:
+    """The same for every procedure, but that turns go in whole groups."""
+    sizes = small_sizes(table)
+    return sizes | small_sizes(model.table) | {count: sizes[count] for count in grouped(table)}
 
 
 def _arrays(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -113,15 +119,16 @@ def _held(name: str, compared: str, found: Mapping[str, Any], expected: Mapping[
 
 
 def _one_block(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """With one block there is nothing between blocks to be cut."""
+    """With one block, or one group of them, there is nothing between blocks to be cut."""
     compared = "gradients of one block with bp's"
     places = blocks(model, chosen.name)
     counts = {repeat.count for place in places for repeat in place.repeats}
+    several = int(chosen.moves.get("groups of NUMBER", "1"))
     if len(places) > 1 or any(count.isdigit() for count in counts):
         yield Check(name, compared, "its blocks are of several kinds", None)
         return
     table, plain = step(model, chosen.name), step(model, "bp")
-    sizes = small_sizes(table) | small_sizes(model.table) | dict.fromkeys(counts, 1)
+    sizes = small_sizes(table) | small_sizes(model.table) | dict.fromkeys(counts, several)
     arrays = _arrays(model, table, sizes) | _arrays(model, plain, sizes)
     yield _held(name, compared, *(_gradients(model, each, sizes, arrays) for each in (table, plain)))
 
@@ -232,7 +239,7 @@ def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]
 def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """A direction v of signs and a slope s: what stands for the gradient is s v, and <gradient, v> = s."""
     table, plain = step(model, chosen.name), step(model, "bp")
-    sizes = small_sizes(table) | small_sizes(model.table)
+    sizes = _sizes(model, table)
     arrays = _arrays(model, table, sizes) | _arrays(model, plain, sizes) | {"dloss": np.asarray(1.0)}
     found, exact = (_gradients(model, each, sizes, arrays) for each in (table, plain))
     square = max(float(np.abs(array).max()) for array in found.values()) ** 2
@@ -265,7 +272,7 @@ _TWO = ("forward at plus", "forward at minus", "times NUMBER")
 _Holds = Callable[[Model, Procedure, str], Iterator[Check]]
 
 _KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
-    ("loss at blocks by HEAD", _BACKWARD, _one_block),
+    ("loss at blocks by HEAD", (*_BACKWARD, "groups of NUMBER"), _one_block),
     ("given SIGNAL at PLACE", _READING, _given),
     ("stopped at PLACE", _BACKWARD, _stopped),
     ("NAME follows weights", _READING, _comes_nearer),

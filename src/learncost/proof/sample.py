@@ -28,6 +28,7 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
     Where there are more than `FEW`, no two in one line are. Sizes that are cut into parts are `multiples` of their
     number, each part as large as the smallest size.
     """
+    multiples = {**grouped(table), **multiples}
     least = {name: smallest * multiples.get(name, 1) for name in _names(table)}
     for line, _ in walk(table.lines):
         for read in _reads(line):
@@ -100,7 +101,14 @@ def _names(table: Table) -> list[str]:
     axes = [axis for array in (*table.inputs, *table.weights) for axis in table.axes[array]]
     axes += [axis for line, _ in walk(table.lines) for axis in line.loops]
     axes += [read.axis for line, _ in walk(table.lines) for read in _reads(line)]
-    return [axis for axis in dict.fromkeys(map(base, (*counts, *axes))) if not axis.isdigit()]
+    names = (base(axis).partition("/")[0] for axis in (*counts, *axes))
+    return [axis for axis in dict.fromkeys(names) if not axis.isdigit()]
+
+
+def grouped(table: Table) -> dict[str, int]:
+    """The counts of repeats over groups of turns, and how many are in a group."""
+    parts = (base(count).partition("/") for _, turns in walk(table.lines) for count in turns)
+    return {name: int(several) for name, _, several in parts if several.isdigit() and not name.isdigit()}
 
 
 def _reads(line: Line) -> list[Read]:

@@ -17,6 +17,7 @@ KNOWN = {
     "local": "gradients of one block with bp's",
     "skip": "gradients of one block with bp's",
     "skip-out": "gradients with bp's of the table with stop_gradient there",
+    "galore": "new weights and states with bp's, where its directions are the axes",
     "dfa": "gradients with bp's where the matrices are exact",
     "forward-gradient": "its slope with <bp's gradient, direction>",
     "mezo": "its error with four times that of half the distance",

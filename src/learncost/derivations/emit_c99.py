@@ -30,7 +30,7 @@ from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.readings.emit.c99 import Firmware, Given, firmware
-from learncost.readings.emit.c99.layout import VARY
+from learncost.readings.emit.c99.layout import varies
 from learncost.training.files import check_finite, read_arrays
 from learncost.training.hugging_face import from_theirs
 from learncost.training.train import number
@@ -250,7 +250,7 @@ def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str
     training.steps = steps
     values = before.table.values
     for name in before.table.inputs:
-        if name in others or values[name].of in VARY:
+        if name in others or varies(values[name].of):
             continue
         if not np.array_equal(before.values[name], after[name]):
             raise InputError(f"{name} changes from step to step: C99 has no rule that makes it")

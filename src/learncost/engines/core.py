@@ -103,17 +103,22 @@ class Core(Displayed):
         """From these weights, and no state but that which the step's table reads: what is frozen has none."""
         self.weights = dict(weights)
         states = {f"{name}.{part}": name for name in weights for part in find_optimizer(self.settings.optimizer).state}
-        self.state = {name: np.zeros_like(weights[of]) for name, of in states.items() if name in table.inputs}
-        self._begin_beside(table)
-
-    def _begin_beside(self, table: Table) -> None:
-        """What a procedure has beside the weights and learns as they do, drawn as weights are, with its own state."""
-        if not table.beside:
-            return
         sizes: dict[str, int] = {}
         for name, array in self.weights.items():
             if name in table.axes:
                 sizes |= dict(zip(map(base, table.axes[name]), np.shape(array), strict=True))
+        self.state = {
+            # As the weight, or as what the optimizer sees of it.
+            name: np.zeros(shape(table, name, sizes), weights[of].dtype)
+            for name, of in states.items()
+            if name in table.inputs
+        }
+        self._begin_beside(table, sizes)
+
+    def _begin_beside(self, table: Table, sizes: Mapping[str, int]) -> None:
+        """What a procedure has beside the weights and learns as they do, drawn as weights are, with its own state."""
+        if not table.beside:
+            return
         forward = each_line(table.lines, lambda line: (line,) if line.tag.macro == "forward" else ())
         kind_of = kinds(replace(table, lines=forward))
         for name in table.beside:
@@ -161,6 +166,8 @@ class Core(Displayed):
         values = {name: table.values[name] for name in table.inputs if not table.axes[name]}
         names = {name: value.of for name, value in values.items() if value.role == "number"}
         names |= {name: name for name in values if name == "dloss"}
+        for number in {*names.values()} - numbers.keys():  # draw/200: the same one for so many steps
+            numbers[number] = self.draw(self.steps - self.steps % int(number.partition("/")[2]))
         return {name: np.asarray(numbers[number], self.dtype) for name, number in names.items()}
 
     def _halves(self, table: Table) -> Accumulated:

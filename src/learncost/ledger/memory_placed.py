@@ -46,12 +46,15 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     local = {**sizes, **grid.sizes}
     stacks = {*stacks_of(step.model.table), *step.stepped_beside}
     shapes = {
-        name: [*shape_of(_cut(homes, f"{name}.state", Value(table.axes[name], "state", name)), local)]
+        name: [
+            *shape_of(_cut(homes, f"{name}.state", Value(step.seen.get(name, table.axes[name]), "state", name)), local)
+        ]
         for name in (*step.model.learning, *step.stepped_beside)
     }
     of, states = step.optimizer.bytes, step.kind.states
     result.state = sum(state_bytes(of, shape, name in stacks, states) for name, shape in shapes.items())
-    result.master = step.kind.master * sum(points(shapes[name]) for name in step.model.learning)
+    whole = (shape_of(_cut(homes, f"{name}.state", table.values[name]), local) for name in step.model.learning)
+    result.master = step.kind.master * sum(points([*shape]) for shape in whole)
     wide = {array: step.widths[name] for array, name in placed.holds.items() if name in step.widths}
     moved = {array for array in placed.holds if part_of(placed, array) == "gradients"}
     moved |= {name for name in table.known if part_of(placed, name) == "gradients"}

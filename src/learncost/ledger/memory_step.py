@@ -22,7 +22,7 @@ from learncost.plans.in_product import KERNELS
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.procedures.accumulation import accumulated
-from learncost.procedures.optimizer import state_of, without_gradients
+from learncost.procedures.optimizer import state_of, stepped, without_gradients
 from learncost.procedures.procedure import PAPER, step, trained_by
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.live import Live, levels, live, moments
@@ -76,7 +76,9 @@ class Step:
         weights = self.model.table.weights
         shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
         stacks = stacks_of(self.model.table)
-        self.state = sum(state_bytes(self.optimizer.bytes, shapes[w], w in stacks, kind.states) for w in learning)
+        self.seen = stepped(table)
+        states = {w: [*shape_of(self.seen.get(w, table.axes[w]), run.axes)] for w in learning}
+        self.state = sum(state_bytes(self.optimizer.bytes, states[w], w in stacks, kind.states) for w in learning)
         gradients = {value.of for value in table.known.values() if value.role == "gradient"}
         self.stepped_beside = tuple(name for name in table.beside if name in gradients)
         for name in self.stepped_beside:
@@ -144,7 +146,7 @@ class Step:
             each = _state_of_a_point(self.optimizer.bytes, len(axes) - (weight in stacks) > 1, self.kind.states)
             if each is None:
                 return None
-            count += Count.of(axes, each + self.kind.master)
+            count += Count.of(self.seen.get(weight, axes), each) + Count.of(axes, self.kind.master)
         return count
 
     @property

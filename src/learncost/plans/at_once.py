@@ -6,11 +6,12 @@ makes its gradient or reads the weight: what is updated is read no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, defined
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, defined
 from learncost.equation.value import Value
 
 
@@ -19,9 +20,9 @@ def at_once(table: Table) -> Table:
 
     Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
     """
-    chains = _chains(table)
-    moved = defined(line for chain in chains.values() for line in chain)
-    lines: list[Statement] = [line for line in table.lines if moved.isdisjoint(line.makes)]
+    chains, common = _chains(table)
+    moved = defined((*common, *(line for chain in chains.values() for line in chain)))
+    lines: list[Statement] = [*common, *(line for line in table.lines if moved.isdisjoint(line.makes))]
     for gradient, chain in chains.items():
         arrays = {name for line in chain for name in line.reads if table.axes[name]}
         place = next(i for i, line in enumerate(lines) if gradient in line.makes)
@@ -36,8 +37,11 @@ def at_once(table: Table) -> Table:
     return replace(table, lines=tuple(lines), outputs=outputs)
 
 
-def _chains(table: Table) -> dict[str, list[Line]]:
-    """By gradient, the lines that update its weight: the optimizer's, and those of weight decay before it."""
+def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
+    """By gradient, the lines that update its weight: the optimizer's, and those of weight decay before it.
+
+    Beside them the lines that read no gradient and cannot stand with one of them alone: they go first of all.
+    """
     gradients = defined(line for line in table.lines if not _updates(line))
     chains: dict[str, list[Line]] = {}
     gradient_of: dict[str, str] = {}
@@ -54,10 +58,38 @@ def _chains(table: Table) -> dict[str, list[Line]]:
         if not read:
             before |= dict.fromkeys(line.makes, line)
         for gradient in read:
-            first = [before.pop(name) for name in line.reads if name in before]
-            chains.setdefault(gradient, []).extend((*first, line))
+            chains.setdefault(gradient, []).append(line)
             gradient_of |= dict.fromkeys(line.makes, gradient)
-    return chains
+    needed = {gradient: _needed(chain, before) for gradient, chain in chains.items()}
+    stacks = {outer for line in table.lines if isinstance(line, Repeat) for _, outer in line.keep}
+    readers = Counter(name for lines in needed.values() for line in lines for name in line.makes)
+    common: set[str] = set()
+    for gradient, lines in needed.items():
+        count = next(iter(table.axes[gradient]), "")
+        for line in lines:
+            alike = gradient not in stacks or (line.left[0].axes[:1] == (count,) and not _along(line, count))
+            common |= set() if alike and readers[line.name] == 1 else set(line.makes)
+    for line in reversed(before.values()):
+        common |= set(line.reads) & before.keys() if not common.isdisjoint(line.makes) else set()
+    for gradient, lines in needed.items():
+        chains[gradient][:0] = [line for line in lines if common.isdisjoint(line.makes)]
+    return chains, [line for line in dict.fromkeys(before.values()) if not common.isdisjoint(line.makes)]
+
+
+def _needed(chain: Iterable[Line], before: Mapping[str, Line]) -> list[Line]:
+    """The lines of those before that a chain reads, and what these read, in their order."""
+    names = {name for line in chain for name in line.reads}
+    result: list[Line] = []
+    for line in reversed(dict.fromkeys(before.values())):
+        if not names.isdisjoint(line.makes):
+            names |= set(line.reads)
+            result.insert(0, line)
+    return result
+
+
+def _along(line: Line, axis: str) -> bool:
+    """Whether a word acts along an axis, so that no slice of its result is made of a slice."""
+    return isinstance(line, Word) and axis in line.axes
 
 
 def _updates(line: Statement) -> bool:
@@ -73,7 +105,8 @@ def _in_turns(
     """
     values = table.values if around is None else around
     names = {outer: inside for inside, outer in (*repeat.keep, *repeat.each)}
-    stacks = [name for line in chain for name in line.reads if values[name].axes and name != gradient]
+    count = values[gradient].axes[:1]
+    stacks = [n for line in chain for n in line.reads if values[n].axes[:1] == count and n != gradient]
     makes = [name for line in chain for name in line.makes]
     values_inside = dict(repeat.values)
     each = dict(repeat.each)
@@ -93,7 +126,7 @@ def _in_turns(
             maker, names[gradient], [line.renamed(names) for line in chain], table, {**values, **values_inside}
         )
     else:
-        _add(lines, gradient, chain, names, stacks)
+        _add(lines, gradient, chain, names, [*stacks, *makes])
     read = {name for line in chain for name in line.reads}
     new = tuple((name, name) for name in makes if name not in read or name in table.outputs)
     keep = tuple(pair for pair in repeat.keep if pair[1] != gradient)
@@ -106,7 +139,8 @@ def _add(
     """Add the update of a turn's weight to the lines of the turn."""
 
     def sliced(term: Term) -> Term:
-        return Term(names.get(term.name, term.name), term.axes[1:] if term.axes else ())
+        axes = term.axes[1:] if term.name in (gradient, *stacks) else term.axes
+        return Term(names.get(term.name, term.name), axes)
 
     turn = [
         replace(

@@ -25,19 +25,21 @@ _TAG = Tag("directions", local="draw")
 class Directions:
     """The lines that all directions of a step begin with, and what is drawn so far.
 
+    of      what that number is: one of every step, or `draw/200`: the same one for so many steps
     lines   of the table's own scope: places along axes, and a number for everything that has a direction
     values  what is known of what they make
     slices  by the scope of a repeat, the numbers that its turns have of stacks of the same names
     """
 
     drawn_by: str = NUMBER
+    of: str = NUMBER
     lines: list[Line] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
     slices: dict[Scope, dict[str, Value]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.last = Term(self.drawn_by, ())
-        self.values[self.drawn_by] = Value((), "number", NUMBER)
+        self.values[self.drawn_by] = Value((), "number", self.of)
 
     def seed(self, of: str, counts: Axes = (), scope: Scope = ()) -> str:
         """The number that a direction follows from, in a stack where every turn of repeats has its own."""

@@ -29,6 +29,7 @@ MOVES: Mapping[str, str] = {
     "update": "weight_update",
     "update of PART": "weight_update",
     "NAME follows weights": "",
+    "projected to NUMBER": "",
     "update by differences": "weight_update",
     "update by tangents": "weight_update",
     "update by both sides": "weight_update",

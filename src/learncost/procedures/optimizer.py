@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table, Tag, Term, Word, walk
-from learncost.equation.value import Value
+from learncost.equation.value import Axes, Value
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
@@ -74,6 +74,13 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         inputs=(*table.inputs, *states, *numbers.values()),
         outputs=(*table.outputs, *results),
     )
+
+
+def stepped(table: Table) -> Mapping[str, Axes]:
+    """What the optimizer makes a step of, by weight: its axes, which are the weight's where nothing is projected."""
+    lines = (line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word in OPTIMIZERS)
+    seen = (term for line in lines for name, term in zip(line.given, line.right, strict=True) if name == "G")
+    return {table.values[term.name].of: table.values[term.name].axes for term in seen if isinstance(term, Term)}
 
 
 def without_gradients(table: Table) -> Table:

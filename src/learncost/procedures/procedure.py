@@ -53,6 +53,7 @@ class Procedure:
     lines     that make what its backward pass reads for a weight W, in the notation
     decay     where that follows the weights: the share that both lose in a step
     distance  how far weights are moved to either side, where they are
+    held      for how many steps the same directions are drawn, where gradients are projected
     """
 
     name: str
@@ -65,6 +66,7 @@ class Procedure:
     lines: Sequence[str] = ()
     decay: float = 0.0
     distance: float = 0.001
+    held: int = 200
 
     @property
     def sweeps(self) -> tuple[tuple[Move, ...], ...]:
@@ -158,7 +160,7 @@ def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedu
     return named_one("procedure" if also else "learning procedure", name, {**LEARNING, **(also or {})})
 
 
-_FIELDS = ("title", "source", "schedule", "lines", "decay", "distance")
+_FIELDS = ("title", "source", "schedule", "lines", "decay", "distance", "held")
 """What a file of one's own may say of a procedure."""
 
 
@@ -179,6 +181,9 @@ def _read(path: str) -> None:
     decay = row.get("decay", 0.0)
     if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
         raise InputError(f"{path}: decay is a number from 0 to below 1")
+    held = row.get("held", 1)
+    if isinstance(held, bool) or not isinstance(held, int) or held < 1:
+        raise InputError(f"{path}: held is a whole number of steps from 1")
     distance = row.get("distance", 1.0)
     if isinstance(distance, bool) or not isinstance(distance, (int, float)) or not 0 < distance < float("inf"):
         raise InputError(f"{path}: distance is a number above 0")
@@ -266,6 +271,10 @@ def step(
         from learncost.procedures.following import with_following
 
         table = with_following(table, follower, chosen.decay)
+    if rank := chosen.moves.get("projected to NUMBER"):
+        from learncost.procedures.projection import with_projection
+
+        table = with_projection(table, model, chosen, int(rank))
     return table
 
 

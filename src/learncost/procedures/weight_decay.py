@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Product, Repeat, Statement, Sum, Table, Term, Word
 from learncost.equation.value import Value
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
@@ -32,6 +33,11 @@ def with_weight_decay(table: Table) -> Table:
 
 def _decayed(line: Line, values: dict[str, Value], share: str) -> list[Line]:
     weight, gradient = line.right[0], line.right[1]
+    if (
+        weight.axes != gradient.axes
+        or values[gradient.name].axes != values.get(values[gradient.name].of, Value(())).axes
+    ):
+        raise InputError("weight decay is added to gradients, which are projected here: leave it out, or take AdamW")
     assert isinstance(gradient, Term)
     pull, decayed = (Term(f"{gradient.name}.{part}", gradient.axes) for part in ("decay", "decayed"))
     values |= {pull.name: Value(pull.loops), decayed.name: values[gradient.name]}

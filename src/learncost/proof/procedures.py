@@ -18,6 +18,7 @@ from learncost.procedures.forward_gradients import by_two_sides
 from learncost.procedures.places import blocks
 from learncost.procedures.procedure import LEARNING, Procedure, step
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.projection import with_projection
 from learncost.procedures.signals import signals
 from learncost.proof.check import error, sound_arrays, survived, tally, values_of, worst
 from learncost.proof.report import Check
@@ -236,6 +237,25 @@ def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]
     yield _held(name, f"the difference of both weights after a step with {1 - chosen.decay:g} of it", after, apart)
 
 
+def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """In as many directions as there are, which are the axes themselves, the optimizer sees what it sees without."""
+    plain = step(model, "bp", "adamw")
+    table = with_projection(plain, model, chosen, WHOLE)
+    matrices = {f"{weight}.P": axes for weight in model.learning if (axes := table.axes.get(f"{weight}.P"))}
+    drawn = {key for key in table.known if key.partition(":")[0] in matrices}
+    lines = each_line(table.lines, lambda line: () if drawn & set(line.makes) else (line,))
+    table = replace(table, lines=lines, inputs=(*table.inputs, *matrices))
+    sizes = small_sizes(plain) | {base(axes[-2]): WHOLE for axes in matrices.values()}
+    arrays = sound_arrays(plain, sizes)
+    identity = WHOLE**0.5 * np.eye(WHOLE)
+    arrays |= {key: np.broadcast_to(identity, shape_of(axes, sizes)).copy() for key, axes in matrices.items()}
+    arrays |= {key: np.asarray(1.0) for key in table.inputs if key not in arrays}
+    expected, found = (values_of(each, arrays, sizes) for each in (plain, table))
+    new = [*plain.renewed.values()]
+    compared = "new weights and states with bp's, where its directions are the axes"
+    yield _held(name, compared, {key: found[key] for key in new}, {key: expected[key] for key in new})
+
+
 def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """A direction v of signs and a slope s: what stands for the gradient is s v, and <gradient, v> = s."""
     table, plain = step(model, chosen.name), step(model, "bp")
@@ -266,6 +286,9 @@ def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     )
 
 
+WHOLE = 12
+"""A size of what is projected, and as many directions."""
+
 _BACKWARD = ("forward", "forward again", "backward", "update")
 _READING = (*_BACKWARD, "backward reading NAME for weights", "NAME follows weights")
 _TWO = ("forward at plus", "forward at minus", "times NUMBER")
@@ -276,6 +299,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
     ("given SIGNAL at PLACE", _READING, _given),
     ("stopped at PLACE", _BACKWARD, _stopped),
     ("NAME follows weights", _READING, _comes_nearer),
+    ("projected to NUMBER", _BACKWARD, _projected),
     ("update by tangents", ("forward", "tangents along PLACE"), _slope),
     ("update by both sides", _TWO, _quarter),
 )

@@ -182,7 +182,14 @@ def _whole(size: int) -> int:
     return -(-size // 4) * 4
 
 
-VARY = ("lr", "k1", "k2", "decay", "draw")
+_VARY = ("lr", "k1", "k2", "decay", "draw")
+
+
+def varies(of: str) -> bool:
+    """Whether a number changes from step to step; of `draw/200` every 200 steps."""
+    return of.partition("/")[0] in _VARY
+
+
 """Numbers that change from step to step, by what optimizers and procedures call them."""
 
 
@@ -198,7 +205,7 @@ def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[st
             elif name in layout.table.weights or name in fixed or _is_fixed(value):
                 kind = "constants"
             elif value.role == "number":
-                kind = "variables" if value.of in VARY else "constants"
+                kind = "variables" if varies(value.of) else "constants"
             else:
                 kind = "inputs"
             result.setdefault(name, (kind, axes, dtype))

@@ -197,9 +197,13 @@ class _Writer:
         for number, rate in (("k1", "c1"), ("k2", "c2")):
             if number in by_role:
                 yield f"{spelled(number)} = (real)1 / missing_power({spelled(rate)}, {self.prefix}_steps);"
-        if "draw" in by_role:
-            mixed = f"mixed({self.prefix}_seed * 0x9e3779b1u + {self.prefix}_steps)"
-            yield f"{spelled('draw')} = (real)(({mixed} >> 8) + 1u);"
+        for number in by_role:
+            kind, _, held = number.partition("/")
+            if kind == "draw":  # of steps counted from 1; the first of those that draw alike
+                steps = f"{self.prefix}_steps"
+                first = f"({steps} - ({steps} - 1u) % {held}u)" if held else steps
+                mixed = f"mixed({self.prefix}_seed * 0x9e3779b1u + {first})"
+                yield f"{spelled(number)} = (real)(({mixed} >> 8) + 1u);"
         if "decay" in by_role:
             yield f"{spelled('decay')} = (real)1 - {spelled('lr')} * weight_decay;"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from learncost.equation.count import shape_of
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line
-from learncost.equation.value import Value
+from learncost.equation.value import Axes, Value
 from learncost.ledger.memory_step import Step, gathering, points, stacks_of, state_bytes
 from learncost.ledger.over import OverMesh, part_of, refuse_stages, widths_of
 from learncost.placement.clauses import Homes
@@ -45,16 +45,15 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     homes = Homes(table, grid, clauses, sizes)
     local = {**sizes, **grid.sizes}
     stacks = {*stacks_of(step.model.table), *step.stepped_beside}
-    shapes = {
-        name: [
-            *shape_of(_cut(homes, f"{name}.state", Value(step.seen.get(name, table.axes[name]), "state", name)), local)
-        ]
-        for name in (*step.model.learning, *step.stepped_beside)
-    }
+
+    def shape_here(name: str, axes: Axes) -> list[int]:
+        return [*shape_of(_cut(homes, f"{name}.state", Value(axes, "state", name)), local)]
+
+    names = (*step.model.learning, *step.stepped_beside)
+    shapes = {name: shape_here(name, step.seen.get(name, table.axes[name])) for name in names}
     of, states = step.optimizer.bytes, step.kind.states
     result.state = sum(state_bytes(of, shape, name in stacks, states) for name, shape in shapes.items())
-    whole = (shape_of(_cut(homes, f"{name}.state", table.values[name]), local) for name in step.model.learning)
-    result.master = step.kind.master * sum(points([*shape]) for shape in whole)
+    result.master = step.kind.master * sum(points(shape_here(n, table.axes[n])) for n in step.model.learning)
     wide = {array: step.widths[name] for array, name in placed.holds.items() if name in step.widths}
     moved = {array for array in placed.holds if part_of(placed, array) == "gradients"}
     moved |= {name for name in table.known if part_of(placed, name) == "gradients"}

@@ -1,5 +1,7 @@
 """Presets that are tables: published models whose family no file describes, read from their packages' own modules.
 
+DiT's is typed from its paper: diffusers' class has other parameters.
+
     pip install 'learncost[test,zoo]'
     python benchmarks/table_presets.py               # all of them
     python benchmarks/table_presets.py --only resnet # some of them, beside those that are there
@@ -18,7 +20,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.layers.layer import layer
+from learncost.layers.layer import Layer, layer
 from learncost.models.imported.configured import inputs_of, module_of
 from learncost.models.imported.inputs import parse_inputs
 from learncost.models.imported.refusals import OnValuesError
@@ -43,6 +45,7 @@ class Published:
     aliases: tuple[str, ...] = ()
     sizes: str = "B=1"
     inputs: tuple[str, ...] = field(default=())
+    typed: bool = False  # its table stands there already, written from the paper
 
 
 IMAGENET = {"num_labels": 1000}
@@ -105,6 +108,12 @@ PUBLISHED = (
         {"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"]},
         ("facebook/wav2vec2-base-960h",), (), "B=1",
     ),
+    Published(
+        "dit-xl-2-256", "DiT-XL/2 on images of 256, with classes", "Peebles & Xie 2023, section 3.2 and table 4",
+        675_129_632,
+        {"model_type": "dit-xl-2", "hidden_size": 1152, "depth": 28, "num_heads": 16, "input_size": 32},
+        ("facebook/dit-xl-2-256",), ("dit-xl-2",), typed=True,
+    ),
 )  # fmt: skip
 
 NOISE = ("transformers_version", "dtype", "id2label", "label2id", "architectures", "return_dict", "problem_type")
@@ -124,6 +133,11 @@ def settings_of(config: Any) -> dict[str, Any]:
 
 def written(model: Published) -> dict[str, Any]:
     """Write the table of one model, and return what the index says of it."""
+    entry: dict[str, Any] = {"title": model.title, "source": model.source, "hub": list(model.hub)}
+    entry |= {"aliases": list(model.aliases)} if model.aliases else {}
+    if model.typed:
+        made = layer((TABLES / f"{model.name}.table").read_text(encoding="utf-8"))
+        return {**entry, "parameters": _counted(model, made), "config": model.config, "usual": {}}
     module = None
     with without_memory():
         module = module_of(model.config)
@@ -136,9 +150,7 @@ def written(model: Published) -> dict[str, Any]:
         text, described = table_of(module.eval(), given, model.name)
         mode = ", as in evaluation"
     made = layer(text)
-    count = int(parameters(made.table).at(made.sizes)) + (made.unread or 0)
-    if model.parameters and count != model.parameters:
-        raise SystemExit(f"{model.name} has {count:,} parameters, and {model.parameters:,} are published")
+    count = _counted(model, made)
     package = "diffusers" if "_class_name" in model.config else "transformers"
     version = __import__(package).__version__
     remarks = [f"{model.title}: {model.source}.", f"Read from {type(module).__name__} of {package} {version}{mode}."]
@@ -147,11 +159,17 @@ def written(model: Published) -> dict[str, Any]:
     lines = "".join(f"% {line}\n" for line in remarks)
     (TABLES / f"{model.name}.table").write_text(f"{lines}{body}\nsizes: {model.sizes}\n", encoding="utf-8")
     said = settings_of(module.config)
-    entry: dict[str, Any] = {"title": model.title, "source": model.source, "hub": list(model.hub)}
-    entry |= {"aliases": list(model.aliases)} if model.aliases else {}
     usual = {key: value for key, value in said.items() if key not in model.config}
     print(f"{model.name}: {count:,} parameters, {len(body.splitlines())} lines", flush=True)
     return {**entry, "parameters": count, "config": model.config, "usual": usual}
+
+
+def _counted(model: Published, made: Layer) -> int:
+    """The parameters of a table, which must be those that were published."""
+    count = int(parameters(made.table).at(made.sizes)) + (made.unread or 0)
+    if count != model.parameters:
+        raise SystemExit(f"{model.name} has {count:,} parameters, and {model.parameters:,} are published")
+    return count
 
 
 def main() -> None:

@@ -63,10 +63,8 @@ def changed():
         (lambda: torch.nn.Linear(2, 2), "Linear has no config of transformers, so its structure is not known: give"),
         (Wrapped, "Wrapped has no config of transformers.*; inside it body is a LlamaModel: give that"),
         (
-            lambda: transformers.RwkvModel(
-                transformers.RwkvConfig(hidden_size=8, num_hidden_layers=2, vocab_size=9, attention_hidden_size=8)
-            ),
-            "RwkvModel is of the model type 'rwkv', which is unknown",
+            lambda: transformers.FNetModel(transformers.FNetConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9)),
+            "FNetModel is of the model type 'fnet', which is unknown",
         ),
         (
             lambda: transformers.GPT2DoubleHeadsModel(

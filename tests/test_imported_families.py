@@ -98,6 +98,12 @@ def inputs_of(module, configuration):
     return {"input_ids": tokens(BATCH, LENGTH), "labels": labels}, sizes
 
 
+COUNTED_OTHERWISE = {
+    "llama4_text": "transformers has every expert compute every token, most of them zeros; the table the chosen ones",
+    "mamba2": "transformers computes in chunks, with products of positions; the table is the recurrence",
+}
+"""Families whose products are others than their code's, although the values are the same."""
+
 QUICK = ("bert", "deepseek_v2", "llama", "t5")
 
 
@@ -118,5 +124,9 @@ def test_a_typed_family_is_its_import(family):
     typed = lc.cost(lc.from_module(module), batch_size=BATCH, price_book="matmul", **sizes)
     read = lc.cost(lc.layer(imported.text), price_book="matmul")
     assert read.parameters == typed.parameters
+    same = [read.macro_operations[macro][1].flops == each[1].flops for macro, each in typed.macro_operations.items()]
+    assert all(same) is (family not in COUNTED_OTHERWISE)
     for macro, amounts in typed.macro_operations.items():
+        if family in COUNTED_OTHERWISE:
+            break
         assert read.macro_operations[macro][1].flops == amounts[1].flops, macro

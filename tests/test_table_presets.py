@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
 import learncost as lc
@@ -22,8 +23,9 @@ PUBLISHED = {
     "clip-vit-b-32": 151_277_313,
     "siglip-base-patch16-224": 203_155_970,
     "wav2vec2-base": 94_396_320,
+    "dit-xl-2-256": 675_129_632,
 }
-"""torchvision's own num_params for the images' models, and the safetensors of the others' repositories."""
+"""torchvision's own num_params for the images' models, the safetensors of the others' repositories, DiT's paper."""
 
 
 @pytest.mark.parametrize("preset", table_presets(), ids=NAMES)
@@ -39,6 +41,52 @@ def test_the_usual_sizes_of_a_table_are_those_of_one_sample():
     for name, billions in (("resnet-50", 4.09), ("resnet-18", 1.81), ("convnext-tiny", 4.46), ("swin-tiny", 4.49)):
         forward = lc.cost(name, price_book="torch-flop-counter").macro_operations["forward"][1]
         assert round(forward.maccs / 1e9, 2) == pytest.approx(billions, abs=0.03), name
+
+
+def test_the_table_of_dit_is_its_paper():
+    """118.64 Gflops, which are MACCs: Peebles & Xie 2023, table 4; and values and gradients of its code, in PyTorch."""
+    forward = lc.cost("dit-xl-2-256", price_book="torch-flop-counter").macro_operations["forward"][1]
+    assert forward.maccs / 1e9 == pytest.approx(118.64, abs=0.03)
+    torch = pytest.importorskip("torch")
+    table = configure("dit-xl-2-256").layer.table
+    sizes = {"n_layer": 2, "B": 2, "c": 3, "i": 2, "j": 3, "u": 2, "w": 2, "y": 4, "x": 6, "o": 4}
+    sizes |= {"e": 6, "d": 5, "v": 4, "n": 6, "m": 2, "h": 2, "k": 3, "f": 8}
+    draw = np.random.default_rng(0)
+    arrays = {
+        name: draw.standard_normal([sizes[axis.rstrip("'")] for axis in table.axes[name]])
+        for name in (*table.weights, "latents", "angles")
+    }
+    arrays["labels"] = np.array([3, 1])
+    W = {name: torch.tensor(array, requires_grad=array.dtype.kind == "f") for name, array in arrays.items()}
+    silu, linear = torch.nn.functional.silu, torch.tensordot
+
+    def modulated(X, shift, scale):
+        normal = torch.nn.functional.layer_norm(X, X.shape[-1:], eps=1e-6)
+        return normal * (1 + scale[:, None]) + shift[:, None]
+
+    patches = W["latents"].reshape(2, 3, 2, 2, 3, 2).permute(0, 2, 4, 1, 3, 5)
+    X = (linear(patches, W["patch.W"], 3) + W["patch.b"] + W["P"]).reshape(2, 6, 6)
+    time = silu(W["angles"] @ W["time.W1"] + W["time.b1"]) @ W["time.W2"] + W["time.b2"]
+    C = silu(time + W["classes"][W["labels"]])
+    for turn in range(sizes["n_layer"]):
+        own = {name.removeprefix("blocks.each."): W[name][turn] for name in W if ".each." in name}
+        A = (linear(C, own["adaLN.W"], 1) + own["adaLN.b"]).unbind(1)
+        H = modulated(X, A[0], A[1])
+        Q, K, V = (linear(H, own[f"attn.W{letter}"], 1) + own[f"attn.b{letter}"] for letter in "QKV")
+        heads = torch.nn.functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (Q, K, V)))
+        X = X + A[2][:, None] * (linear(heads.transpose(1, 2), own["attn.WO"], 2) + own["attn.bO"])
+        U = modulated(X, A[3], A[4]) @ own["mlp.W1"] + own["mlp.b1"]
+        X = X + A[5][:, None] * (torch.nn.functional.gelu(U, approximate="tanh") @ own["mlp.W2"] + own["mlp.b2"])
+    shift, scale = (linear(C, W["final.adaLN.W"], 1) + W["final.adaLN.b"]).unbind(1)
+    Y = (linear(modulated(X, shift, scale), W["final.W"], 1) + W["final.b"]).reshape(2, 2, 3, 2, 2, 4)
+    noise = torch.einsum("bijuwo->boiujw", Y)
+    seed = draw.standard_normal(noise.shape)
+    (noise * torch.tensor(seed)).sum().backward()
+    ours = lc.run(table, {**arrays, "dnoise": seed})
+    np.testing.assert_allclose(ours["noise"], noise.detach().numpy(), atol=1e-12)
+    for name in (*table.weights,):
+        if name != "P":
+            np.testing.assert_allclose(ours[f"d{name}"], W[name].grad.numpy(), atol=1e-10, err_msg=name)
 
 
 def test_a_config_json_of_the_very_model_is_the_preset(tmp_path):

@@ -38,6 +38,18 @@ def with_norms(
     return layer
 
 
+def with_unit_rms(layer: Layer, names: Iterable[str], epsilon: float, along: tuple[str, ...] = ("k",)) -> Layer:
+    """Root mean square norms without gains, of the queries and keys of Llama 4 behind their positions."""
+    for name in names:
+        layer = refined(layer, "unit_rms", name, {"epsilon": epsilon}, along=along)
+    return layer
+
+
+def with_temperature(layer: Layer, queries: str = "Q") -> Layer:
+    """Queries times an input that grows with the position: temperature[M], as where Llama 4 has no positions."""
+    return refined(layer, "temperature", queries)
+
+
 def with_rotary(layer: Layer, queries: str = "Q", keys: str = "K") -> Layer:
     """Rotary positions, Su et al. 2021, equation (34): x cos + turned(x) sin, where turned(x) reads x at flip.
 

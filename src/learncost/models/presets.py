@@ -5,6 +5,7 @@ size takes longer to read than the rest of the program.
 
 A model whose family no file describes is a table, presets/tables/NAME.table, that was read from transformers' module of
 the `config` in presets/tables/index.json; `python benchmarks/table_presets.py` writes them.
+DiT's is typed from its paper.
 """
 
 from __future__ import annotations

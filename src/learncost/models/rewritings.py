@@ -81,6 +81,11 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "no_scale": lambda layer, _: _attention().without_scale(layer),
     "alibi": lambda layer, _: _attention().with_alibi(layer),
     "bias": lambda layer, _: _attention().with_bias(layer),
+    "visible": lambda layer, scores: _attention().with_visible(layer, scores),  # the scores
+    "unit_rms": lambda layer, settings: _attention().with_unit_rms(
+        layer, settings["of"], settings["epsilon"]
+    ),  # {of = [values], epsilon = number}
+    "temperature": lambda layer, queries: _attention().with_temperature(layer, queries),  # the queries
     "content_to_position": lambda layer, settings: _disentangled().with_content_to_position(
         layer, **settings
     ),  # {weight, scale}

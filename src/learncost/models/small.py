@@ -44,6 +44,14 @@ SIZES: Mapping[str, Any] = {
     "num_mel_bins": 6,
     "num_labels": 3,
     "sliding_window": 4,
+    "intermediate_size_mlp": 18,
+    "attention_chunk_size": 4,
+    "floor_scale": 3,
+    "no_rope_layer_interval": 2,
+    "interleave_moe_layer_step": 2,
+    "state_size": 4,
+    "n_groups": 2,
+    "conv_kernel": 3,
 }
 """Sizes and settings that a family may have, all small and most of them different."""
 

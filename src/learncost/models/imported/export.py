@@ -109,10 +109,10 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         ):
             if word.isdigit():
                 continue
-            if isinstance(size, int):
-                fixed[word] = size
+            expression: Any = None if isinstance(size, int) else size.node.expr
+            if expression is None or expression.is_Integer:  # a loop over it, say, was run as often as it is long
+                fixed[word] = int(size)
                 continue
-            expression = size.node.expr
             if word in first_of and first_of[word] != expression:
                 same_sizes[expression] = first_of[word]
             first_of.setdefault(word, expression)

@@ -47,6 +47,10 @@ class NotExportedError(InputError):
     """What PyTorch's export refuses, with the user's line."""
 
 
+class FixedError(InputError):
+    """A size that was to stay open, and that a module's code fixes."""
+
+
 class OnValuesError(InputError):
     """What depends on values that no export has: no sizes help there."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.inputs import Input, attempts, checked, examples_of, symbols_of, tensors
-from learncost.models.imported.refusals import NotExportedError, OnValuesError, exports
+from learncost.models.imported.refusals import FixedError, NotExportedError, OnValuesError, exports
 
 
 def table_of(
@@ -43,7 +43,13 @@ def table_of(
         with exports(called):
             whole = straight(module, values) if as_run else module
             taken = {key: value for key, value in values.items() if not as_run or hasattr(value, "shape")}
-            return read_module(whole, taken, letters, name=name, unknown=unknown, fold=fold).text
+            imported = read_module(whole, taken, letters, name=name, unknown=unknown, fold=fold)
+        for letter, size in imported.exported.fixed.items():
+            raise FixedError(
+                f"{called} cannot be read with {letter} open: its code fixes it to {size}, as a loop over it does; "
+                f"write the number itself, as in {_with(values, letters, letter, size)}"
+            )
+        return imported.text
 
     def parts(values: Mapping[str, Any], error: InputError) -> str:
         """The parts of a module that cannot be exported, where that is asked for."""
@@ -88,6 +94,13 @@ def table_of(
 def _without_example(inputs: Sequence[Input]) -> str | None:
     """The first letter of inputs that has no example."""
     return next((letter for each in inputs for letter in each.letters if letter not in examples_of(inputs)), None)
+
+
+def _with(values: Mapping[str, Any], letters: Mapping[str, str], letter: str, size: int) -> str:
+    """The first input that has a letter, as it is said with a number in its place."""
+    name, words = next((name, words.split()) for name, words in letters.items() if letter in words.split())
+    kind = str(values[name].dtype).removeprefix("torch.")
+    return f"'{name}: {kind} {' '.join(str(size) if word == letter else word for word in words)}'"
 
 
 def _described(value: Any) -> str:

@@ -47,7 +47,6 @@ SIZES: Mapping[str, Any] = {
     "intermediate_size_mlp": 18,
     "attention_chunk_size": 4,
     "floor_scale": 3,
-    "no_rope_layer_interval": 2,
     "interleave_moe_layer_step": 2,
     "state_size": 4,
     "n_groups": 2,

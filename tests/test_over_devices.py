@@ -185,6 +185,28 @@ def test_what_is_of_one_device_is_refused_over_a_mesh(flags, message):
         lc.memory("gpt2", **flags)
 
 
+def test_what_is_kept_is_not_moved_again():
+    """ZeRO-3 that keeps what it gathered sends 2 P, as DDP does; sequence parallelism 2 gathers a block fewer."""
+    P = lc.cost("gpt2", **SIZES).parameters
+    again, once = (lc.place("gpt2", "dp=8", placement="fsdp", plan=plan, **SIZES) for plan in ("", "keep=all_gather"))
+    gathered = [elements(found, lambda one: one.word == "all_gather") for found in (again, once)]
+    assert gathered[0] > 1.2 * P
+    assert gathered[1] == P
+    block = [
+        [one.macro for one in lc.place("gpt2", "tp=4", placement="megatron-sp", plan=plan, **SIZES).collectives
+         if one.word == "all_gather" and one.times == 3]
+        for plan in ("", "keep=all_gather")
+    ]  # fmt: skip
+    assert len(block[0]) - len(block[1]) == 2
+    more, less = (
+        lc.memory("gpt2", mesh="dp=8", placement="fsdp", plan=plan, batch_size=8, vocab_size=50304, n_layer=3).peak
+        for plan in ("keep=all_gather", "")
+    )
+    assert more - less == pytest.approx(4 * 3 * 12 * 768**2, rel=0.01)  # matrices of three blocks, whole
+    with pytest.raises(InputError, match="keep names collectives"):
+        lc.place("gpt2", "dp=8", placement="fsdp", plan="keep=softmax", **SIZES)
+
+
 def test_time_over_links_comes_with_a_cluster():
     """Ring on NVLink 4 (learncost list clusters): 2(p-1)/p of the gradients, in bf16, at what the link attains."""
     found = lc.cost("gpt2", mesh="dp=4", placement="ddp", on="DGX-H100", seq_len=256, batch_size=4)

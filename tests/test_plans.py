@@ -270,8 +270,8 @@ def test_a_planned_step_is_emitted_as_it_is_defined(model, backend, optimizer):
 def test_every_plan_finds_something_to_do(model):
     table = table_of(model)
     for plan in PLANS.values():
-        text = f"{plan.name}=norm" if plan.argument else plan.name
-        assert planned(table, text).lines != table.lines, plan.name
+        after = planned(table, f"{plan.name}={plan.example}" if plan.argument else plan.name)
+        assert (after.lines, after.keeps) != (table.lines, table.keeps), plan.name
 
 
 @pytest.mark.parametrize("model", ["gpt2", "deberta-v3-xsmall"])
@@ -305,6 +305,8 @@ def test_a_plan_leaves_what_it_does_not_find():
         ("recompute", "needs to be told what: recompute=WHAT, as in recompute=gelu+norm"),
         ("recompute=gelu+", "needs to be told what"),
         ("recompute=gelu,recompute=norm", "is there twice"),
+        ("keep=softmax", "keep names collectives, such as all_gather or dispatch, and softmax is none"),
+        ("keep=all_gathr", "no word"),
         ("recompute=block/two", "every k-th block as block/2: k from 1, not block/two"),
         ("recompute=block/2+block/3", "k from 1, not block/2 and block/3"),
     ],

@@ -529,6 +529,7 @@ class Table(Displayed):
     outputs: tuple[str, ...] = ()
     title: str = field(default="", compare=False)
     within: Table | None = field(default=None, compare=False)  # the whole whose context these lines run in
+    keeps: tuple[str, ...] = ()  # collectives of which a placement keeps what they make forward for the backward pass
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:

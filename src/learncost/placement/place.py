@@ -9,6 +9,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.placement.check import check_placed
 from learncost.placement.clauses import Clause, Homes
+from learncost.placement.keeping import keeping
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
 from learncost.placement.scope import Reason, Scope, readers
@@ -70,7 +71,9 @@ def place(
         lines=tuple(line.renamed(names) for line in scope.out),
         values={names.get(name, name): value for name, value in scope.placed.items()},
     )
+    placed, stacks = keeping(placed, table.keeps)
     check_placed(placed, (name for name, size in mesh.axes if size > 1))
     layouts = {names.get(name, name): held for name, held in scope.layouts.items()}
     holds = {names.get(array, array): name for array, name in scope.holds.items()}
+    holds |= {stack: holds.get(array, array) for stack, array in stacks.items()}
     return Placed(placed, table, mesh, chosen, layouts, holds)

@@ -20,6 +20,7 @@ class Plan:
     """A rewriting: `apply` gives the table that means the same, or the table itself where it finds nothing to do.
 
     argument  what stands after `=` where the plan takes something: names, joined by `+`; `apply` receives them
+    example   of these names
     """
 
     name: str
@@ -27,6 +28,7 @@ class Plan:
     source: str
     apply: Callable[[Table, tuple[str, ...]], Table]
     argument: str = ""
+    example: str = ""
 
     @property
     def spelling(self) -> str:
@@ -70,6 +72,7 @@ PLANS: Mapping[str, Plan] = {
             "Korthikanti et al. 2022, Reducing activation recomputation in large transformer models",
             _found_in("recompute"),
             "WHAT",
+            "gelu+norm",
         ),
         Plan(
             "at-once",
@@ -88,6 +91,14 @@ PLANS: Mapping[str, Plan] = {
             "the lines between two matrix products as one kernel, which reads and writes every row once",
             "Ivanov et al. 2021, Data movement is all you need: a case study on optimizing transformers",
             _found_in("fused"),
+        ),
+        Plan(
+            "keep",
+            "over many devices: what collectives gather or send forward is kept for the backward pass, not moved again",
+            "FSDP2's reshard_after_forward=False; Jacobs et al. 2023, DeepSpeed Ulysses",
+            _found_in("keep"),
+            "WORDS",
+            "all_gather+dispatch",
         ),
     )
 }
@@ -118,7 +129,9 @@ def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
         if name in arguments:
             raise InputError(f"the plan {name} is there twice in {text!r}: join its arguments by +")
         if plan.argument and not all(parts):
-            raise InputError(f"the plan {name} needs to be told what: {plan.spelling}, as in recompute=gelu+norm")
+            raise InputError(
+                f"the plan {name} needs to be told what: {plan.spelling}, as in {plan.name}={plan.example}"
+            )
         if equals and not plan.argument:
             raise InputError(f"the plan {name} takes nothing after it, not {item!r}")
         arguments[name] = parts if plan.argument else ()

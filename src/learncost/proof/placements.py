@@ -75,6 +75,7 @@ PLANS = (
     "at-once",
     "flash",
     "flash,head,recompute=block,at-once,fused",
+    "keep=all_gather+dispatch+all_to_all",
 )
 """Plans under which they are held."""
 

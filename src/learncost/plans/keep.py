@@ -1,0 +1,21 @@
+"""Keep: what collectives make forward is kept for the backward pass, in place of being moved again there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
+
+
+def keep(table: Table, words: tuple[str, ...]) -> Table:
+    """The step that says which collectives' results a placement keeps (placement/keeping.py); over one device none.
+
+    Raises `InputError` for a word that moves nothing between devices.
+    """
+    for word in words:
+        if entry(word).kind != KIND or word in SENDS_NOTHING:
+            raise InputError(f"keep names collectives, such as all_gather or dispatch, and {word} is none")
+    return replace(table, keeps=words)

@@ -182,6 +182,18 @@ def test_activations_wait_for_the_backward_pass_as_codes(name: str) -> None:
         assert program.firmware.rooms.arena <= 0.85 * plain.firmware.rooms.arena
 
 
+@pytest.mark.parametrize("name", ["mlp", "recurrence", "vit"])
+def test_products_are_of_whole_numbers(name: str) -> None:
+    program = made(name, precision="int8-products", optimizer="sgd")
+    found = parity(program, 2, ("-O0",))
+    assert max(found.losses, found.weights) <= NEAR, found
+    types = program.firmware.layouts["step"].dtypes
+    calls = [call for number, call in program.firmware.calls.items() if program.firmware.entries[number] == "step"]
+    products = [call.product for call in calls if call.product]
+    assert products
+    assert {types[name] for product in products for name in product.reads} == {"int8"}
+
+
 @pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow), "convolution"])
 def test_every_comparison_of_verify_passes(name: str) -> None:
     settings = Settings(batch_size=3, seq_len=LENGTHS.get(name), plan="at-once,fused")

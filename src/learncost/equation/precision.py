@@ -112,6 +112,7 @@ class Precision:
     loss       of what log-softmax and its gradient read and make, which programs widen
     frozen     of weights that do not learn and that a block multiplies by as matrices; "": as the other weights
     kept       of activations while they wait for the backward pass; "": as the other values
+    products   of the factors of matrix products, which have a scale a row and a column; "": as the values
     also       other names
     """
 
@@ -126,6 +127,7 @@ class Precision:
     source: str
     frozen: str = ""
     kept: str = ""
+    products: str = ""
     also: tuple[str, ...] = ()
 
     @cached_property
@@ -166,7 +168,7 @@ class Precision:
     @property
     def computed(self) -> str:
         """The precision that a program computes in that reads codes as they are: the type of its other numbers."""
-        codes = self.kept or (self.quantized is not None and self.quantized.behind)
+        codes = self.kept or self.products or (self.quantized is not None and self.quantized.behind)
         return self.values if codes else self.name
 
 
@@ -228,6 +230,18 @@ PRECISIONS: dict[str, Precision] = {
             "Chakrabarti & Moseley 2019, Backprop with approximate activations for memory-efficient network training, "
             "section 3: forward is exact, and the copy that backward reads has few bits",
             kept="int8",
+        ),
+        Precision(
+            "int8-products", "fp32, matrix products of int8 codes with a scale a row and a column",
+            "fp32", "fp32", "fp32", "fp32", "", "fp32",
+            "Dettmers et al. 2022, LLM.int8(), section 2.1: vector-wise quantization, here of both passes and of what "
+            "makes the gradients of weights",
+            products="int8",
+        ),
+        Precision(
+            "int8-frozen-products", "as int8-products, frozen matrices in int8, which are not coded anew",
+            "fp32", "fp32", "fp32", "fp32", "", "fp32",
+            "Dettmers et al. 2022, LLM.int8(), section 2.1, whose weights are frozen", "int8-sums", products="int8",
         ),
         Precision(
             "nf4", "bf16, frozen matrices of the blocks in 4 bits (NF4) with a scale for 64",

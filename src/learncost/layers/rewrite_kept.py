@@ -21,19 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Line, Literal, Product, Repeat, Statement, Sum, Table, Tag, Term, Word, features
+from learncost.equation.table import Line, Product, Repeat, Statement, Table, Tag, Term, Word, features
 from learncost.equation.value import Value
+from learncost.layers.codes import LAYER, Values, coded
 from learncost.layers.recompute import pairs
 from learncost.layers.spelling import condition_names
 from learncost.vocabulary import entry
-
-LAYER = "codes"
-"""The layer of the lines that make codes, and values of them."""
-
-LARGEST, LEAST = 127, 1e-30
-"""The largest code, and the least scale: a row of zeros has codes of zeros."""
-
-Values = dict[str, Value]
 
 
 def with_kept(table: Table) -> Table:
@@ -149,26 +142,8 @@ class _Step:
 
     def _coded(self, names: _Names, values: Values) -> Iterator[Line]:
         """The lines that make codes and scales."""
-        axes = values[names.value].axes
-        inside = self._inside(axes)
-        rows = tuple(axis for axis in axes if axis not in inside)
-        tag = Tag(LAYER)
-        number = Term(names.value, axes)
-
-        def term(part: str, of: tuple[str, ...], dtype: str = "") -> Term:
-            values[names(part)] = Value(of, "step" if part not in ("codes", "scales") else "value", dtype=dtype)
-            return Term(names(part), of)
-
-        size, most, least = term("size", axes), term("most", rows), term("least", rows)
-        scales, parts, places = term("scales", rows), term("parts", axes), term("places", axes)
-        codes = term("codes", axes, "int8")
-        yield Word((size,), (number,), (), tag, "abs", (), "body", ("X",), ("Y",))
-        yield Word((most,), (size,), (), tag, "max", inside, "body", ("X",), ("Y",))
-        yield Product((least,), (most, Literal(1 / LARGEST)), (), tag)
-        yield Word((scales,), (least, Literal(LEAST)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",))
-        yield Word((parts,), (number, scales), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
-        yield Sum((places,), (parts, Literal(0.5)), (), tag, (1, 1))
-        yield Word((codes,), (places,), (), tag, "floor", (), "body", ("X",), ("Y",))
+        number = Term(names.value, values[names.value].axes)
+        return coded(number, names.value, self._inside(number.declared), values, "forward")
 
     def _again(self, names: _Names, values: Values) -> Line:
         """The line that makes the value of its codes."""

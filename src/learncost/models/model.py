@@ -47,6 +47,7 @@ class Model:
     differentiated: tuple[str, ...] = ()  # inputs whose gradients are made, too
     quantized: tuple[Quantized, ...] = ()  # those that are stored as codes and scales
     plain: Table | None = None  # with the weights that the codes stand for
+    whole: bool = False  # whether matrix products are of codes
     kept: str = ""  # the type of activations while they wait for the backward pass, where that is another one
 
     @property
@@ -87,8 +88,9 @@ class Structure:
     model: Model
 
     @property
-    def _key(self) -> tuple[Same[Table], tuple[str, ...] | None, tuple[str, ...], str]:
-        return Same(self.model.table), self.model.trained, self.model.differentiated, self.model.kept
+    def _key(self) -> tuple[object, ...]:
+        model = self.model
+        return Same(model.table), model.trained, model.differentiated, model.kept, model.whole
 
     def __hash__(self) -> int:
         return hash(self._key)

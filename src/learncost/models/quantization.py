@@ -21,8 +21,8 @@ def changed(model: Model, learned: Adaptation | Learned | None, precision: Preci
     """
     if learned is not None:
         model = adapted(model, learned)
-    if precision.kept:
-        model = replace(model, kept=precision.kept)
+    if precision.kept or precision.products:
+        model = replace(model, kept=precision.kept, whole=bool(precision.products))
     return quantized(model, precision, learns) if precision.quantized is not None else model
 
 

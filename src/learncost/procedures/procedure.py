@@ -264,6 +264,10 @@ def step(
         table, gradients = _by_gradients(model, chosen, jacobian)
     if model.kept:
         table = _kept(table, chosen)
+    if model.whole:
+        from learncost.layers.rewrite_whole import with_whole
+
+        table = with_whole(table)
     if stepping is None:
         return table
     table = with_optimizer(table, gradients, stepping)

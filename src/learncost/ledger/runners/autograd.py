@@ -172,8 +172,8 @@ def _refuses(step: Step) -> str:
         return f"has values in {', '.join(TRAINED)}"
     if why := refusal(step, ()):
         return why
-    if step.kind.kept:
-        return "keeps activations as they are"
+    if step.kind.kept or step.kind.products:
+        return "keeps and multiplies activations as they are"
     if step.plan:
         return "knows no plans; --procedure recompute is torch.utils.checkpoint"
     if not procedure(step.procedure).differentiates:

@@ -1,0 +1,42 @@
+"""Numbers as codes of 8 bits and a scale for those that share one, as lines of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from learncost.equation.table import Line, Literal, Product, Sum, Tag, Term, Word
+from learncost.equation.value import Value
+
+LAYER = "codes"
+"""The layer of the lines that make codes, and values of them."""
+
+LARGEST, LEAST = 127, 1e-30
+"""The largest code, and the least scale: zeros alone have codes of zeros."""
+
+Values = dict[str, Value]
+
+
+def coded(number: Term, name: str, inside: Sequence[str], values: Values, macro: str) -> Iterator[Line]:
+    """The lines that make NAME.codes and NAME.scales of a value: its largest number along some axes has the code 127.
+
+    inside  the axes along which numbers share a scale
+    values  of the scope, to which those that are made are added
+    """
+    axes = number.declared
+    rows = tuple(axis for axis in axes if axis not in inside)
+    tag = Tag(LAYER, macro=macro)
+
+    def term(part: str, of: tuple[str, ...], role: str = "step", dtype: str = "") -> Term:
+        values[f"{name}.{part}"] = Value(of, "value" if role == "value" else "step", dtype=dtype)
+        return Term(f"{name}.{part}", of)
+
+    size, most, least = term("size", axes), term("most", rows), term("least", rows)
+    scales, parts, places = term("scales", rows, "value"), term("parts", axes), term("places", axes)
+    codes = term("codes", axes, "value", "int8")
+    yield Word((size,), (number,), (), tag, "abs", (), "body", ("X",), ("Y",))
+    yield Word((most,), (size,), (), tag, "max", tuple(inside), "body", ("X",), ("Y",))
+    yield Product((least,), (most, Literal(1 / LARGEST)), (), tag)
+    yield Word((scales,), (least, Literal(LEAST)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",))
+    yield Word((parts,), (number, scales), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
+    yield Sum((places,), (parts, Literal(0.5)), (), tag, (1, 1))
+    yield Word((codes,), (places,), (), tag, "floor", (), "body", ("X",), ("Y",))

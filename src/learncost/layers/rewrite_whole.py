@@ -1,0 +1,91 @@
+"""Matrix products of whole numbers, as a rewriting of a step's table: both factors have 8 bits, sums 32.
+
+    X.by_B.codes[B d], X.by_B.scales[B]      as `codes` makes them, a scale for each row
+    W.by_f.codes[d f], W.by_f.scales[f]      a scale for each column
+    Y.sum[B f] = X.by_B.codes[B d] W.by_f.codes[d f]
+    Y.scaled[B f] = Y.sum[B f] X.by_B.scales[B]
+    Y[B f] = Y.scaled[B f] W.by_f.scales[f]
+
+Dettmers et al. 2022, LLM.int8(), section 2.1: no factor has a scale that the sum would need, so that it is exact in
+whole numbers. So are the products that make gradients of values and of weights. The weights stay as they are, and so
+does their update: scales are made anew in every step, and no gradient is of codes. What has codes already is read as it
+is. Products with a condition and those at an index stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from learncost.equation.table import Line, Product, Repeat, Statement, Table, Term
+from learncost.layers.codes import Values, coded
+
+
+def with_whole(table: Table) -> Table:
+    """The step with matrix products of codes."""
+    values = dict(table.values)
+    lines = _scope(table.lines, values)
+    return replace(table, lines=lines, values=values)
+
+
+def is_whole(line: Line) -> bool:
+    """Whether a line is a product of two matrices that may be of codes."""
+    if not isinstance(line, Product) or len(line.right) != 2 or line.where or line.left[0].indexed:
+        return False
+    if not all(isinstance(term, Term) and not term.indexed for term in line.right):
+        return False
+    return line.sides.are_of_matrices and line.right[0].name != line.right[1].name
+
+
+def _scope(lines: Iterable[Statement], values: Values) -> tuple[Statement, ...]:
+    """The lines of one scope, in which a factor is coded once for all products that read it alike."""
+    result: list[Statement] = []
+    known: dict[tuple[str, tuple[str, ...]], tuple[Term, Term | None]] = {}
+    for line in lines:
+        if isinstance(line, Repeat):
+            inner = dict(line.values)
+            slices = {inside: values[outer].along(values[outer].axes[1:]) for inside, outer in line.each}
+            seen = {**values, **slices, **inner}
+            before = {*seen}
+            body = _scope(line.lines, seen)
+            inner |= {name: value for name, value in seen.items() if name not in before}
+            result.append(replace(line, lines=body, values=inner))
+        elif is_whole(line):
+            result += _whole(line, values, known)
+        else:
+            result.append(line)
+        for name in line.makes:
+            known = {key: pair for key, pair in known.items() if key[0] != name}
+    return tuple(result)
+
+
+def _whole(
+    line: Line, values: Values, known: dict[tuple[str, tuple[str, ...]], tuple[Term, Term | None]]
+) -> Iterable[Line]:
+    left, scales = line.left[0], list[Term]()
+    factors: list[Term] = []
+    lines: list[Line] = []
+    for term in line.right:
+        assert isinstance(term, Term)
+        summed = tuple(axis for axis in term.loops if axis not in left.loops)
+        key = term.name, tuple(axis for axis in term.loops if axis not in summed)
+        if values[term.name].dtype:
+            known[key] = Term(term.name, term.axes), None
+        elif key not in known:
+            name = f"{term.name}.by_{'_'.join(key[1])}"
+            made = list(coded(Term(term.name, term.axes), name, summed, values, line.tag.macro))
+            lines += made
+            known[key] = made[-1].left[0], Term(f"{name}.scales", key[1])
+        codes, scale = known[key]
+        factors.append(Term(codes.name, term.axes))
+        scales += [scale] if scale else []
+    names = [f"{line.name}.{part}" for part in ("sum", "scaled")[: len(scales)]]
+    for name in names:
+        values[name] = replace(values[line.name], axes=left.declared, role="step", of=line.name)
+    made_terms = [*(Term(name, left.axes) for name in names), left]
+    local = line.tag.local or line.name
+    tags = [replace(line.tag, local=f"{local}.{name.rpartition('.')[2]}") for name in names] + [line.tag]
+    lines.append(replace(line, left=(made_terms[0],), right=tuple(factors), tag=replace(tags[0], locals=())))
+    for before, after, tag, scale in zip(made_terms[:-1], made_terms[1:], tags[1:], scales, strict=True):
+        lines.append(Product((after,), (before, scale), (), replace(tag, locals=(), equation="", gradients=())))
+    return lines

@@ -183,3 +183,23 @@ def test_nothing_is_kept_between_blocks():
 
     assert beside("mezo", 12) <= 1.01 * beside("mezo", 2)
     assert beside("bp", 12) > 1.5 * beside("bp", 2)
+
+
+def test_a_layers_lines_are_explained():
+    found = lc.explain("feed_forward", procedure="forward-gradient")
+    (part,) = found.parts
+    lines = [step.text for step in part.steps]
+    assert "O>[B M d] = O>+1[B M d] + O>+2[B M d]" in lines
+    assert "H>[B M f] = X[B M d] W1>[d f]" in lines
+    read = lc.explain("feed_forward", procedure="fa").parts[1].steps
+    assert "dG[B M f] = dO[B M d] W2.F[f d]" in [step.text for step in read]
+    for name, layer, message in (
+        (
+            "skip",
+            "attention",
+            "skip changes no line of a layer by itself: try explain MODEL attention --procedure skip",
+        ),
+        ("forward-gradient", "residual", "forward-gradient moves weights, and residual has none"),
+    ):
+        with pytest.raises(lc.InputError, match=message):
+            lc.explain(layer, procedure=name)

@@ -57,7 +57,8 @@ def explain(
     layer
         The layer of the model. Without it, all layers of the model are shown.
     procedure
-        For a model, how it learns: {choices}. The default is bp.
+        How it learns: {choices}. The default is bp. Of a layer by itself, what changes its own lines: feedback, or
+        tangents along its weights.
     jacobian
         For a layer, backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer
@@ -90,6 +91,8 @@ def explain(
         Multi-head attention line by line, with its gradients.
     learncost explain softmax
         A word: its body and its gradient, written out.
+    learncost explain attention --procedure forward-gradient
+        The same with the tangents of all values along a direction of the weights.
     learncost explain gpt2 attention
         The attention that GPT-2 has, with its biases and mask, and what it costs there.
 
@@ -110,10 +113,10 @@ def explain(
         of_a_model(subject, layer, jacobian)
         run = prepared(subject, price_book, procedure or "bp", optimizer, settings, sizes)
         return model_explained(run, procedure or "bp", layer or "", shown_as)
-    not_of_a_model(name, {**settings, **sizes})
+    not_of_a_model(name, {**settings, **sizes, **({"procedure": None} if is_layer(subject) else {})})
     if not is_layer(subject) and (word := word_called(name)):
         return word_explained(word, of_a_word(word.name, price_book, jacobian, optimizer), shown_as)
-    topic = find_subject(subject, price_book, jacobian, optimizer)
+    topic = find_subject(subject, price_book, jacobian, optimizer, procedure)
     parts = tuple(Part(macro, tuple(_steps(table, topic))) for macro, table in topic.tables.items())
     source = topic.layer.source
     kept_values = _kept(topic)

@@ -12,17 +12,23 @@ from typing import Any
 from learncost.books.book import book
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table, check_known
-from learncost.layers.derive import Derived, derive
+from learncost.layers.derive import Derived, derive, part
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
+from learncost.layers.tangent import along_inputs
 from learncost.ledger.run import Run, prepare
 from learncost.models.argument import GENERIC
 from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import shown
+from learncost.procedures.feedback import with_feedback
 from learncost.procedures.optimizer import default_optimizer, optimizer
+from learncost.procedures.procedure import procedure
 from learncost.readings.price import Book
 from learncost.vocabulary import entries, entry, plain, word_called
+
+BP = "bp"
+"""How a layer by itself learns where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +57,49 @@ class Subject:
 
 
 def subject(
-    name: str | Layer, price_book: str = "run", jacobian: bool | None = None, optimizer_name: str | None = None
+    name: str | Layer,
+    price_book: str = "run",
+    jacobian: bool | None = None,
+    optimizer_name: str | None = None,
+    procedure_name: str | None = None,
 ) -> Subject:
-    """The layer of that name (hyphens accepted) or file, or itself, with the tables of its macro-operations."""
+    """The layer of that name (hyphens accepted) or file, or itself, with the tables of its macro-operations.
+
+    Raises `InputError` for a procedure that does nothing within a layer.
+    """
     chosen = book(price_book)
     through = chosen.jacobian if jacobian is None else jacobian
+    learning = procedure(procedure_name or BP)
     if name == "optimizer":
-        step = _optimizer(optimizer_name or default_optimizer(chosen))
-        return Subject(step, chosen, through, {"optimizer_step": step.table}, None)
+        if learning.name != BP:
+            raise _of_models(learning.name, name)
+        stepping = _optimizer(optimizer_name or default_optimizer(chosen))
+        return Subject(stepping, chosen, through, {"optimizer_step": stepping.table}, None)
     layer = read_layer(name)
     table = layer.table
     check_known(table.lines, "a formula")
     if layer.name == "error_projection":
         # Nothing learns through the projection: it has one pass and no gradient.
         return Subject(layer, chosen, through, {"error_projection": table}, None)
+    if learning.moves.get("tangents along PLACE") == "weights":
+        if not table.weights:
+            raise InputError(f"{learning.name} moves weights, and {layer.name} has none")
+        return Subject(layer, chosen, through, {"forward": along_inputs(table, table.weights)}, None)
     derived = derive(table, jacobian=through)
+    reading = learning.moves.get("backward reading NAME for weights")
+    if reading:
+        step = with_feedback(derived.step, reading, learning.lines)
+        macros = ("forward", "backward", "weight_update")
+        tables = {macro: part(step, macro, step) for macro in macros}
+        return Subject(layer, chosen, through, tables, derived)
+    if learning.name != BP:
+        raise _of_models(learning.name, layer.name)
     tables = {"forward": derived.forward, "backward": derived.backward, "weight_update": derived.update}
     return Subject(layer, chosen, through, tables, derived)
+
+
+def _of_models(name: str, layer_name: str) -> InputError:
+    return InputError(f"{name} changes no line of a layer by itself: try explain MODEL {layer_name} --procedure {name}")
 
 
 def layers() -> tuple[str, ...]:

@@ -53,6 +53,14 @@ def tangent(
     return result, outputs
 
 
+def along_inputs(table: Table, names: Iterable[str]) -> Table:
+    """The table with tangents along directions that come in beside inputs and weights, `X>` beside X."""
+    names = tuple(names)
+    moved, _ = tangent(table, {(): {name: Elsewhere(f"{name}{MARK}") for name in names}})
+    directions = {f"{name}{MARK}": Value(table.axes[name], "tangent", name) for name in names}
+    return replace(moved, values={**moved.values, **directions}, inputs=(*moved.inputs, *directions))
+
+
 @dataclass
 class _Tangents:
     """One scope: `known` has the tangents of its names and of those around it."""

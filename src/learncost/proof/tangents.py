@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
-from learncost.equation.value import Value
-from learncost.layers.cuts import Elsewhere
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
-from learncost.layers.tangent import MARK, tangent
+from learncost.layers.tangent import MARK, along_inputs
 from learncost.proof.check import (
     STEP,
     seeds_of,
@@ -31,11 +28,8 @@ ENOUGH = 1e-12
 
 
 def with_tangent(table: Table) -> Table:
-    """The table with tangents along directions that come in beside its inputs and weights, `X>` beside X."""
-    names = tuple(derive(table).gradients)
-    moved, _ = tangent(table, {(): {name: Elsewhere(f"{name}{MARK}") for name in names}})
-    directions = {f"{name}{MARK}": Value(table.axes[name], "tangent", name) for name in names}
-    return replace(moved, values={**moved.values, **directions}, inputs=(*moved.inputs, *directions))
+    """The table with tangents along directions of all that has a gradient."""
+    return along_inputs(table, derive(table).gradients)
 
 
 def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:

@@ -22,7 +22,7 @@ def value(formula, **letters):
     spelled = formula.replace("^", "**").replace(" (", " * (")
     for _ in range(2):
         spelled = re.sub(r"([\w)]) ([A-Za-z])", r"\1 * \2", spelled)
-    return eval(spelled.replace("- * (", "- ("), {}, letters)
+    return eval(spelled.replace("- * (", "- (").replace("+ * (", "+ ("), {}, letters)
 
 
 @pytest.mark.parametrize("procedure", FORMULAS)
@@ -47,6 +47,25 @@ def test_a_block_costs_what_the_page_says(procedure):
         for blocks in (2, 4)
     )
     assert second - first == 2 * expected
+
+
+def test_blocks_that_take_turns_cost_what_the_page_says():
+    rows = {
+        row[1].strip(): row[2].strip().strip("`") for row in (r.split("|") for r in PAGE.splitlines()) if len(row) == 4
+    }
+    M, d, f, C, L = 5, 24, 32, 13, 4
+    letters = {"M": M, "d": d, "f": f, "C": C, "L": L, "P": 4 * d * d + 2 * d * f, "A": 2 * M * d}
+    sizes = {
+        "num_hidden_layers": L,
+        "hidden_size": d,
+        "num_attention_heads": 2,
+        "intermediate_size": f,
+        "vocab_size": C,
+    }
+    flags = {"architecture": "GPT2LMHeadModel", "seq_len": M, "price_book": "matmul", "optimizer": "sgd", **sizes}
+    counts = [lc.cost("gpt2", train_layers=turn, **flags).total.maccs - 2 * M * d * C for turn in range(L)]
+    assert counts == [value(rows["block l learns"], l=turn, **letters) for turn in range(L)]
+    assert sum(counts) / L == value(rows["mean over all blocks"], **letters)
 
 
 def test_the_page_has_every_procedure():

@@ -27,11 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch.distributed as distributed
@@ -114,7 +115,7 @@ class Forked:
         if self.pid == 0:
             os.dup2(self._out.fileno(), 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os._exit(self._agent(number, words))
+            _leave(lambda: self._agent(number, words))
 
     def poll(self) -> int | None:
         if self._code is None:
@@ -139,7 +140,7 @@ class Forked:
             if (pid := os.fork()) == 0:
                 if number > 1:
                     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                os._exit(command(words))
+                _leave(lambda: command(words))
             there.add(pid)
         store = distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if number > 1 else None
         failed = 0
@@ -152,6 +153,20 @@ class Forked:
                     os.kill(other, signal.SIGTERM)
         del store
         return failed
+
+
+def _leave(action: Callable[[], int]) -> NoReturn:
+    """End a copy of this process with a code, whatever happens: what comes after is for the first one alone."""
+    code = 1
+    try:
+        code = action()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def workers(parent: int) -> list[int]:

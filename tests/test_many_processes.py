@@ -3,6 +3,9 @@
 import json
 import resource
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +16,8 @@ import torch.distributed as distributed
 import learncost as lc
 from learncost.faces.command import main
 from learncost.models.model import build
-from learncost.training import heartbeat
+from learncost.placement.mesh import mesh
+from learncost.training import heartbeat, processes
 from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
 from learncost.training.parts import newest, read_whole
@@ -146,6 +150,75 @@ def test_a_process_that_has_ended_is_not_gone(store, monkeypatch):
     store.set(heartbeat.LOST, "")  # by another one
     assert gone.wait(5)
     first.end()
+
+
+def test_who_meets_anew_agrees_whatever_others_left_in_the_store(store):
+    for name in ("word/1", "word/2"):
+        store.set(f"learncost/{name}", "of somebody who was killed")
+    names = {}
+    ranks = [
+        threading.Thread(target=lambda rank=rank: names.update({rank: processes._agreed(store.clone(), rank, 3)}))
+        for rank in range(3)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(10)
+    assert len(set(names.values())) == 1
+    assert sorted(names) == [0, 1, 2]
+    assert processes._agreed(store.clone(), 0, 1) not in names.values()
+
+
+def test_a_mesh_has_as_many_devices_as_are_left():
+    assert str(mesh("dp=*,tp=2", 6)) == "dp=3,tp=2"
+    assert str(mesh("dp=*,tp=2", 2)) == "dp=1,tp=2"
+    for text, devices in (("dp=*,tp=*", 4), ("dp=*", None)):
+        with pytest.raises(lc.InputError, match="is as many as are left, and"):
+            mesh(text, devices)
+
+
+def test_one_command_begins_a_run_and_goes_on(text, tmp_path):
+    folder = str(tmp_path / "run")
+    words = ["train", str(text), *TINY[:-1], "2", "--engine", "numpy", "--out", folder, "--or-resume", "--mesh", "dp=*"]
+    assert main(words) == 0
+    assert main([*words[:-2], "--mesh", "dp=1"]) == 0
+    for other in (["--seed", "3"], ["--n-inner", "8"], ["--precision", "fp64"]):
+        assert main([*words, *other]) == 2
+    assert main([*words[:2], *words[1:]]) == 2
+    assert len(losses(tmp_path / "run")) == 4
+
+
+@pytest.mark.slow
+def test_an_elastic_run_goes_on_with_fewer(text, tmp_path, alone):
+    run, port = tmp_path / "run", free_port()
+    agent = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
+    agent += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]
+    train = ["-m", "learncost", "train", str(text), *TINY[:-1], "200", "--save-every", "2", "--precision", "fp64"]
+    command = [sys.executable, *agent, *train, "--mesh", "dp=*", "--out", str(run), "--or-resume"]
+    out = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    agents = [subprocess.Popen(command, **out)]
+    while not socket_answers(port):
+        time.sleep(0.1)
+    agents.append(subprocess.Popen(command, **out))
+    while newest(run, "") is None or newest(run, "").steps < 4:
+        assert all(each.poll() is None for each in agents), ended(agents)
+        time.sleep(0.1)
+    agents[1].kill()
+    codes, said = ended(agents)
+    assert codes[0] == 0, said[0]
+    assert "engine torch, 2 processes, dp=2" in said[0]
+    assert "engine torch, 1 process, dp=1" in said[0]
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 201))
+    straight = tmp_path / "straight"
+    words = ["train", str(text), *TINY[:-1], "200", "--precision", "fp64", "--engine", "torch", "--out", str(straight)]
+    assert main(words) == 0
+    assert losses(run) == pytest.approx(losses(straight), rel=1e-12)
+
+
+def socket_answers(port):
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from math import prod
 from learncost.equation.count import here
 from learncost.equation.errors import InputError
 
-_AXIS = re.compile(r"([A-Za-z]\w*)\s*=\s*(\d+)")
+_AXIS = re.compile(r"([A-Za-z]\w*)\s*=\s*(\d+|\*)")
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,27 @@ class Mesh:
         return ",".join(f"{name}={size}" for name, size in self.axes)
 
 
-def mesh(text: str) -> Mesh:
-    """The mesh that a text says, `dp=2,tp=4`. Raises `InputError`."""
+def mesh(text: str, devices: int | None = None) -> Mesh:
+    """The mesh that a text says, `dp=2,tp=4`; of so many devices the axis in `dp=*,tp=4` has those that are left.
+
+    Raises `InputError`.
+    """
     axes: dict[str, int] = {}
+    rest: str | None = None
     for item in filter(None, (item.strip() for item in re.split(r"[,\s]+", re.sub(r"\s*=\s*", "=", text)))):
         match = _AXIS.fullmatch(item)
-        if match is None or int(match[2]) < 1:
+        if match is None or match[2] == "0" * len(match[2]):
             raise InputError(f"a mesh is written as dp=2,tp=4, each axis with how many devices; {item!r} is none")
         if match[1] in axes:
             raise InputError(f"the mesh {text!r} has {match[1]} twice")
-        axes[match[1]] = int(match[2])
+        if match[2] == "*":
+            if rest is not None or devices is None:
+                why = "two axes have it" if rest is not None else "nobody says how many devices there are"
+                raise InputError(f"the mesh {text!r}: {item} is as many as are left, and {why}: give a number")
+            rest = match[1]
+        axes[match[1]] = 1 if match[2] == "*" else int(match[2])
     if not axes:
         raise InputError("a mesh has one axis at least, such as dp=2")
+    if rest is not None and devices is not None:
+        axes[rest] = max(1, devices // prod(axes.values()))
     return Mesh(tuple(axes.items()))

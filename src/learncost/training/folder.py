@@ -104,6 +104,10 @@ class Folder:
         """No other process trains here while the block runs. Raises InputError where one does."""
         return alone(self.path, f"another training is at work in {self.path}: wait for it, or give another --out")
 
+    def is_begun(self) -> bool:
+        """Whether there is a run."""
+        return (self.path / OPTIONS).exists()
+
     def options(self) -> Options:
         """What the run was told. Raises InputError where there is no run."""
         path = self.path / OPTIONS

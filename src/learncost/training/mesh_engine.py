@@ -244,7 +244,8 @@ class MeshEngine(NumPyEngine):
     def says(self) -> str:
         """On how many processes the steps run, and what is cut over them."""
         clauses = ", ".join(map(str, self._runner.clauses))
-        return f"engine torch, {self._mesh.devices} processes, {self._mesh}: {clauses}{self._states}"
+        processes = "1 process" if self._mesh.devices == 1 else f"{self._mesh.devices} processes"
+        return f"engine torch, {processes}, {self._mesh}: {clauses}{self._states}"
 
     @property
     def learns(self) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
+from secrets import token_hex
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
@@ -174,6 +175,11 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def is_met() -> bool:
+    """Whether this process, be it the only one, was told where processes meet."""
+    return "MASTER_ADDR" in os.environ
+
+
 def check_started(mesh: Mesh | None) -> None:
     """Refuse a mesh that is not of the processes that were started. Raises InputError."""
     number = started()
@@ -196,7 +202,7 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
     Where another process is gone, this one ends with a line and exit code 1.
     """
     check_started(mesh)
-    if mesh is None or "MASTER_ADDR" not in os.environ:
+    if mesh is None or not is_met():
         yield ALONE
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # whose warnings tell a loss at length, before our line
@@ -206,8 +212,9 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         raise InputError("--mesh needs PyTorch: pip install 'learncost[torch]'") from None
     store, rank, number = next(iter(distributed.rendezvous("env://")))
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    groups = distributed.PrefixStore("learncost/groups", store)
-    processes = Several(distributed.PrefixStore("learncost/words", store), rank, number)
+    meeting = f"learncost/{_agreed(store, rank, number)}"
+    groups = distributed.PrefixStore(f"{meeting}/groups", store)
+    processes = Several(distributed.PrefixStore(f"{meeting}/words", store), rank, number)
     try:
         distributed.init_process_group(backend, store=groups, rank=rank, world_size=number)
         yield processes
@@ -223,6 +230,30 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         processes.lost()
     processes.end(math.inf)
     distributed.destroy_process_group()
+
+
+def _agreed(store: Any, rank: int, number: int) -> str:
+    """A name of this meeting. torchrun keeps its store where it starts processes anew: what others left is in it.
+
+    Everybody says a word of its own until the first answers it; the first answers whom it hears, until all have said
+    that they were answered.
+    """
+    word = token_hex(8)
+    if rank:
+        store.set(f"learncost/word/{rank}", word)
+        store.wait([f"learncost/answer/{word}"], LONG)
+        name = str(store.get(f"learncost/answer/{word}").decode())
+        store.set(f"learncost/heard/{name}/{rank}", "")
+        return name
+    missing = set(range(1, number))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"learncost/word/{other}"]):
+                store.set(f"learncost/answer/{store.get(f'learncost/word/{other}').decode()}", word)
+            if store.check([f"learncost/heard/{word}/{other}"]):
+                missing.discard(other)
+        sleep(0.02)
+    return word
 
 
 _PEERS = ("peer", "gloo", "timed out", "timeout", "connection", "nccl", "socket")

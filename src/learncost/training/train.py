@@ -13,12 +13,14 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.ledger.question import flags_of, question
 from learncost.models.wording import counted
+from learncost.placement.mesh import Mesh
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.training.ending import stopped
 from learncost.training.files import cannot_write
+from learncost.training.folder import Folder
 from learncost.training.loop import Result, go_on, start
 from learncost.training.options import Options
-from learncost.training.processes import REFUSED, Processes, is_first, joined
+from learncost.training.processes import REFUSED, Processes, is_first, is_met, joined, started
 from learncost.training.progress import reporter
 
 PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement"))
@@ -34,6 +36,7 @@ def train(
     precision: str | None = None,
     resume: str | None = None,
     out: str | None = None,
+    or_resume: bool = False,
     trace: int | str | None = None,
     **sizes: Any,
 ) -> Result:
@@ -51,6 +54,8 @@ def train(
         Goes on with the run in this folder, from its last checkpoint.
     out
         The folder to make. The default is run-1, run-2 and so on.
+    or_resume
+        Goes on with the run that the folder of `out` holds, if it holds one: the same command begins it and goes on.
     trace
         How many steps are timed line by line, from the second one on. trace.json and trace.pftrace in the run's folder
         are then what Perfetto opens, with the predicted step beside them where this machine is calibrated.
@@ -85,6 +90,8 @@ def train(
         Goes on where a run stopped.
     torchrun --nproc-per-node 4 -m learncost train my-texts/ --mesh dp=2,tp=2
         Trains on four processes: two share every layer, and two such pairs share the sequences.
+    torchrun --nnodes 1:2 --max-restarts 3 ... -m learncost train my-texts/ --mesh "dp=*" --out run --or-resume
+        Begins on the nodes that there are, and goes on with fewer, or more, when that changes.
     """
     flags = {flag.name: flag for flag in flags_of(train)}
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}
@@ -98,9 +105,11 @@ def train(
             traced = 0 if trace is None else number("trace", trace, True)
             if not 0 <= traced <= MOST_TRACED:
                 raise InputError(f"trace must be a whole number from 0 to {MOST_TRACED}, not {trace!r}")
-            grid = parse_mesh(options["mesh"]) if options.get("mesh") else None
+            grid = _spread(options)
             processes = ends.enter_context(joined(grid, options.get("device", "cpu")))
         report = ends.enter_context(reporter(processes.first))
+        if or_resume and (out is None or resume is not None):
+            raise InputError("--or-resume is about the folder of --out: give that, and leave --resume out")
         if resume is not None:
             others = {"PATH": paths, "--out": out, "--precision": precision, **{f"--{name}": name for name in sizes}}
             fixed = [name for name, value in others.items() if value]
@@ -108,7 +117,12 @@ def train(
                 raise InputError(
                     f"--resume goes on as the run began: leave {fixed[0]} out, or begin anew without --resume"
                 )
-            result = go_on(Path(resume), report, trace=traced, processes=processes, **{**PLACES, **options})
+        elif or_resume and processes.of_first(Folder(Path(str(out))).is_begun):
+            resume = str(out)
+            processes.of_first(lambda: _check_same(Folder(Path(str(out))), paths, options, sizes))
+        if resume is not None:
+            changes = {name: value for name, value in options.items() if name in CHANGEABLE}
+            result = go_on(Path(resume), report, trace=traced, processes=processes, **{**PLACES, **changes})
         else:
             run_options = Options(**options, paths=tuple(map(str, paths)), sizes=sizes)
             with nullcontext(Path(out)) if out else _reserved(processes) as folder:
@@ -117,6 +131,37 @@ def train(
         print(stopped(result), file=sys.stderr)
     return result
 
+
+def _spread(options: dict[str, Any]) -> Mesh | None:
+    """The mesh, written with its numbers into the options; None for one process that nobody started as one of some."""
+    if not options.get("mesh"):
+        return None
+    grid = parse_mesh(options["mesh"], started())
+    if grid.devices == 1 and not is_met():
+        for name in PLACES:
+            options.pop(name, None)
+        return None
+    options["mesh"] = str(grid)
+    return grid
+
+
+def _check_same(folder: Folder, paths: tuple[str, ...], options: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
+    """Refuse a command that would have begun another run than the one in the folder. Raises InputError."""
+    kept = folder.options()
+    names = {flag.name: flag.names[0] for flag in flags_of(train)}
+    if tuple(str(Path(path).resolve()) for path in paths) != kept.paths:
+        different = "PATH"
+    elif dict(sizes) != dict(kept.sizes):
+        different = "the model's sizes"
+    else:
+        fixed = {name: value for name, value in options.items() if name not in (*CHANGEABLE, *NOT_KEPT)}
+        different = next((names[name] for name, value in fixed.items() if getattr(kept, name) != value), "")
+    if different:
+        raise InputError(f"{folder.path} holds a run that began otherwise, see {different}: give another --out")
+
+
+NOT_KEPT = ("tokenizer", "budget", "start")
+"""What a run keeps as something else than it was told."""
 
 NUMBERS = ("integer", "number")
 

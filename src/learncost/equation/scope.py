@@ -233,6 +233,7 @@ class _Scope:
                 raise NotationError(f"where {condition}: axis {unknown[0]} is not in the line", str(line))
         self.check_counts(line)
         line = settle(line, self.axes)  # so that a name that is met first declares its axes under their own names
+        known = len(self.axes)
         for term in line.right:
             if isinstance(term, Term):
                 self.meet(term, line, index=False)
@@ -240,7 +241,8 @@ class _Scope:
             for axis in term.axes:
                 if isinstance(axis, Read) and isinstance(axis.at, Term):
                     self.meet(axis.at, line, index=True)
-        line = settle(line, self.axes)
+        if len(self.axes) > known:
+            line = settle(line, self.axes)
         check_shape(line)
         if self.check:
             line = self.check(line)

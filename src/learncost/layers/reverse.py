@@ -141,15 +141,13 @@ class Reverse:
         source = line.right[i]
         self.readers[source.name] = line.tag
         macro = "weight_update" if isinstance(source, Term) and source.name in self.reach.weights else "backward"
-        tag = replace(line.tag, macro=macro, local="", locals=(), gradients=(), jacobian="", equation="")
-        if not derived.tag.local:
+        local, equation = derived.tag.local, derived.tag.equation
+        if not local:
             local = f"d{line.tag.locals[i]}" if i < len(line.tag.locals) else ""
             equation = line.tag.gradients[i] if i < len(line.tag.gradients) else ""
-            tag = replace(tag, local=local, equation=equation)
-        else:
-            tag = replace(tag, local=derived.tag.local, equation=derived.tag.equation)
+        tag = replace(line.tag, macro=macro, local=local, equation=equation, locals=(), gradients=(), jacobian="")
         where = tuple(c for c in line.where if c.axes <= set(derived.loops))
-        derived = replace(derived, tag=tag, where=where)
+        derived = derived.with_changed(tag=tag, where=where)
         if len(derived.left) == 1 and (target in self.derived_values or target in self.values):
             values = {
                 name: self.derived_values.get(name) or self.values.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from learncost.equation.errors import InputError
 
@@ -50,6 +51,7 @@ class Move:
         return self.names[0] if self.names else ""
 
 
+@cache
 def move(text: str) -> Move:
     """The move that a text of a schedule says."""
     for form in MOVES:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -132,6 +133,18 @@ def memory(process: int) -> int:
     return found
 
 
+def worked(process: int) -> float:
+    """Seconds that processors have worked for a process and for those that it began, ended ones too (proc(5), stat)."""
+    found = 0
+    for path in (Path(f"/proc/{process}"), *_children(process)):
+        try:
+            fields = (path / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        except OSError:
+            continue
+        found += sum(map(int, fields[11:15]))
+    return found / os.sysconf("SC_CLK_TCK")
+
+
 def _children(process: int) -> list[Path]:
     try:
         text = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii")
@@ -169,6 +182,7 @@ def _soak(process: int, address: str, count: int, minutes: float, several: int, 
     for client in clients:
         client.start()
     levels: list[tuple[float, int]] = []
+    before = worked(process)
     while any(client.is_alive() for client in clients):
         time.sleep(0.5)
         done = sum(len(client.seconds) for client in clients) / max(1, count)
@@ -184,6 +198,8 @@ def _soak(process: int, address: str, count: int, minutes: float, several: int, 
     print(
         f"  seconds: median {seconds[len(seconds) // 2]:.4f}, 95th percentile {seconds[int(0.95 * len(seconds))]:.4f}"
     )
+    taken = worked(process) - before
+    print(f"  processors worked {taken:.0f} s for the server: {len(seconds) / max(taken, 0.01):.0f} requests a second")
     print(
         f"  memory: {max(early) / 1e6:.0f} MB after a tenth, {levels[-1][1] / 1e6:.0f} MB at the end, "
         f"{max(level for _, level in levels) / 1e6:.0f} MB at most"

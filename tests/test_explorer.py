@@ -42,6 +42,7 @@ def address() -> Iterator[str]:
 def opened(address: str) -> Iterator[Watched]:
     with chromium() as browser:
         watched = Watched(browser, allowed=address)
+        watched.page.set_default_timeout(90_000)
         watched.open(address)
         yield watched
 
@@ -103,6 +104,8 @@ def test_a_configuration_is_dropped_on_the_page(opened: Watched) -> None:
         page.evaluate("(text) => takeConfig(text, 'config.json')", text)
 
     drop("{ broken")
+    until(page, "config.json is no JSON", "#problem")
+    page.evaluate("render()")
     until(page, "config.json is no JSON", "#problem")
     drop(json.dumps(CONFIG | {"n_head": 5}))
     until(page, "5", "#problem")

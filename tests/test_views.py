@@ -151,7 +151,18 @@ def test_views_have_their_fields_and_open_no_file(client, tmp_path, monkeypatch)
     names = {flag["name"] for flag in next(item for item in fields["views"] if item["name"] == "devices")["flags"]}
     assert names == {"mesh", "place", "placement", "cluster", "devices", "schedule"}
     assert {part["name"] for part in fields["choices"]["mesh"]["parts"]} >= {"pp", "dp", "tp", "cp", "ep"}
-    for query in ("cluster=mine.toml", "cluster=./mine.toml", "mesh=xx", "mesh=dp=0", "devices=-1", "view=devices"):
+    for query in (
+        "lora=c_attn",
+        "optimizer=sgd",
+        "plan=fused",
+        "procedure=pepita",
+        "cluster=mine.toml",
+        "cluster=./mine.toml",
+        "mesh=xx",
+        "mesh=dp=0",
+        "devices=-1",
+        "view=devices",
+    ):
         answer = client.get(f"/api/view?view=devices&model=gpt2&{query}")
         assert answer.status_code == 400, query
         assert "\n" not in answer.json()["error"]

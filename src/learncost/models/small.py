@@ -65,6 +65,14 @@ def learning(family: Family) -> Architecture:
 
 def small(name: str, **more: Any) -> Configuration:
     """A small model of the family with the head that it learns by. `more` are other sizes and settings."""
+    try:
+        return configure(contents(name, **more))
+    except InputError as error:
+        raise InputError(f"no small {name}: {error}") from None
+
+
+def contents(name: str, **more: Any) -> dict[str, Any]:
+    """The same as the contents of a config.json."""
     family = FAMILIES[name]
     usual_sizes = {**SIZES, **more}
     # What follows from another size stays as it follows, but for the number of heads of keys and values.
@@ -73,11 +81,7 @@ def small(name: str, **more: Any) -> Configuration:
     }
     settings = {key: usual_sizes[key] for key in family.settings if key in usual_sizes}
     architecture = learning(family).name
-    contents = {"model_type": name, **({"architectures": [architecture]} if architecture else {}), **sizes, **settings}
-    try:
-        return configure(contents)
-    except InputError as error:
-        raise InputError(f"no small {name}: {error}") from None
+    return {"model_type": name, **({"architectures": [architecture]} if architecture else {}), **sizes, **settings}
 
 
 def _follows(key: str, usual: int | str | None) -> bool:

@@ -59,7 +59,9 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     """
     procedures = dict(_titles())
     procedures |= {name: procedure_title(name) for name in (document["said"]["procedure"] for document in documents)}
-    views = [{"name": name, "word": view.word, "after": view.after} for name, view in VIEWS.items()]
+    views = [
+        {"name": name, "word": view.word, "title": view.title, "after": view.after} for name, view in VIEWS.items()
+    ]
     data_of_page = {"documents": _once(documents), "procedures": procedures, "views": views, **(more or {})}
     data = as_json(data_of_page).replace("<", "\\u003c")  # no text of the data can end the element that it stands in
     parts = {

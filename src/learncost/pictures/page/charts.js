@@ -48,10 +48,14 @@ function chart(width, height, label) {
   return svgElement("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label });
 }
 
+const PASSES = ["forward", "recomputation", "backward", "error_projection", "weight_update", "optimizer_step"];
+
+function isPass(kind) {
+  return PASSES.includes(kind.replaceAll(" ", "_"));
+}
+
 function colourOf(kind) {
-  const macro = kind.replaceAll(" ", "_");
-  if (["forward", "recomputation", "backward", "error_projection", "weight_update", "optimizer_step"].includes(macro))
-    return `var(--${macro})`;
+  if (isPass(kind)) return `var(--${kind.replaceAll(" ", "_")})`;
   return (
     {
       weights: "var(--neutral-2)",

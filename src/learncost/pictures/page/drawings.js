@@ -35,10 +35,6 @@ function fillsOf(kinds, made = {}) {
   return fills;
 }
 
-function isPass(kind) {
-  return colourOf(kind) === `var(--${kind.replaceAll(" ", "_")})`;
-}
-
 function inkOn(fill) {
   const colour = fill.match(/^var\(--(.*)\)$/)?.[1];
   if (colour && isPass(colour)) return `fill: var(--on-${colour})`;
@@ -97,7 +93,7 @@ function drawBars(chart, place, pick) {
       : stackedBar(row, totals[at], chart.unit, { fills, scale, room, limit, isBelow: at === 0 && limit !== null });
     return element("tr", {}, element("td", { class: `name ${row.here ? "here" : ""}` }, name, row.here ? element("small", {}, "shown here") : null), element("td", {}, bar));
   });
-  const said = chart.limit ? element("p", { class: "caption" }, `${limit === null ? "" : "The upright line: "}${chart.limit[1]}.`) : null;
+  const said = chart.limit ? element("p", { class: "caption" }, `${chart.limit[1]}${limit === null ? "" : ", the upright line"}.`) : null;
   return [
     keysOf(fills),
     element("table", { class: "rows bars" }, element("tbody", {}, ...rows)),

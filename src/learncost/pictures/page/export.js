@@ -190,7 +190,8 @@ function takeConfig(text, name) {
   try {
     if (!name.endsWith(".table")) JSON.parse(text);
   } catch (error) {
-    return problem(`${name} is no JSON: ${error.message}`);
+    page.refused = `${name} is no JSON: ${error.message}`;
+    return render();
   }
   const before = { config: page.config, state: page.state };
   page.config = text;

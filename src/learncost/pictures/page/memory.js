@@ -1,7 +1,8 @@
 // Memory over the step: stairs of what is alive at every line, and at the pointer the arrays that make them.
 "use strict";
 
-let memoryAt = null;
+let memoryAt = null,
+  memoryOf = null;
 
 section(
   "memory",
@@ -10,7 +11,7 @@ section(
     const memory = page.step.memory;
     if (!memory?.curve) return false;
     const { curve } = memory;
-    if (memoryAt === null || memoryAt >= curve.lines.length) memoryAt = curve.peak_at;
+    if (memoryOf !== page.step) [memoryOf, memoryAt] = [page.step, curve.peak_at]; // of another step another moment
     const chartPlace = element("div"),
       list = element("div", { class: "panel", id: "alive", "aria-live": "off" });
     const rows = () =>

@@ -40,9 +40,9 @@ function drawView(place, view, state) {
     asked = flags.some((flag) => page.state[flag.name] !== undefined);
   if (state.key === key && state.refused && !asked) return false;
   if (state.key === key && state.refused)
-    drawPicture(place, view, { title: `${view.word}: not for these settings`, lead: state.refused, charts: [], notes: [] }, flags, null);
+    drawPicture(place, view, { title: `${view.title}: not for these settings`, lead: state.refused, charts: [], notes: [] }, flags, null);
   else if (state.picture) drawPicture(place, view, state.picture, flags, null);
-  else place.replaceChildren(...heading(view.word, "Counting …"));
+  else place.replaceChildren(...heading(view.title, "Counting …"));
   place.classList.toggle("late", state.key !== key);
   if (state.key !== key) whenSeen(place, () => askView(view, state));
   return true;

@@ -24,7 +24,7 @@ from learncost.pictures.views.runners import by_runner
 class View:
     """A view.
 
-    word      in the head of the page
+    word      in the head of the page; title, before it has one of its own
     after     the section of the page, or the view, that it stands behind
     there     whether a step has it
     question  whose answer it is; what it takes that the document does not take, has controls
@@ -32,6 +32,7 @@ class View:
     """
 
     word: str
+    title: str
     after: str
     question: Callable[..., Picture]
     there: Callable[[Cost], bool] = lambda step: step.cache is None
@@ -44,10 +45,10 @@ class View:
 
 
 VIEWS: Mapping[str, View] = {
-    "runners": View("runners", "memory", by_runner),
-    "arena": View("microcontroller", "runners", arena, report=small_arena),
-    "modules": View("modules", "growth", modules, of_modules, modules),
-    "devices": View("many devices", "growth", over_devices),
+    "runners": View("runners", "Memory by runner", "memory", by_runner),
+    "arena": View("C99", "RAM of a program in C99", "runners", arena, report=small_arena),
+    "modules": View("modules", "The step by modules", "growth", modules, of_modules, modules),
+    "devices": View("devices", "Over many devices", "growth", over_devices),
 }
 """The views by name, in their order on the page."""
 

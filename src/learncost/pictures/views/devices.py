@@ -49,6 +49,13 @@ def over_devices(
     precision: str | None = None,
     on: str | None = None,
     procedure: str = "bp",
+    target_len: int | str | None = None,
+    optimizer: str | None = None,
+    dropout: float | str | None = None,
+    plan: str | None = None,
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
     **sizes: Any,
 ) -> Picture:
     """A training step over many devices: over a mesh, or over the fastest that are found.
@@ -74,6 +81,10 @@ def over_devices(
     InputError
         As for `lc.search` and `lc.place`.
     """
+    others = {"target_len": target_len, "optimizer": optimizer, "dropout": dropout, "plan": plan, "train": train}
+    others |= {"train_layers": train_layers, "lora": lora}
+    if named := [name for name, value in others.items() if value is not None]:
+        raise InputError(f"{named[0]} is not counted over a mesh of devices: leave it out")
     if procedure != "bp":
         raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
     group = _cluster(cluster, on)
@@ -123,7 +134,8 @@ def _causes(step: StepTakes) -> dict[str, float]:
 def _searched(model: Any, found: Search, given: dict[str, Any]) -> Picture:
     """The ways that fit, the fastest first."""
     command = command_of(("search",), model, {"on": found.cluster.name, "devices": found.devices, **given})
-    what = f"{found.batch_size:,} sequences of {found.seq_len:,} tokens a step on {found.cluster.name}"
+    sequences = f"{found.batch_size:,} sequence{'s' if found.batch_size > 1 else ''}"
+    what = f"{sequences} of {found.seq_len:,} tokens a step on {found.cluster.name}"
     if not found.found:
         raise InputError(str(found.sheets()[0].notes[0]))
     best = found.found[0]
@@ -146,7 +158,7 @@ def _searched(model: Any, found: Search, given: dict[str, Any]) -> Picture:
         tuple(
             Bar(name, _held(each.step), choose=pick) for name, each, pick in zip(names, found.found, picks, strict=True)
         ),
-        (found.memory, f"{size_of(int(found.memory))} there are"),
+        (found.memory, f"A device has {size_of(int(found.memory))}"),
         MADE,
     )
     notes = (
@@ -205,7 +217,7 @@ def _taken(many: Spread) -> list[Chart]:
             "Memory of a device",
             "bytes",
             tuple(rows),
-            (many.memory, f"{size_of(int(many.memory))} there are"),
+            (many.memory, f"A device has {size_of(int(many.memory))}"),
             MADE,
         ),
     ]

@@ -48,7 +48,7 @@ def modules(model: Any, **sizes: Any) -> Picture:
     _walk(root, step.model, 0, rows)
     largest = max(root.parts, key=lambda name: root.parts[name].values[0], default="")
     share = root.parts[largest].values[0] / root.values[0] if largest and root.values[0] else 0
-    title = f"{share:.0%} of the FLOPs are in the module {largest}" if largest else "The step by modules"
+    title = f"{100 * share:.0f} % of the FLOPs are in the module {largest}" if largest else "The step by modules"
     depth = f"{max(depth for depth, *_ in rows)} parts deep"
     lead = (
         f"The step by the modules of the program that the table was read from, {depth}. Open one to see what is in it."

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+from learncost.layers.layer import Layer
 from learncost.ledger.question import flags_typed
 
 
@@ -141,6 +142,6 @@ class Picture:
 
 def command_of(words: Sequence[str], model: object, settings: Mapping[str, Any]) -> str:
     """A command line; of what is no name of a model, the name that its file has on the page."""
-    name = model if isinstance(model, str) else getattr(model, "name", None) or "config.json"
+    name = f"{model.name}.table" if isinstance(model, Layer) else model if isinstance(model, str) else "config.json"
     given = {name: value for name, value in settings.items() if value is not None}
     return shlex.join(["learncost", *words, name, *flags_typed(given)])

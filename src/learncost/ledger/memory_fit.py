@@ -109,7 +109,7 @@ class Fit(Drawn):
     optimizer
         The optimizer.
     seq_len
-        Tokens in a sequence.
+        Tokens in a sequence; 0 where the model is a table that has none.
     ram
         Bytes of RAM that there are.
     flash
@@ -175,7 +175,7 @@ class Fit(Drawn):
         flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.ram)}"
         title = f"{where} of RAM{flash}: {self.dtype}, {self.optimizer}, "
-        title += f"sequences of {self.seq_len:,} tokens"
+        title += f"sequences of {self.seq_len:,} tokens" if self.seq_len else "by samples"
         left = frozenset(
             place for place, name in enumerate(columns) if name in ("procedure", "plan", "run by", "most is")
         )
@@ -192,7 +192,7 @@ class Fit(Drawn):
             return "Nothing fits. What to change stands below."
         fitting = []
         for name, row in best.items():
-            batch = f"{row.largest:,} sequence" + ("s" if row.largest > 1 else "")
+            batch = f"{row.largest:,} {'sequence' if self.seq_len else 'sample'}" + ("s" if row.largest > 1 else "")
             fitting.append(f"{name} {batch}" + (f" under {row.plan}" if row.plan else ""))
         return f"What fits at most: {'; '.join(fitting)}."
 
@@ -360,6 +360,10 @@ def fit(
     advice += [f"{refusal(refusal_key, names)}." for refusal_key, names in refused.items()]
     run = question.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
+    if run.model.configuration.layer and not {"M", "N"} & {
+        axis for axes in run.model.table.axes.values() for axis in axes
+    }:
+        length = 0
     model_name = run.model.configuration.name
     by_module = any(runners()[row.engine].module for row in rows)
     ran = module_named(question.module or usual_module(run.model)).name if by_module else ""

@@ -175,6 +175,9 @@ class Cost(Drawn):
         With `on`: the seconds of a step, their interval and what bounds them.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
+    over_time
+        Of a step over many devices, where a cluster is given: seconds of lines, of collectives that wait, and of those
+        beside what is computed.
     over
         With a mesh: its devices, what is cut over them, and what each sends. All counts are those of one device.
     priced

@@ -2,7 +2,7 @@
 
 PyTorch runs the step itself, with its own autograd: what is kept for the backward pass, which views share memory, and
 when a name of Python lets go of a tensor need not be told. Three things are otherwise than in a run with values, and
-are set right here: gradients that meet are added beside the first of them, where a run adds them in place; what a
+are set right here: gradients that meet, and zeros that are filled, are made anew, where a run adds in place; what a
 kernel takes for itself is not seen (`kernels`); integers and booleans would have no values, so they are computed.
 """
 
@@ -37,7 +37,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.running, self.path, self.made, self.backwards = running, "", "", False
         self._there: dict[int, Any] = {}
-        self._met: list[Any] = []
+        self._met: list[tuple[Any, str]] = []
+        self._zeros: set[int] = set()
         self._paths: dict[int, str] = {}
 
     def take(self, tensor: torch.Tensor, label: str) -> None:
@@ -63,11 +64,11 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.running.account.log.call(tensor.untyped_storage()._cdata, "gradients")
 
     def settle(self) -> None:
-        """What gradients that met are now is taken after the first of them has gone, in whose place a run adds them;
-        where somebody else has that one, it has not gone."""
-        for met in self._met:
+        """What gradients that met are now, or what filled zeros are, is taken after these have gone, in whose place it
+        stands in a run; where somebody else has them, they have not gone."""
+        for met, label in self._met:
             if (there := met()) is not None:
-                self.take(there, MEETING)
+                self.take(there, label)
         self._met = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,19 +77,31 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         answer = _answered(func, args, kwargs)
         if answer is not None:
             return answer[0]
-        result = results(func, args, func(*args, **kwargs))
+        result = results(func, args, kwargs)
         _compute(func, args, kwargs, result)
         node = torch._C._current_autograd_node()
         new = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         new = [each for each in new if each.untyped_storage()._cdata not in self._there]
-        if self.backwards and func is torch.ops.aten.add.Tensor and any(map(_in_place, args)):
-            self._met += [weakref.ref(each) for each in new]
-            return result
         label = self._label(func, node)
-        for each in new:
-            self.take(each, label)
+        if self.backwards and (self._meets(func, args) or self._fills(args)):
+            self._met += [(weakref.ref(each), label) for each in new]
+        else:
+            for each in new:
+                self.take(each, label)
+        if self.backwards and "zeros" in func._schema.name:
+            self._zeros = {each.untyped_storage()._cdata for each in new}
         self._buffered(func, args, kwargs, result, label)
         return result
+
+    @staticmethod
+    def _meets(func: Any, args: Any) -> bool:
+        """Whether gradients meet: the engine adds in place where the first lies in memory without gaps."""
+        return func is torch.ops.aten.add.Tensor and any(map(_in_place, args))
+
+    def _fills(self, args: Any) -> bool:
+        """Whether a formula fills zeros that it has made for it: in a run in place (`FunctionsManual.cpp`)."""
+        first = args[0] if args else None
+        return isinstance(first, torch.Tensor) and first.untyped_storage()._cdata in self._zeros
 
     def _buffered(self, func: Any, args: Any, kwargs: Any, result: Any, label: str) -> None:
         """What the kernel takes for itself while it runs."""
@@ -106,9 +119,6 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return f"{self.path}: {name}" if self.path else name
         path = self._paths.get(node._sequence_nr() + 1, "")
         return f"{path}: {name}, backward" if path else f"{name}, backward"
-
-
-MEETING = "gradients that meet, backward"
 
 
 def starred(path: str) -> str:

@@ -22,8 +22,15 @@ def _in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
     return x.numel() * FLOAT if x.dtype in (torch.bfloat16, torch.float16) else 0
 
 
+def _added_in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
+    """`ScatterGatherKernel.cpp`: what is scattered into bf16 and fp16 is added in float."""
+    return _in_float(x)
+
+
 KERNELS: Mapping[str, Row] = {
     "aten::mean": _in_float,
+    "aten::scatter_add": _added_in_float,
+    "aten::scatter_add_": _added_in_float,
 }
 
 
@@ -43,9 +50,24 @@ RESULTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 """Operators whose results without values are smaller than in a run."""
 
 
-def results(func: Any, args: Any, result: Any) -> Any:
+def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
+    """A product of groups, which takes bf16 alone where there are no values, and every type in a run."""
+    narrow = [
+        each.new_empty(each.shape, dtype=torch.bfloat16).as_strided(each.shape, each.stride()) for each in args[:2]
+    ]
+    return func(*narrow, *args[2:], **kwargs).to(args[0].dtype)
+
+
+INSTEAD: Mapping[str, Callable[[Any, Any, Any], Any]] = {
+    "aten::_grouped_mm": _grouped,
+}
+"""Operators that refuse tensors without values which they take in a run."""
+
+
+def results(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """What an operator returns, as large as in a run."""
-    row = RESULTS.get(func._schema.name)
+    instead, row = INSTEAD.get(func._schema.name), RESULTS.get(func._schema.name)
+    result = instead(func, args, kwargs) if instead else func(*args, **kwargs)
     return row(func, args, result) if row else result
 
 

@@ -18,15 +18,20 @@ UNREAD = {"key_distances", "places"}
 COMPOSED = {
     # what is written is padded, masked or stacked in the program, where a line of the notation reads at places
     "binary_loss",
+    "channel_mixing",
     "clamped_mixture_of_experts",
     "convolution",
     "mixture_of_experts",
     "patch_embedding",
     "recurrent",
+    "scaled_mixture_of_experts",
+    "selective_state_space",
     "separable_convolution",
     "sigmoid_mixture_of_experts",
     "softmax_mixture_of_experts",
+    "state_space_duality",
     "strided_convolution",
+    "time_mixing",
 }
 
 

@@ -39,7 +39,7 @@ def input_table(configuration: Configuration) -> Table:
 
 
 def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mapping[str, Any]:
-    """The inputs of the model's table that positions and settings say: float64, and int64 where they are places.
+    """The inputs of the model's table that positions and settings say: float64, int64 of places, and truths.
 
     sizes    those of the run (M, N), and of any axis that is to have another size than the configuration says
     Raises `InputError`.
@@ -114,6 +114,7 @@ def _run(
     arrays = {}
     for name in table.content.outputs:
         input_name = table.content.header(name)
-        array = arrays[input_name] = values[name].astype(np.int64 if input_name in indices else np.float64)
+        kind = np.int64 if input_name in indices else bool if values[name].dtype == bool else np.float64
+        array = arrays[input_name] = values[name].astype(kind)
         array.flags.writeable = False  # which others are given, too
     return MappingProxyType(arrays)

@@ -423,7 +423,10 @@ class Scope:
             elif self._is_expert(candidate):
                 outward = candidate
             elif outward and isinstance(candidate, Product) and candidate.sides.sums:
-                shares = next(term.name for term in candidate.right if term.name not in made_inside)
+                others = (term.name for term in candidate.right if isinstance(term, Term))
+                shares = next((name for name in others if name not in made_inside), None)
+                if shares is None:  # they scale what the experts read: line by line
+                    return None
                 return Experts((*lines, candidate), candidate.left[:1], value, shares, tuple(inward), outward)
             lines.append(candidate)
             made_inside |= set(candidate.makes)

@@ -313,11 +313,16 @@ def _calls(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, 
     if settings.get("optimizer") == default_optimizer(find_book(arguments["price_book"])):
         settings.pop("optimizer")
     model = settings.pop("model")
-    keywords = (f"{name}={value!r}" for name, value in settings.items())
+    keywords = (f"{name.replace('-', '_')}={_literal(value)}" for name, value in settings.items())
     return {
         "command": shlex.join(["learncost", "cost", model, *flags_typed(settings)]),
         "python": f"lc.cost({', '.join((repr(model), *keywords))})",
     }
+
+
+def _literal(value: object) -> str:
+    """A value in Python: what was typed as digits is a number."""
+    return value if isinstance(value, str) and value.isascii() and value.isdecimal() else repr(value)
 
 
 LARGEST = 2**53

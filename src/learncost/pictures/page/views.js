@@ -107,7 +107,7 @@ function drawPicture(place, view, picture, flags, beside) {
         ),
       ]
     : [];
-  place.classList.add("long");
+  place.classList.toggle("long", picture.charts.some((chart) => chart.rows?.length > 20)); // else it stays on one page
   place.replaceChildren(...heading(picture.title, picture.lead), ...controls, charts, ...[beside].filter(Boolean), ...notes, ...command);
   for (const chart of picture.charts) {
     const drawn = DRAWN[chart.kind]?.(chart, charts, (choice) => choose(choice)) ?? [];

@@ -14,9 +14,9 @@ import pytest
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
-# What is compiled is kept, the rewritten assertions and the package for the hundred processes that tests start; git
-# ignores it. Some images say otherwise.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What is compiled is kept, the package and the rewritten assertions; git ignores it. The processes that tests start
+# read it and write none: one whose files may not grow would leave half of one behind.
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.dont_write_bytecode = False
 
 # Tables are many small objects without circles: looking for circles after every 700 of them took a seventh of the time.

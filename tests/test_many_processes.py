@@ -192,10 +192,10 @@ def test_one_command_begins_a_run_and_goes_on(text, tmp_path):
 def test_an_elastic_run_goes_on_with_fewer(text, tmp_path, alone):
     run, port = tmp_path / "run", free_port()
     agent = ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
-    agent += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]
+    agent += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
     train = ["-m", "learncost", "train", str(text), *TINY[:-1], "200", "--save-every", "2", "--precision", "fp64"]
     command = [sys.executable, *agent, *train, "--mesh", "dp=*", "--out", str(run), "--or-resume"]
-    out = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     agents = [subprocess.Popen(command, **out)]
     while not socket_answers(port):
         time.sleep(0.1)

@@ -88,6 +88,14 @@ def test_what_cannot_be_placed_is_refused_in_one_line(mesh_text, place_text, mes
         place(table, mesh(mesh_text), clauses(place_text), sizes)
 
 
+@pytest.mark.parametrize(("mesh_text", "names"), [("cp=2", "cp"), ("tp=2", "megatron-sp")])
+def test_a_recurrence_is_not_cut_along_its_turns(mesh_text, names):
+    """A state that begins with zeros is no total: every turn reads what the one before it made."""
+    table, sizes, _, _ = whole("mamba")
+    with pytest.raises(InputError, match=r"hand .* on, so that they cannot run on the devices"):
+        place(table, mesh(mesh_text), chosen(None, names), sizes)
+
+
 def test_a_mesh_is_written_with_sizes():
     with pytest.raises(InputError, match="a mesh is written as dp=2,tp=4"):
         mesh("dp")

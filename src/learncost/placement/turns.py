@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Repeat
+from learncost.equation.table import Carry, Repeat, Sum
 from learncost.placement.layout import Layout, cut
 from learncost.placement.scope import Reason, Scope, readers
 
@@ -107,7 +107,7 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
     carried, kept = [], []
     for carry in repeat.carry:
         layout = _carried(inner, carry.start, totals[carry.start])
-        if over and carry.initial not in scope.zeros:
+        if over and (carry.initial not in scope.zeros or not _is_total(repeat, carry)):
             raise InputError(
                 f"turns over {repeat.count} hand {carry.start} on, so that they cannot run on the devices of "
                 f"{' and '.join(busy)} at once"
@@ -143,6 +143,17 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
             keep=tuple(kept),
         )
     )
+
+
+def _is_total(repeat: Repeat, carry: Carry) -> bool:
+    """Whether what turns hand on is only added to: a state that other lines read is none, even from zeros on."""
+    sums = {carry.start}
+    for line in repeat.lines:
+        if sums & {*line.reads}:
+            if not isinstance(line, Sum):
+                return False
+            sums |= {*line.makes}
+    return carry.end in sums and not sums & {name for name, _ in repeat.keep}
 
 
 def _kept_layout(inner: Scope, name: str) -> Layout:

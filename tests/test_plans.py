@@ -27,6 +27,15 @@ def repeats(table):
     return [line for line in table.lines if isinstance(line, Repeat)]
 
 
+def test_a_row_that_is_read_from_another_turn_is_made_by_another_kernel():
+    text = "t(X; g) -> Z\nU[B M d] = X[B M d] g[d]\nY[B M d] = exp(U[B M d])\nS[B M d] = Y[B M=(M - 1) d]"
+    table = planned(lc.layer(f"{text}\nZ[B M d] = Y[B M d] - S[B M d]").table, "fused")
+    first, second, shifted, last = (line.tag.kernel for line in table.lines)
+    assert first == second
+    assert shifted == last
+    assert first != last
+
+
 @pytest.mark.alike(every=2)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_runs_again_changes_nothing_bit_for_bit(model):

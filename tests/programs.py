@@ -60,5 +60,6 @@ def worst(found, expected):
         assert array.shape == right.shape, name
         assert np.isfinite(right).all(), name
         scale = max(1.0, float(np.max(np.abs(right), initial=0)))
-        errors[name] = float(np.max(np.abs(array - right), initial=0)) / scale
+        difference = np.abs(array * 1.0 - right)  # truths as numbers, too
+        errors[name] = float(np.max(difference, initial=0)) / scale
     return max(errors.items(), key=lambda item: float("inf") if np.isnan(item[1]) else item[1])

@@ -20,10 +20,10 @@ from learncost.equation.table import Kernel, Line, Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.proof.sample import small_sizes
-from learncost.readings.emit.c.c99 import C99
+from learncost.readings.emit.c.c99 import C99, products
 from learncost.readings.emit.c.printer import number
 from learncost.readings.emit.c.tree import Expression, Name, Operation
-from learncost.readings.emit.c99.functions import functions
+from learncost.readings.emit.c99.functions import called, functions
 from learncost.readings.emit.c99.program import REAL
 
 pytestmark = needs_compiler
@@ -69,7 +69,7 @@ def _kernels(cases: list[Case], folder: Path) -> dict[str, Any]:
     dtype = cases[0].dtype
     kernels = "\n".join(case.function.text for case in cases).replace("static void", "void")
     real = f"#include <stdint.h>\ntypedef {REAL[dtype]} real;\n"
-    text.write_text(real + "\n".join((C99.preamble, *functions(kernels, dtype), kernels)))
+    text.write_text(real + "\n".join((C99.preamble, *products(called(kernels)), *functions(kernels, dtype), kernels)))
     command = (*(compiler.compiler() or ()), *STRICT, str(text), "-o", str(made))
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
     library = ctypes.CDLL(str(made))

@@ -45,7 +45,7 @@ GPT2 = '{"model_type": "gpt2", %s}'
         ("[" * 100_000, "nested too deeply|not JSON"),
         ("{}", r"standard input: model_type is missing; it must be one of .*gpt2"),
         ('{"model_type": "gtp2"}', r"model_type 'gtp2' is unknown; did you mean 'gpt2'"),
-        ('{"model_type": "rwkv"}', r"model_type 'rwkv' is unknown; known ones are .*distilbert"),
+        ('{"model_type": "reformer"}', r"model_type 'reformer' is unknown; known ones are .*distilbert"),
         ('{"model_type": ["gpt2"]}', r"model_type \['gpt2'\] is unknown"),
         (GPT2 % '"n_embd": 24, "n_embd": 48', "gives 'n_embd' twice"),
         (GPT2 % '"n_embd": 24, "hidden_size": 48', "hidden_size = 48 contradicts n_embd = 24"),

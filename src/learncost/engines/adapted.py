@@ -66,13 +66,19 @@ def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
     return stretches
 
 
+def _codes(model: Model) -> dict[str, str]:
+    """The arrays of codes, and the weights that they stand for."""
+    return {weight.codes.name: weight.weight for weight in model.quantized}
+
+
 def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
     """The weights of the plain model that computes the same: paths added to the matrices beside which they run, codes
     as what they stand for. Raises `InputError` where one matrix would have to be two.
     """
     plain_weights = {weight.weight: dequantized(weight, weights, model.sizes) for weight in model.quantized}
-    codes = {weight.codes.name: weight.weight for weight in model.quantized}
-    plain_weights |= {name: weights[name] for name in model.table.weights if name not in codes}
+    plain_weights |= {name: weights[name] for name in model.table.weights if name not in _codes(model)}
+    made = {name for line, _, _ in _lines(model.table) for name in line.makes}
+    codes = {codes: weight for codes, weight in _codes(model).items() if weight not in made}  # which products read
     added = dict(plain_weights)
     readers: dict[str, int] = {}
     for line, lines, outer in _lines(model.table):
@@ -118,7 +124,7 @@ def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, flo
     middle = makers[up.right[0].name]
     a, b = middle.right[-1], up.right[-1]
     others = {term.name for term in middle.right[:-1]}
-    if others.isdisjoint(base.reads):  # a product of codes, behind which their scales stand
+    if others and others.isdisjoint(base.reads):  # a product of codes, behind which their scales stand
         base = makers[base.right[0].name]
     (weight,) = (term for term in base.right if term.name not in others)
     assert isinstance(base, Product)

@@ -112,7 +112,9 @@ def test_a_configuration_is_dropped_on_the_page(opened: Watched) -> None:
     drop(json.dumps(CONFIG))
     sizes = {name: value for name, value in CONFIG.items() if name.startswith(("n_", "vocab"))}
     until(page, f"{lc.cost('gpt2', **sizes).total.flops:,} FLOPs")
-    put(page, "seq_len", "32")
+    put(page, "model", "gpt-nine")
+    until(page, "unknown model 'gpt-nine'", "#problem")
+    put(page, "seq_len", "32")  # of the file still, which what was refused has not put away
     until(page, f"{lc.cost('gpt2', seq_len=32, **sizes).total.flops:,} FLOPs")
     opened.errors.clear()
 

@@ -283,7 +283,11 @@ def test_command_and_call_of_a_document_ask_for_the_same(tmp_path: Path, capsys:
     folder = tmp_path / "a reader's model; echo"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 2}))
-    names = {"model"}
+    names = {"model", "engine"}  # who runs the step is asked of its memory, and no setting of a cost
+    by_table, by_autograd = (document("gpt2", **SMALL, engine=engine) for engine in ("table", "autograd-for-loop"))
+    assert by_table["command"] == by_autograd["command"]
+    assert by_table["python"] == by_autograd["python"]
+    assert by_table["memory"]["engine"] != by_autograd["memory"]["engine"]
     for model, more in (*ASKED_FOR, (str(folder), {"num_hidden_layers": None})):
         sizes = {name: value for name, value in (SMALL | more).items() if value is not None}
         shown = document(model, **sizes)

@@ -193,11 +193,10 @@ function takeConfig(text, name) {
     page.refused = `${name} is no JSON: ${error.message}`;
     return render();
   }
-  const before = { config: page.config, state: page.state };
   page.config = text;
   page.state = Object.fromEntries(
     Object.entries(page.state).filter(([key]) => ["procedure", "on", "show", "order"].includes(key)),
   );
   page.state.model = "config.json";
-  ask(page.state, () => Object.assign(page, before));
+  ask(page.state, true);
 }

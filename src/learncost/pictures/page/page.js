@@ -210,6 +210,7 @@ async function copy(button, text) {
 function start() {
   page.current = GIVEN.documents[0];
   page.answered = queryKey({});
+  page.good = { state: {}, config: null };
   page.state = stateOf(location.hash);
   drawExport();
   takeDrops();

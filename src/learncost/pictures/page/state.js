@@ -141,8 +141,10 @@ function queryOf(state, withViews = false) {
   return query;
 }
 
-/** In the explorer: ask the server for what is chosen; a late answer to an earlier question is dropped. */
-async function ask(state, undo = null) {
+/** In the explorer: ask the server for what is chosen; a late answer to an earlier question is dropped, and what was
+ * to be asked a moment later is not asked. What is refused changes nothing: what was answered last is chosen again. */
+async function ask(state, isEntry = false) {
+  clearTimeout(waiting);
   const number = ++questions,
     key = queryKey(state, ofViews()),
     query = queryOf(state);
@@ -153,20 +155,17 @@ async function ask(state, undo = null) {
     if (number !== questions) return;
     page.answered = key;
     if (!answer.ok) {
-      undo?.();
-      if (page.good) {
-        page.state = page.good;
-        page.answered = queryKey(page.state, ofViews());
-        history.replaceState(null, "", addressOf(page.state));
-      } else page.state = {};
+      Object.assign(page, page.good);
+      page.answered = queryKey(page.state, ofViews());
+      history.replaceState(null, "", addressOf(page.state));
       page.refused = content.error ?? `The server said ${answer.status}.`;
       return render();
     }
     page.refused = null;
-    page.good = { ...state };
+    page.good = { state: { ...state }, config: page.config };
     withShared(content);
     page.current = content;
-    if (undo) history.pushState(null, "", addressOf(page.state));
+    if (isEntry) history.pushState(null, "", addressOf(page.state));
     render();
   } catch (error) {
     if (number === questions) problem(`The server does not answer: ${error.message}`);

@@ -6,7 +6,7 @@ import re
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-PRODUCT = re.compile(r"aten::(addmm|mm|baddbmm|bmm|addmv|\w*flash_attention\w*|mkldnn_\w+|\w*conv\w*)")
+PRODUCT = re.compile(r"aten::(addmm|mm|baddbmm|bmm|addmv|\w*flash_attention\w*|mkldnn_\w+|\w*conv\w*)_?")
 """Operators whose kernels take buffers for themselves."""
 
 

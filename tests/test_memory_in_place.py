@@ -51,7 +51,7 @@ class Idle:
 def test_the_predicted_peak_is_that_of_the_allocator(
     model, sizes, procedure, optimizer, batch, length, dtype, plan, kernels, monkeypatch
 ):
-    from allocator import most, scratch
+    from allocator import apart
 
     if kernels == "idle":
         monkeypatch.setattr(in_place, "Kernels", Idle)
@@ -76,6 +76,10 @@ def test_the_predicted_peak_is_that_of_the_allocator(
         for _ in range(2):
             program(batch_of)
 
-    # What is more are sums over all sequences of the rows of a position, and what the library takes for a product.
-    assert needs.peak <= most(train) <= 1.02 * needs.peak + (scratch() if dtype == "bf16" else 0)
+    with in_place.library_products():
+        pass  # which library is exact here is tried once in a process, not in a step
+    # What is more are sums over all sequences of the rows of a position. What oneDNN takes for a product is apart: it
+    # does those of fp32, too, where the processor is not Intel's.
+    peak = apart(train)[1]
+    assert needs.peak <= peak <= 1.01 * needs.peak
     assert sum(needs.split.values()) == needs.peak

@@ -272,7 +272,8 @@ def test_autograd_of_a_table_takes_what_the_allocator_says_of_its_module(text, m
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        module(x).sum().backward()
+        out = module(x)  # what a table gives is there to the end
+        out.sum().backward()
         optimizer.step()
 
     step()
@@ -280,8 +281,7 @@ def test_autograd_of_a_table_takes_what_the_allocator_says_of_its_module(text, m
     there = 4 * (3 * sum(parameter.numel() for parameter in module.parameters()) + x.numel())
     sizes = dict(zip("BM", shape[:1] if len(shape) == 4 else shape, strict=False))
     measured = allocator.apart(step)[1] + there
-    # Attention's own kernel takes and gives back otherwise with one thread than with two.
-    assert abs(lc.memory(lc.layer(text), **sizes).peak - measured) < (0.005 if text is IMAGES else 0.05) * measured
+    assert abs(lc.memory(lc.layer(text), **sizes).peak - measured) < 0.005 * measured
 
 
 def test_the_explorer_takes_a_table_that_comes_along():

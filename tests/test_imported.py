@@ -100,7 +100,14 @@ def test_inputs_of_forward_by_row_and_by_name():
             return (batch["x"] * batch["y"]).sum()
 
     several = (torch.randn(5, 3), torch.randn(5, 3), torch.randn(3))
-    assert "more_0[B f]" in read_module(V(), several, {"x": "B f"}).text.replace("[B n]", "[B f]")
+    sizes = "add[n n2] = more_0[n n2] + more_1[n2]"  # those of the examples, which `*more` has always
+    assert sizes in read_module(V(), several).text
+    assert lc.from_module(V(), several).sizes == {"n": 5, "n2": 3}
+    with pytest.raises(
+        lc.InputError, match=r"with B open: its code fixes it to 5, .* or an input whose size is a number"
+    ):
+        lc.from_module(V(), several, symbols={"x": "B f"})
+    assert lc.from_module(V(), several[:1], symbols={"x": "B f"}).table.axes["x"] == ("B", "f")  # none more
     named = {"x": several[0], "y": several[1]}
     assert parity(K(), named, read_module(K(), named)).value < 1e-12
     with pytest.raises(lc.InputError, match="forward has no parameter x, and PyTorch keeps no size open"):

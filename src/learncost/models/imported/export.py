@@ -46,7 +46,8 @@ def arguments(module: Any, inputs: Any) -> dict[str, Any]:
     parameters = inspect.signature(module.forward).parameters
     for name, parameter in parameters.items():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            given[name], several = tuple(several), []
+            if several:
+                given[name], several = tuple(several), []
         elif several and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             given[name] = several.pop(0)
     if several:

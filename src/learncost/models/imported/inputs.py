@@ -172,7 +172,9 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
     """
     import torch
 
-    names = [*inspect.signature(module.forward).parameters]
+    from learncost.models.imported.export import arguments
+
+    parameters = inspect.signature(module.forward).parameters
     if isinstance(said, Mapping) and said and all(isinstance(value, str) for value in said.values()):
         if symbols:
             raise InputError("texts say themselves which sizes stay open: leave `symbols` out")
@@ -183,17 +185,20 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
         several = tuple(said) if isinstance(said, tuple | list) else (said,)
         if several and all(isinstance(value, str) for value in several):
             return parse_inputs(several)
-        if len(several) > len(names):
+        rows = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values())
+        if len(several) > len(parameters) and not rows:
             raise InputError(f"there are {len(several)} inputs, and {type(module).__name__} takes {takes_text(module)}")
-        said = dict(zip(names, several, strict=False))
+        said = arguments(module, several)
     if wrong := next((name for name in symbols if name not in said), None):
         raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, said)}; the inputs are {', '.join(said)}")
-    return {
-        name: torch.zeros_like(value, device="cpu").requires_grad_(value.requires_grad)
-        if isinstance(value, torch.Tensor) and value.device.type == "meta"
-        else value
-        for name, value in said.items()
-    }
+
+    def made(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "meta":
+            return torch.zeros_like(value, device="cpu").requires_grad_(value.requires_grad)
+        return value
+
+    # Of `*several` all stand in one tuple.
+    return {name: tuple(map(made, value)) if type(value) is tuple else made(value) for name, value in said.items()}
 
 
 def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, ...]:

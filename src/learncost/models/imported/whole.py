@@ -46,7 +46,8 @@ def table_of(
             imported = read_module(whole, taken, letters, name=name, unknown=unknown, fold=fold)
         for letter, size in imported.exported.fixed.items():
             raise FixedError(
-                f"{called} cannot be read with {letter} open: its code fixes it to {size}, as a loop over it does; "
+                f"{called} cannot be read with {letter} open: its code fixes it to {size}, as a loop over it does, or "
+                "an input whose size is a number does; "
                 f"write the number itself, as in {_with(values, letters, letter, size)}"
             )
         return imported.text

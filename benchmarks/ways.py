@@ -5,8 +5,7 @@
     python benchmarks/ways.py FOLDER --procedure bp,skip       these procedures alone
     python benchmarks/ways.py FOLDER --table                   what is there, as the tables of the page
 
-What is there is not run again, so that a run that was stopped goes on with the next entrant. A training has the steps
-after which backpropagation gained less than a hundredth of its loss by half as many more. It takes hours: nice -n 19.
+What is there is not run again: a run that was stopped goes on with the next entrant. It takes hours: nice -n 19.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import pytest
 
 import learncost as lc
+from learncost.models.small import small
 from sampling import sampled
 
 
@@ -43,3 +44,9 @@ def test_the_plan_of_a_narrow_type_fits_where_one_does(dtype):
 def test_microbatches_wait_for_the_optimizer():
     needs = lc.memory("gpt2", batch_size=8, seq_len=128, plan="auto", accumulate=4)
     assert "at-once" not in needs.plan
+
+
+@pytest.mark.parametrize("engine", ["table", "torch"])
+def test_another_name_of_what_stays_inside_of_a_kernel_is_an_array(engine):
+    """Mamba's gradient of what a scan kept is one operand of a product that a kernel does not store, transposed."""
+    assert lc.memory(small("mamba"), engine=engine, batch_size=2, seq_len=4).peak > 0

@@ -228,3 +228,10 @@ def test_every_reading_speaks_of_the_same_parameters():
     tied, untied = ({**masked, "tie_word_embeddings": tied} for tied in (True, False))
     counts = {reading(untied, seq_len=4).parameters for reading in (lc.cost, lc.conventions, lc.rules)}
     assert counts == {lc.cost(tied, seq_len=4).parameters + 10 * 8 + 10}
+
+
+@pytest.mark.parametrize("model", ["mamba-130m", "rwkv-4-169m"])
+def test_a_model_without_attention_has_no_rule_of_softmax(model):
+    found = rules(model).rules
+    assert all(rule.cases for rule in found)
+    assert "softmax" not in {rule.thumb.key for rule in found}

@@ -225,7 +225,7 @@ def _twice(title: str, once: Number, twice: Number, book: str) -> list[Case]:
 
 def _products(measures: Measures) -> _Found:
     axes = measures.run.axes
-    width, head = axes["d"], axes["k"]
+    width = axes["d"]
     expressions = measures.run.model.rules
     grown = {axis for axis, rule in expressions.items() if _WITH_THE_WIDTH.search(rule) and "/" not in rule}
     wide = {**axes, **{axis: max(1, 8192 * axes[axis] // width) for axis in ("d", *grown)}}
@@ -243,7 +243,8 @@ def _products(measures: Measures) -> _Found:
         for block in measures.blocks:
             once = measures.flops("bp", book, _is_softmax, block)
             other = measures.flops("bp", "matmul", lambda row: forward(row) and row.kind == "attention", block)
-            cases.append(Case(block.title, thumbs()["softmax"].at(k=head), Fraction(once) / other, book))
+            if other:
+                cases.append(Case(block.title, thumbs()["softmax"].at(k=axes["k"]), Fraction(once) / other, book))
     yield "softmax", cases
     multiplied, added = measures.additions
     rule = thumbs()["products"].at(P=multiplied)

@@ -116,7 +116,8 @@ def _calls(lines: Sequence[Statement], values: Values, handed: set[str], rules: 
         else:
             reads = tuple(name for name in line.reads if name not in inside)
             writes = tuple(name for name in line.makes if name not in inside)
-            yield Call((line,), reads, writes, tuple(_shares(line, values, rules)) if writes else ())
+            shares = (share for share in _shares(line, values, rules) if share.read not in inside)
+            yield Call((line,), reads, writes, tuple(shares) if writes else ())
 
 
 def _shares(line: Line, values: Values, rules: Rules) -> Iterator[Share]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from learncost.equation.table import Line, Literal, Product, Sum, Tag, Term, Word
-from learncost.equation.value import Value
+from learncost.equation.value import Role, Value
 
 LAYER = "codes"
 """The layer of the lines that make codes, and values of them."""
@@ -26,8 +26,8 @@ def coded(number: Term, name: str, inside: Sequence[str], values: Values, macro:
     rows = tuple(axis for axis in axes if axis not in inside)
     tag = Tag(LAYER, macro=macro)
 
-    def term(part: str, of: tuple[str, ...], role: str = "step", dtype: str = "") -> Term:
-        values[f"{name}.{part}"] = Value(of, "value" if role == "value" else "step", dtype=dtype)
+    def term(part: str, of: tuple[str, ...], role: Role = "step", dtype: str = "") -> Term:
+        values[f"{name}.{part}"] = Value(of, role, dtype=dtype)
         return Term(f"{name}.{part}", of)
 
     size, most, least = term("size", axes), term("most", rows), term("least", rows)

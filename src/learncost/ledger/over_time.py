@@ -12,15 +12,13 @@ from learncost.devices.collective import groups, transfer
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Word
 from learncost.ledger.over import OverMesh
 from learncost.ledger.sheet import seconds_of
 from learncost.ledger.timing import Timing, timing
 from learncost.models.files import looks_like_path, read_path
 from learncost.readings.price import Book, Row
 from learncost.readings.time import Rates
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND
+from learncost.vocabulary.collectives import is_collective
 
 BESIDE = ("weights", "gradients")
 """What collectives move that run beside what is computed; the others wait."""
@@ -125,7 +123,7 @@ def over_time(
     book: Book,
 ) -> OverTime:
     """The time of the priced rows of a placed table on a device of a cluster."""
-    computed = [row for row in rows if not _moves(row)]
+    computed = [row for row in rows if not is_collective(row.source)]
     lines = timing(computed, sizes, rates, dtype, book)
     found, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()
     beside, waits = {True: 0.0, False: 0.0}, 0.0
@@ -147,8 +145,3 @@ def over_time(
     exposed = sum(max(0.0, beside[forward] - room[forward]) for forward in beside)
     moved = tuple(sorted(several.values(), key=lambda row: -row.seconds))
     return OverTime(cluster.name, lines, moved, waits, sum(beside.values()), exposed)
-
-
-def _moves(row: Row) -> bool:
-    line = row.source
-    return isinstance(line, Line) and isinstance(line, Word) and entry(line.word).kind == KIND

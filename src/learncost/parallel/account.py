@@ -35,8 +35,7 @@ from learncost.readings.price import Row, price
 from learncost.readings.time import Rates
 from learncost.readings.time.predict import parts as seconds_of
 from learncost.readings.time.work import WorkAxes, works_axes
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
+from learncost.vocabulary.collectives import is_collective, sends
 
 PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update": "W", "optimizer_step": "O"}
 """Macro-operations by the pass of a pipeline that they are of; O is the optimizer, once a step."""
@@ -382,7 +381,7 @@ class Account:
         owners = {held.name: held.segments[0] for held in self.held}
         for line, counts in walk(table.lines):
             segment = walker.segment(line.tag.macro, counts)
-            if not isinstance(line, Word) or entry(line.word).kind != KIND or line.word in SENDS_NOTHING:
+            if not sends(line):
                 continue
             name = placed.holds.get(line.name, line.name)
             known = placed.whole.known.get(name)
@@ -430,7 +429,7 @@ class Account:
         found: dict[tuple[int, str], float] = {}
         for work, seconds in zip(works, seconds_of(works, rates), strict=True):
             segment, line = places[work.main], self._rows[work.main].source
-            if isinstance(line, Word) and entry(line.word).kind == KIND:
+            if is_collective(line):
                 continue  # its time is that of the links
             if of_experts != 1.0 and isinstance(line, Product) and _of_choices(line):
                 seconds = replace(seconds, compute=seconds.compute / of_experts)

@@ -12,7 +12,7 @@ from learncost.equation.count import cuts, whole
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word, terms_of
 from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND
+from learncost.vocabulary.collectives import is_collective
 
 CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "a turn's own"
 """How an array is over an axis of the mesh; else it is partial, `sum`, `max` or `min`. What is sent is cut by rows."""
@@ -101,7 +101,7 @@ class _Check:
             cut_as = [[self.mesh_axis in cuts(a) for a in axes] for axes in (self.axes[term.name], term.declared)]
             if cut_as[0] != cut_as[1]:
                 raise self.refuse(line, f"{term.name} is read as [{' '.join(term.declared)}]")
-        if isinstance(line, Word) and entry(line.word).kind == KIND:
+        if is_collective(line):
             self.collective(line, states)
             return
         if self.busy:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from math import prod
 
 from learncost.equation.count import shape_of
-from learncost.equation.table import Word, walk
+from learncost.equation.table import walk
 from learncost.equation.value import INDICES, Value
 from learncost.placement.clauses import kind_of
 from learncost.placement.place import Placed
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
+from learncost.vocabulary.collectives import sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def collectives(
         for name in line.reads:
             readers.setdefault(name, line.name)
     for number, (line, turns) in enumerate(walk(table.lines)):
-        if not isinstance(line, Word) or entry(line.word).kind != KIND or line.word in SENDS_NOTHING:
+        if not sends(line):
             continue
         name = placed.holds.get(line.name, line.name)
         role = kind_of(placed.whole, name, placed.whole.known.get(name, Value(())))[0]

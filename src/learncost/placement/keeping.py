@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Statement, Table, Term, Word
+from learncost.equation.table import Repeat, Statement, Table, Term
 from learncost.equation.value import Value
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND
+from learncost.vocabulary.collectives import is_collective
 
 
 def keeping(table: Table, words: tuple[str, ...]) -> tuple[Table, Mapping[str, str]]:
@@ -79,7 +78,7 @@ def _kept(
 
 def _source(line: Statement, words: tuple[str, ...], stacks: Mapping[str, str]) -> _Source | None:
     """What a collective of a turn is of, where all that it reads are slices of stacks; else None."""
-    if not isinstance(line, Word) or line.word not in words or entry(line.word).kind != KIND:
+    if not is_collective(line) or line.word not in words:
         return None
     operands = [term for term in line.right if isinstance(term, Term)]
     if any(term.name not in stacks for term in operands):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Table, Tag, Term, Word
+from learncost.equation.table import Line, Repeat, Statement, Table, Tag, Term, Word, walk
 from learncost.layers.stages import Sent, Stage
 from learncost.placement.clauses import Clause
 from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed, place
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND
+from learncost.vocabulary.collectives import is_collective
 
 BLOCKS = "blocks"
 """Stands in a clause for the turns of all repeats of blocks, whatever a family calls their number."""
@@ -105,13 +104,12 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
         axes = values[operand or name].axes
         values[name] = replace(values[operand or name], axes=axes)
         right = (Term(operand, axes),) if operand else ()
-        macro = last.tag.macro if isinstance(last, Line) else next(_lines(last)).tag.macro
         tag = Tag("pipeline", macro=macro, local=name, why=why)
         given = ("X",) if operand else ()
         return Word((Term(name, axes),), right, (), tag, word, (axis, *map(str, places)), "body", given, ("Y",))
 
     for last in table.lines:
-        macro = (last if isinstance(last, Line) else next(_lines(last))).tag.macro
+        macro = next(inner for inner, _ in walk((last,))).tag.macro
         for name, sent in list(waiting.items()):
             if macro == "forward" and not step.stage.table.known.get(name):
                 continue  # gradients come when the forward pass is done
@@ -121,7 +119,7 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
         names = {}
         for gradient, stages in tied.items():
             held = next((name for name in last.reads if placed.holds.get(name, name) == gradient), "")
-            if macro == "optimizer_step" and held and gradient not in gone and not _is_moved(last):
+            if macro == "optimizer_step" and held and gradient not in gone and not is_collective(last):
                 gone.add(gradient)
                 why = f"stages {' and '.join(map(str, stages))} have the same weight: its gradients are summed"
                 names[held] = f"{held}.tied"
@@ -137,15 +135,3 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
                 lines.append(line(f"{name}.sent.{sent.target}", "send", name, (sent.target,), why))
     inputs = tuple(name for name in table.inputs if name not in received)
     return replace(table, lines=tuple(lines), values=values, inputs=inputs)
-
-
-def _is_moved(line: Statement) -> bool:
-    return isinstance(line, Word) and entry(line.word).kind == KIND
-
-
-def _lines(*statements: Statement) -> Iterator[Line]:
-    for statement in statements:
-        if isinstance(statement, Repeat):
-            yield from _lines(*statement.lines)
-        else:
-            yield statement

@@ -31,8 +31,7 @@ from learncost.procedures.staged import staged
 from learncost.proof.check import Values, sound_arrays, survived, values_of
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
+from learncost.vocabulary.collectives import sends
 
 TOLERANCE = 1e-12
 """How far a value may be from that of one device, of the largest gradient or of the value's own largest number."""
@@ -288,7 +287,7 @@ def _moved(
 
 
 def _count(sent: list[tuple[str, int]], line: Line, values: Mapping[str, Any]) -> None:
-    if isinstance(line, Word) and entry(line.word).kind == KIND and line.word not in SENDS_NOTHING:
+    if sends(line):
         before, after = (np.asarray(values[name]).nbytes for name in (line.right[0].name, line.name))
         # Of rows each device has as many as come to it: all together they are those that are priced.
         rows = {"dispatch": after, "combine": before}

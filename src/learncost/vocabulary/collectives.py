@@ -7,7 +7,10 @@ gradient: lines are placed after they are derived. Behind the mesh axis stand pl
 
 from __future__ import annotations
 
-from learncost.vocabulary.entry import Entry, define
+from typing import TypeGuard
+
+from learncost.equation.table import Word
+from learncost.vocabulary.entry import Entry, define, entry
 
 KIND = "collective"
 
@@ -33,3 +36,13 @@ define(
 
 SENDS_NOTHING: frozenset[str] = frozenset({"shard", "receive"})
 """Collectives that every device answers from what it has, or that somebody else sends."""
+
+
+def is_collective(line: object) -> TypeGuard[Word]:
+    """Whether a line is a word between devices."""
+    return isinstance(line, Word) and entry(line.word).kind == KIND
+
+
+def sends(line: object) -> TypeGuard[Word]:
+    """Whether a line is one by which a device sends something."""
+    return is_collective(line) and line.word not in SENDS_NOTHING

@@ -59,16 +59,26 @@ _ON_VALUES = frozenset({"GuardOnDataDependentSymNode", "DynamicOutputShapeExcept
 
 
 @contextmanager
-def exports(called: str) -> Iterator[None]:
-    """What an export raises, in one line with the user's own file and line, and what can be done.
-
-    What PyTorch prints and logs about it is not shown.
-    """
+def silenced() -> Iterator[None]:
+    """Without what is printed, logged and warned of meanwhile."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def exports(called: str) -> Iterator[None]:
+    """What an export raises, in one line with the user's own file and line, and what can be done.
+
+    What PyTorch prints and logs about it is not shown.
+    """
+    try:
+        with silenced():
             yield
     except InputError as error:
         if error.__cause__ is None or not isinstance(error.__cause__, Exception):
@@ -76,8 +86,6 @@ def exports(called: str) -> Iterator[None]:
         raise refusal(error.__cause__, called) from None
     except Exception as error:
         raise refusal(error, called) from None
-    finally:
-        logging.disable(before)
 
 
 def refusal(error: Exception, called: str) -> InputError:

@@ -23,8 +23,7 @@ from learncost.pictures.views.picture import MADE, Bar, Bars, Chart, Lanes, Line
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.schedule.pipeline import run
 from learncost.schedule.pipeline import schedule as schedule_of
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND
+from learncost.vocabulary.collectives import is_collective
 
 DEVICES = 8
 """Devices that are looked at first."""
@@ -279,7 +278,7 @@ def _placed(
         if not isinstance(line, Repeat) and line.tag.macro != macro:
             macro = line.tag.macro
             rows.append((0, macro.replace("_", " "), False, None, ""))
-        moves = isinstance(line, Word) and entry(line.word).kind == KIND
+        moves = is_collective(line)
         why = line.tag.why if isinstance(line, Word) else ""
         times = f", {number(collective.times)} times" if collective and collective.times > 1 else ""
         amount = collective.payload_bytes if collective else None

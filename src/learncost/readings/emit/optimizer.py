@@ -9,7 +9,7 @@ from learncost.readings.emit.expression import Code
 from learncost.readings.emit.records import Group, Weights
 from learncost.readings.emit.scope import Scope
 from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND
+from learncost.vocabulary.collectives import is_collective
 
 
 def collapsed(scope: Scope, lines: Sequence[Line], weights: Weights) -> Iterator[tuple[Line | None, str]]:
@@ -17,7 +17,7 @@ def collapsed(scope: Scope, lines: Sequence[Line], weights: Weights) -> Iterator
     heading = "optimizer"
     left = list(lines)
     for group in weights.groups:
-        words = [line for line in left if isinstance(line, Word) and line.right and entry(line.word).kind != KIND]
+        words = [line for line in left if isinstance(line, Word) and line.right and not is_collective(line)]
         stepped_lines = [line for line in words if line.right[0].name in group.names]
         if _record(scope, stepped_lines, group, heading):
             left = [line for line in left if line not in stepped_lines]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from learncost.equation.count import cuts, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Line, Repeat, Statement, Table, Word, check_derived, walk, windows
+from learncost.equation.table import Line, Repeat, Statement, Table, check_derived, walk, windows
 from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function
@@ -26,8 +26,8 @@ from learncost.readings.emit.scope import FIRST, Scope
 from learncost.readings.emit.scope import Statement as Made
 from learncost.readings.emit.turns import Turns
 from learncost.readings.emit.words import Helpers
-from learncost.vocabulary import entries, entry
-from learncost.vocabulary.collectives import KIND
+from learncost.vocabulary import entries
+from learncost.vocabulary.collectives import is_collective
 
 _RESERVED = (
     "np",
@@ -386,7 +386,7 @@ class _Writer:
 
 def _meets(lines: Iterable[Statement]) -> bool:
     """Whether some lines are collectives."""
-    return any(isinstance(line, Word) and entry(line.word).kind == KIND for line in lines)
+    return any(map(is_collective, lines))
 
 
 def _read_once(lines: Iterable[Statement], steps: Set[str]) -> set[str]:

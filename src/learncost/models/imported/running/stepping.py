@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import io
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.models.imported.refusals import told
+from learncost.models.imported.refusals import silenced, told
 from learncost.schedule.autograd.running import Running
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -65,18 +62,13 @@ class Stepping:
 @contextmanager
 def _in_one_line() -> Iterator[None]:
     """What a module raises without values, in one line; what is printed and logged about it is not shown."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silenced():
             yield
     except InputError:
         raise
     except Exception as error:  # whatever a user's module raises
         raise InputError(f"it does not run without values ({told(error)})") from None
-    finally:
-        logging.disable(before)
 
 
 class _Empty:

@@ -1,11 +1,14 @@
 """The matrix of what families are good for: fields of it are done again, and it must be of the tables of today."""
 
 import random
+from pathlib import Path
 
 import pytest
 
+from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.models.families import FAMILIES
+from learncost.procedures.procedure import LEARNING, procedure
 from learncost.training.support import UNTRIED, checksum, fields, kept_support, reason
 
 SLOW = ("jax", "verify")
@@ -25,6 +28,16 @@ def test_the_matrix_is_of_the_tables_of_today() -> None:
     for name, family in kept_support().items():
         assert family["reasons"].keys() == fields().keys()
         assert family["table"] in ("", checksum(name)), name
+
+
+def test_a_procedure_of_a_file_is_asked_of_nobody_else(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('schedule = ["forward", "backward", "update"]\n')
+    assert procedure(str(file)).moves.keys() == procedure("bp").moves.keys()
+    assert not [name for name in (*LEARNING, *fields()) if "mine" in name]
+    file.write_text('schedule = ["forward", "update"]\n')
+    with pytest.raises(InputError, match="has changed since it was read"):
+        procedure(str(file))
 
 
 def test_a_dozen_fields_are_as_they_were_found() -> None:

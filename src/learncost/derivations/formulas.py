@@ -29,7 +29,7 @@ from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.procedures.procedure import LEARNING, PROCEDURES, step
+from learncost.procedures.procedure import PROCEDURES, step
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings import write
 from learncost.readings.price import Book, Row, price
@@ -184,7 +184,7 @@ class Formulas(Readable):
         if self.one_width:
             notes.append("h d_k is written d_model.")
         book = self.price_book
-        compares = LEARNING[self.procedure].compares
+        compares = find_procedure(self.procedure).compares
         if self.layer == "embedding" and compares and self.rows[0].passes == 1:
             notes.append("Forward: all passes together, the modulated one being dense.")
         elif book.rule == "executed" and compares:
@@ -374,7 +374,7 @@ def _rows(topic: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tupl
             kind: tuple(n for n, procedure_of in PROCEDURES.items() if procedure_of.compares == kind)
             for kind in (False, True)
         }
-        compares = LEARNING[procedure].compares
+        compares = find_procedure(procedure).compares
         modulated = _modulated_embedding(topic, procedure if compares else groups[True][0])
         updates = priced["weight_update"] if compares else modulated["weight_update"]
         if modulated["weight_update"] != priced["weight_update"]:

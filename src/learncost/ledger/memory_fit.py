@@ -23,7 +23,8 @@ from learncost.models.configuration import Configuration
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
-from learncost.procedures.procedure import LEARNING, PROCEDURES, several
+from learncost.procedures.procedure import PROCEDURES, several
+from learncost.procedures.procedure import procedure as find_procedure
 from learncost.schedule.autograd import module_named
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
@@ -206,7 +207,7 @@ class Fit(Drawn):
             rule += (
                 " In inference all are frozen: a prompt of so many tokens, or its last one with a cache of the others."
             )
-        if any(row.procedure != NAME and LEARNING[row.procedure].modes for row in self.rows):
+        if any(row.procedure != NAME and find_procedure(row.procedure).modes for row in self.rows):
             rule += " pepita and mempepita are the paper's, as in learncost memory --mode paper."
         engines = dict.fromkeys(row.engine for row in self.rows)
         if TABLE in engines:
@@ -334,7 +335,8 @@ def fit(
         named_one("engine", engine, runners())
     names = tuple(dict.fromkeys(several(procedures) or EVERY))
     for name in names:
-        named_one("procedure", name, {NAME: None, **LEARNING})
+        if name != NAME:
+            find_procedure(name)
     from learncost.ledger.memory_lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(seq_len)) is not None:
@@ -532,7 +534,7 @@ class Asked:
             return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
         if (
             procedure == NAME
-            or not LEARNING[procedure].differentiates
+            or not find_procedure(procedure).differentiates
             or any(choice is not None for choice in self.learns)
         ):
             return None

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded
 from learncost.ledger.show import active, convention, learning, title, words
-from learncost.procedures.procedure import LEARNING, MACRO_OPERATIONS
+from learncost.procedures.procedure import MACRO_OPERATIONS
+from learncost.procedures.procedure import procedure as find_procedure
 
 if TYPE_CHECKING:
     from learncost.ledger.compare import Comparison, Overtaking
@@ -93,7 +94,7 @@ def _ratios(comparison: Comparison) -> Sheet:
             ratios = [comparison.ratio(name, book, kind.lower()) for name in comparison.procedures]
             cells = ("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
             rows.append(Row((f"{book}, {kind}", *cells)))
-    notes = (_JACOBIANS,) if any(LEARNING[name].compares for name in comparison.procedures) else ()
+    notes = (_JACOBIANS,) if any(find_procedure(name).compares for name in comparison.procedures) else ()
     return Sheet("One step over one step of bp, by price book", ("", *comparison.procedures), tuple(rows), notes)
 
 

@@ -132,9 +132,11 @@ PAPER = next(iter(MODES))
 
 _ALL = [Procedure(name, **row) for name, row in _TABLE["procedures"].items()]
 
-_LEARNING = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.learns}
-LEARNING: Mapping[str, Procedure] = _LEARNING
+LEARNING: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.learns}
 """Those that learn."""
+
+_READ: dict[str, tuple[str, Procedure]] = {}
+"""Those of files, by path, each with the text that it was read from."""
 
 PROCEDURES: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.usual}
 """Those that are compared unasked."""
@@ -153,8 +155,8 @@ def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
 
 def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedure:
     """A procedure that learns by its name, or one of `also`; an unknown one is refused with all of them."""
-    if name.endswith(".toml") and name not in LEARNING:
-        _read(name)
+    if name.endswith(".toml"):
+        return _of_file(name)
     if "," in name:
         raise InputError(f"one procedure goes here, not {name!r}: compare, memory, fit, sweep and contest take several")
     return named_one("procedure" if also else "learning procedure", name, {**LEARNING, **(also or {})})
@@ -164,14 +166,28 @@ _FIELDS = ("title", "source", "schedule", "lines", "decay", "distance", "held")
 """What a file of one's own may say of a procedure."""
 
 
-def _read(path: str) -> None:
-    """Add the procedure that a file has: a title, a source, a schedule, and what procedures.toml says besides.
+def _of_file(path: str) -> Procedure:
+    """The procedure that a file has. What was answered of it is remembered by its path: it may not change meanwhile."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no file with a procedure: {str(error).splitlines()[0]}") from None
+    if path not in _READ:
+        _READ[path] = text, _read(path, text)
+    text_read, procedure_read = _READ[path]
+    if text != text_read:
+        raise InputError(f"{path} has changed since it was read: save it under another name, or start Python again")
+    return procedure_read
 
-    Raises `InputError` in one line for a file that is none.
+
+def _read(path: str, text: str) -> Procedure:
+    """The procedure of a file's text: a title, a source, a schedule, and what procedures.toml says besides.
+
+    Raises `InputError` in one line for a text that is none.
     """
     try:
-        row = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        row = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is no file with a procedure: {str(error).splitlines()[0]}") from None
     if unknown := sorted(set(row) - set(_FIELDS)):
         raise InputError(f"{path} says {unknown[0]}; a procedure has {', '.join(_FIELDS)}")
@@ -193,7 +209,7 @@ def _read(path: str) -> None:
     forms = {move_of.form for move_of in read.all_moves}  # refuses a move that nobody knows
     if not read.learns or "update by differences" in forms:
         raise InputError(f"{path}: a schedule of one's own ends in update, update by tangents or by both sides")
-    _LEARNING[path] = read
+    return read
 
 
 def json_of(texts: Sequence[str]) -> str:

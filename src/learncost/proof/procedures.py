@@ -50,7 +50,7 @@ def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARN
         results[procedure] = _new_weights(model, procedure)
         yield from survived(f"{name}, {procedure}", _known(model, chosen, f"{name}, {procedure}"))
     for first, weights in results.items():
-        second = LEARNING[first].equals
+        second = find_procedure(first).equals
         if second:
             expected = results[second] if second in results else _new_weights(model, second)
             yield _bit_for_bit(name, first, second, weights, expected)

@@ -23,7 +23,7 @@ from learncost.models.configuration import Configuration
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
-from learncost.procedures.procedure import PROCEDURES, several
+from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.schedule.autograd import module_named
 from learncost.vocabulary.optimizers import OPTIMIZERS
@@ -335,8 +335,7 @@ def fit(
         named_one("engine", engine, runners())
     names = tuple(dict.fromkeys(several(procedures) or EVERY))
     for name in names:
-        if name != NAME:
-            find_procedure(name)
+        find_procedure(name, {NAME: INFERENCE["decode"]})
     from learncost.ledger.memory_lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(seq_len)) is not None:

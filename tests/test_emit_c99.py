@@ -14,7 +14,7 @@ import pytest
 import learncost as lc
 from kernels_in_c import needs_compiler
 from learncost.derivations.emit_c99 import Program, Settings, program_of
-from learncost.derivations.verified_c99 import NEAR, checks, parity
+from learncost.derivations.verified_c99 import ALLOWED, NEAR, checks, parity
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
@@ -22,8 +22,12 @@ from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.models.configuration import configure
+from learncost.readings.emit.c.numbers import primitive
+from learncost.readings.emit.c.printer import number
+from learncost.readings.emit.c.tree import Name
 from learncost.readings.emit.c99 import rooms
 from learncost.readings.emit.c99.functions import functions
+from learncost.vocabulary import entry
 
 pytestmark = needs_compiler
 
@@ -203,6 +207,17 @@ def test_every_comparison_of_verify_passes(name: str) -> None:
     assert all(check.passed is not False for check in on_boards), [str(check) for check in on_boards]
     here = [check for check in report if check not in on_boards]
     assert [check.passed for check in here] == [True] * 9, [str(check) for check in here]
+
+
+def test_what_moves_numbers_needs_no_memmove() -> None:
+    program = made("gpt2", "fp32", None, procedure="kolen-pollack", optimizer="sgd")
+    assert {*alone.compiled(program.firmware).undefined} <= {*ALLOWED}
+
+
+def test_signs_are_numbers_in_c() -> None:
+    """Of what is equal, a whole number would be converted, of which strict compilers warn."""
+    text = number(primitive(entry("sign"), [Name("x")], "real"))
+    assert text == "x > 0 ? 1 : (x < 0 ? -1 : 0)"
 
 
 def test_a_wrong_byte_or_operation_is_found() -> None:

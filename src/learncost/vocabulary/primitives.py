@@ -107,7 +107,7 @@ _elementwise(
     "sign",
     number=lambda x: (x > 0) - (x < 0),
     complex=False,
-    c="(X > 0) - (X < 0)",
+    c="1 if X > 0 else -1 if X < 0 else 0",
     aliases=("sgn",),
     source="-1, 0 or 1; its derivative is taken as 0",
 )

@@ -20,7 +20,7 @@ _RESERVED = (
     *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
     *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
     *("place", "bf16", "memory", "thread", "threads", "turn", "sums", "sum", "one", "number", "i", "j"),
-    *("pair", "pairs", "lanes", "loose", "LANES", "TALL", "first"),
+    *("pair", "pairs", "lanes", "loose", "LANES", "TALL", "first", "odd"),
     *("bind", "own", "own_memory", "own_size", "exp", "log", "pow", "free", "abort"),
 )
 
@@ -219,13 +219,13 @@ class Arrays:
         return tree.Operation("(double)", (number,)) if stored == "float" and self.real == "double" else number
 
     def summand(self, number: tree.Expression) -> tree.Expression:
-        """What is added to a sum: of a condition, a number, which strict compilers want said."""
+        """A number among numbers: of a condition too, which strict compilers want said."""
         is_condition = isinstance(number, tree.Named) and number.type == "int"
         return tree.Operation(f"({self.real})", (number,)) if self.alone and is_condition else number
 
     def narrowed(self, number: tree.Expression, stored: str) -> tree.Expression:
         if stored == "bf16":
             return tree.Call("to_bf16", (number,))
-        if self.alone and stored != self.real:
-            return tree.Operation(f"({stored})", (number,))
+        if self.alone:
+            return self.summand(number) if stored == self.real else tree.Operation(f"({stored})", (number,))
         return tree.Operation("(float)", (number,)) if stored == "float" and self.real == "double" else number

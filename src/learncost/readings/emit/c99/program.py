@@ -22,7 +22,7 @@ REAL = {"fp32": "float", "fp64": "double"}
 
 RESERVED = (
     *("arena", "places", "flags", "product", "product_real_codes", "product_codes_real", "product_codes_codes", "real"),
-    *("whole", "place", "main", "loss", "t", "turn", "LOWEST", "enum", "double", "int8_t"),
+    *("whole", "place", "main", "loss", "t", "turn", "odd", "LOWEST", "enum", "double", "int8_t"),
     *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
     *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
     *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),

@@ -96,6 +96,14 @@ def test_the_predicted_peak_is_that_of_the_allocator(
     assert sum(needs.split.values()) == needs.peak == sum(witness.bytes for witness in needs.witnesses)
 
 
+def test_an_adapter_on_a_part_of_a_packed_matrix_is_taken_alone(capsys):
+    """transformers' GPT-2 holds queries, keys and values as one matrix; who adapts some of them takes it apart."""
+    small = {"num_hidden_layers": 2, "seq_len": 16}
+    few, more, all_three = (lc.memory("gpt2", lora=lora, **small) for lora in ("q_proj", "q_proj,v_proj", "attention"))
+    assert few.engine == more.engine == "autograd"
+    assert few.peak < more.peak < all_three.peak
+
+
 def test_what_is_asked_on_the_command_line(capsys):
     flags = ["gpt2", "--engine", "autograd", "--batch-size", "4", "--seq-len", "128", "--budget", "8GB"]
     assert main(["memory", *flags]) in (0, None)

@@ -15,6 +15,7 @@ import pytest
 import learncost as lc
 from browsing import Watched, chromium
 from learncost.faces.command import main
+from learncost.pictures.data.curve import curve
 from learncost.pictures.report import report
 
 DEVICE = "A100-SXM-40GB"
@@ -26,7 +27,16 @@ NOW = """(chosen) => {
     const totals = Object.fromEntries(pairs);
     const counted = (line) => ["maccs", "flops", "bytes"].map((name) => String(line.values[name]));
     const lines = view.lines.map((line) => [line.macro, line.layer, line.line, ...counted(line), line.values.seconds]);
-    return { ...totals, peak: view.peak === null ? null : String(view.peak), lines };
+    const curve = view.memory?.curve() ?? null;
+    const sum = (at) => aliveAt(curve, at).reduce((all, array) => all + array.bytes, 0n);
+    const memory = curve && {
+      finding: findingOf(curve),
+      lines: curve.lines.map((line) => [line.line, line.layer, String(line.bytes)]),
+      alive: curve.lines.map((line, at) => String(sum(at))),
+      kinds: Object.fromEntries(Object.entries(curve.kinds).map(([kind, sizes]) => [kind, sizes.map(Number)])),
+      brackets: curve.brackets.map(({ label, turns }) => `${label} ${grouped(exact(turns))} ×`),
+    };
+    return { ...totals, peak: view.peak === null ? null : String(view.peak), memory, lines };
   } catch (error) {
     if (error instanceof NotWhole) return { refused: error.message };
     throw error;
@@ -78,6 +88,13 @@ def agree(page: Any, chosen: dict[str, int], model: str, procedure: str, on: str
             **{**memory_arguments, **chosen, "precision": given.get("precision", step.dtype)},
         )
         assert int(numbers["peak"]) == needs.peak, chosen
+        if numbers["memory"]:
+            drawn, levels = curve(needs), [str(moment.bytes) for moment in needs.curve]
+            assert numbers["memory"]["alive"] == levels, chosen
+            assert numbers["memory"]["lines"] == [[at.line, at.layer, str(at.bytes)] for at in needs.curve], chosen
+            assert numbers["memory"]["kinds"] == {kind: list(sizes) for kind, sizes in drawn.kinds.items()}, chosen
+            assert numbers["memory"]["finding"] == drawn.finding
+            assert numbers["memory"]["brackets"] == [bracket.title for bracket in drawn.brackets]
 
 
 def chosen_at_random(shown_document: dict[str, Any], rng: random.Random) -> dict[str, int]:
@@ -178,10 +195,8 @@ def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
     peak = lc.memory("gpt2", engine="table", precision="bf16").peak
     slider = page.locator("#memory [role=slider]")
     slider.focus()
-    assert (
-        int(page.evaluate("String(aliveAt(page.step.memory.curve, memoryAt).reduce((a, b) => a + b.bytes, 0n))"))
-        == peak
-    )
+    alive = "aliveAt(page.view.memory.curve(), page.view.memory.curve().peak_at)"
+    assert int(page.evaluate(f"String({alive}.reduce((all, array) => all + array.bytes, 0n))")) == peak
     page.keyboard.press("Home")
     assert slider.get_attribute("aria-valuenow") == "1"
     page.keyboard.press("p")

@@ -259,3 +259,9 @@ def test_a_length_that_a_loop_fixes_is_not_said_to_be_open():
     with pytest.raises(InputError, match=r"M open: its code fixes it to \d+.* write the number"):
         lc.from_module(Scan(), {"x": "float B M 3"})
     assert lc.cost(lc.from_module(Scan(), {"x": "float B 4 3"}), B=2).parameters == 3
+
+
+@pytest.mark.parametrize("procedure", ["pepita", "mempepita"])
+def test_a_decay_that_turns_of_a_scan_read_is_not_learned_forward(procedure: str) -> None:
+    with pytest.raises(lc.InputError, match=r"^attn\.e is read by the turns of a repeat .*; bp does$"):
+        lc.memory("rwkv-4-169m", procedure, seq_len=8)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from learncost.equation.count import Count, base, shape_of
+from learncost.equation.count import Count, base, shape_of, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES, Precision
 from learncost.equation.table import Line, Repeat, Table, each_line, walk
@@ -25,7 +25,7 @@ from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
 from learncost.procedures.procedure import PAPER, step, trained_by
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.live import Live, levels, live, moments
+from learncost.readings.live import Instant, Live, Stretch, levels, live, moments, stretches
 from learncost.schedule.autograd.module import module_named
 from learncost.schedule.autograd.running import Running
 from learncost.schedule.calls import IN_KERNELS
@@ -45,6 +45,7 @@ class Step:
     budget     bytes that there are, for the planner, where the plan is left to it
     planner    who chooses the plan
     mode       of PEPITA and MEMPEPITA: "paper", or "stable"
+    turns      the sizes that say how many turns repeats have, each with the counts of those repeats: n with n and n/2
     module     whose code PyTorch's autograd runs; where nobody asked for it, `instead` says why it is no other
     """
 
@@ -106,8 +107,9 @@ class Step:
             raise InputError(f"the plan in-product goes element by element, by one of {', '.join(OPTIMIZERS)}")
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self.table = _under_plan(structure, procedure, mode, self.plan, self.accumulate > 1)
-        counts = {count for _, turns in walk(self.table.lines) for count in turns if not count.isdigit()}
-        self._counts = tuple(sorted({base(count).partition("/")[0] for count in counts}))
+        counts = sorted({count for _, turns in walk(self.table.lines) for count in turns if not count.isdigit()})
+        self._counts = tuple(sorted({_counting(count) for count in counts}))
+        self.turns = {size: tuple(count for count in counts if _counting(count) == size) for size in self._counts}
 
     def over_mesh(self, mesh: str, place: str | None, placement: str | None) -> Step:
         """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide."""
@@ -136,32 +138,29 @@ class Step:
         return self.state + self.master + self.quantized - self.flash
 
     @property
-    def beside_by_axes(self) -> Count | None:
-        """The same as a polynomial in the axes; None where it is none, as with states in blocks."""
+    def beside_by_axes(self) -> dict[str, Count] | None:
+        """The same by what it is, as polynomials in the axes; None where it is none, as with states in blocks."""
         if self.quantized or self.flash:
             return None
-        count, stacks = Count(), stacks_of(self.model.table)
-        for weight in self.model.learning:
-            axes = self.model.table.axes[weight]
-            each = _state_of_a_point(self.optimizer.bytes, len(axes) - (weight in stacks) > 1, self.kind.states)
+        table, stacks = self.model.table, stacks_of(self.model.table)
+        stepped = [(self.seen.get(w, table.axes[w]), len(table.axes[w]) - (w in stacks)) for w in self.model.learning]
+        stepped += [(self.table.axes[name], len(self.table.axes[name]) - 1) for name in self.stepped_beside]
+        states = Count()
+        for axes, rank in stepped:
+            each = _state_of_a_point(self.optimizer.bytes, rank > 1, self.kind.states)
             if each is None:
                 return None
-            count += Count.of(self.seen.get(weight, axes), each) + Count.of(axes, self.kind.master)
-        return count
+            states += Count.of(axes, each)
+        masters = total(Count.of(table.axes[weight], self.kind.master) for weight in self.model.learning)
+        return {"optimizer state": states, "master weights": masters}
 
-    @property
-    def turn_sizes(self) -> tuple[str, ...]:
-        """The sizes that say how many turns repeats have."""
-        return self._counts
+    def stretches(self, turns: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[Stretch, ...]]:
+        """The moments of the step and the arrays over them, for sizes that are left open, without `beside`.
 
-    def levels(self, turns: Sequence[int | None]) -> tuple[Count, ...]:
-        """The bytes at every line, each once, as polynomials; what is `beside` is not in them.
-
-        turns  of every repeat by `turn_sizes`; None leaves the size in the polynomials, for more than `FEW` of them
+        turns  of repeats, in the order of the sizes of `turns`; None stands for more than `FEW` of them
         """
-        return self._levels_of(
-            tuple((name, turns_of) for name, turns_of in zip(self._counts, turns, strict=True) if turns_of is not None)
-        )
+        known = {name: several for name, several in zip(self._counts, turns, strict=True) if several is not None}
+        return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[_NAMES[self.kind.value]])
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
         """The sizes of what runs at once: a microbatch."""
@@ -244,6 +243,11 @@ def gathering(table: Table) -> Table:
 
 
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
+
+
+def _counting(count: str) -> str:
+    """The size that says how many turns a repeat has: of n/2 it is n."""
+    return base(count).partition("/")[0]
 
 
 def _parts(accumulate: Any, batch: int) -> int:

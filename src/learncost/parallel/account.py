@@ -315,8 +315,11 @@ class Account:
         widths |= dict.fromkeys((*persistent, *self.model.masks), 0)
         moments, arrays = stretches(passes, widths)
         walker = Walker(self.blocks)
-        places = [(macro, name, walker.segment(macro, counts)) for macro, name, counts in moments]
-        return tuple(places), arrays
+        places = tuple(
+            (macro := at.line.tag.macro, at.line.name, walker.segment(macro, tuple(count for _, count in at.loops)))
+            for at in moments
+        )
+        return places, arrays
 
     def activations(self, sizes: Mapping[str, Any], part: Part) -> Activations:
         """Bytes of a microbatch in a stage; arrays where sizes are."""

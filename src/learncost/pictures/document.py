@@ -34,9 +34,9 @@ from learncost.models.sizes import CANONICAL, spelled
 from learncost.pictures.comparisons import LEARNING, comparisons
 from learncost.pictures.data.costs import CostLine, cost_lines, tables
 from learncost.pictures.data.curve import curve
-from learncost.pictures.data.peaks import peaks
 from learncost.pictures.data.polynomials import Monomials
 from learncost.pictures.data.sizes import sizes_of
+from learncost.pictures.data.stretches import stretches
 from learncost.pictures.data.times import times
 from learncost.pictures.views import VIEWS
 from learncost.procedures.optimizer import default_optimizer
@@ -144,14 +144,13 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, 
             "convention": answer.convention,
             "engine": answer.engine,
         }
-        if answer.curve:
-            drawn = curve(answer)
-            result |= {"finding": drawn.finding, "curve": drawn.to_dict()}
         if answer.engine == TABLE:
             usual = memory(**memory_arguments, **sizes)
             assert isinstance(usual, Memory)
             result["usual"] = {"engine": usual.engine, "peak": usual.peak, "module": usual.module}
-            result |= _peaks(memory_arguments, sizes)
+            result["stretches"] = _stretches(memory_arguments, sizes)
+        if answer.curve and not result.get("stretches"):
+            result["curve"] = curve(answer).to_dict()
         return result
     except InputError as error:
         if runner:
@@ -159,8 +158,8 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, 
         return {"refused": str(error)}
 
 
-def _peaks(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """The peak as the largest of polynomials."""
+def _stretches(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arrays over the step at any sizes."""
     kind = precision_of(arguments["precision"])
     adaptation = adaptation_of(*(arguments.get(name) for name in LEARNING), kind=kind)
     run = prepare(
@@ -178,7 +177,7 @@ def _peaks(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, 
         adaptation,
         arguments.get("plan"),
     )
-    return peaks(Step(run, arguments["procedure"], kind, arguments["optimizer"]))
+    return stretches(Step(run, arguments["procedure"], kind, arguments["optimizer"]))
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:

@@ -302,6 +302,11 @@ class _Differences:
                         differences[compared] = self.difference(lines[compared])
                         result += differences[compared]
                     names[name] = differences[compared][-1].name
+                elif role == "gradient" and source in self.mirror and source not in lines:
+                    raise InputError(
+                        f"{source} is read by the turns of a repeat inside of a block, not by a product, which "
+                        f"{_alike()} do not support; bp does"
+                    )
                 elif role == "unsummed":
                     word, (_, weight) = lines[source], self.about(update.name)
                     assert isinstance(word, Word)

@@ -240,10 +240,25 @@ def moments(
 
 
 @dataclass(frozen=True)
+class Instant:
+    """A moment of a table whose sizes are left open.
+
+    loops  the repeats around its line, from the outermost: the number of each, the size that says how often it turns
+    place  of its line in a curve, where every line stands once for all its turns
+    """
+
+    line: Line
+    loops: tuple[tuple[int, str], ...]
+    place: int
+
+
+@dataclass(frozen=True)
 class Stretch:
     """An array between two moments, from 1, both included: its bytes as a polynomial, and whether it was given.
 
-    turns  the count of the repeat whose turns keep it; "" of any other
+    turns   the count of the repeat whose turns keep it; "" of any other
+    axes    of one of those that it stands for, `times` how many these are, `width` the bytes of an element
+    macro_operation, layer, block  of the line that made it; `role`, as of `Held`
     """
 
     name: str
@@ -252,33 +267,60 @@ class Stretch:
     last: int
     given: bool
     turns: str = ""
+    axes: tuple[str, ...] = ()
+    times: int | Count = 1
+    width: int = 1
+    macro_operation: str = ""
+    layer: str = ""
+    block: str | None = None
+    role: str = ""
 
 
 def stretches(
-    table: Table, widths: Mapping[str, int], rules: Rules = IN_KERNELS
-) -> tuple[tuple[tuple[str, str, tuple[str, ...]], ...], tuple[Stretch, ...]]:
-    """The moments of a table, by macro-operation, line and the counts around, and the arrays over them.
+    table: Table,
+    widths: Mapping[str, int],
+    rules: Rules = IN_KERNELS,
+    turns: Mapping[str, int] | None = None,
+    width: int = 4,
+) -> tuple[tuple[Instant, ...], tuple[Stretch, ...]]:
+    """The moments of a table, and the arrays over them, for sizes that are left open.
 
-    widths  bytes of an element by role or by name, as of `live`; 4 where neither is told
+    widths  bytes of an element by role or by name, as of `live`; `width` where neither is told
+    turns   of repeats, by their counts; one that is left out is taken to have more than `FEW` of them
     """
-    walk = _Walk(table, rules, {})
+    walk = _Walk(table, rules, turns or {})
     counts: dict[tuple[tuple[str, ...], int], Count] = {}
     found = []
     for array in walk.arrays:
-        width = walk.width(array, 4, widths)
-        if array.last < array.first or not width:
+        of_element = walk.width(array, width, widths)
+        if array.last < array.first or not of_element:
             continue
-        key = array.axes, width
+        key = array.axes, of_element
         if key not in counts:
-            counts[key] = Count.of(array.axes, width)
+            counts[key] = Count.of(array.axes, of_element)
         alone = isinstance(array.times, int) and array.times == 1
-        count = counts[key] if alone else counts[key] * array.times
-        turns = array.stack[1][0] if array.stack and array.stack[1] else ""
-        found.append(Stretch(_name(array), count, array.first, array.last, bool(array.given), turns))
-    moments = tuple(
-        (line.tag.macro, line.name, tuple(walk.loops[loop] for loop, _ in path)) for line, path, _ in walk.lines
+        found.append(
+            Stretch(
+                _name(array),
+                counts[key] if alone else counts[key] * array.times,
+                array.first,
+                array.last,
+                bool(array.given),
+                array.stack[1][0] if array.stack and array.stack[1] else "",
+                array.axes,
+                array.times,
+                of_element,
+                array.macro,
+                array.layer,
+                array.block,
+                walk.role(array),
+            )
+        )
+    instants = tuple(
+        Instant(line, tuple((loop, walk.loops[loop]) for loop, _ in path), place)
+        for (line, path, _), place in zip(walk.lines, walk.places, strict=True)
     )
-    return moments, tuple(found)
+    return instants, tuple(found)
 
 
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
@@ -305,6 +347,13 @@ class _Walk:
             array.first, array.last = max(array.first, 1), last if array.given else min(array.last, last)
         self._weights, self._indices, self._gradients = frozenset(table.weights), table.indices, _gradients(table)
         self._fixed = frozenset(name for name in table.inputs if table.values[name].role in RANDOM)
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Of every moment the place of its line among all of them, each of which stands once for all its turns."""
+        places: dict[tuple[tuple[int, ...], int], int] = {}
+        keys = ((tuple(loop for loop, _ in path), number) for _, path, number in self.lines)
+        return [places.setdefault(key, len(places)) for key in keys]
 
     def role(self, array: Array) -> str:
         names = {array.name, array.stack[0] if array.stack else ""}
@@ -382,15 +431,14 @@ class _Walk:
     def _curve(self, levels: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[tuple[Moment, ...], tuple[int, ...]]:
         """A line stands once, with the bytes of that of its turns in which most is alive; and which moment that is,
         from 1: none where the bytes are arrays."""
-        highest: dict[tuple[tuple[int, ...], int], tuple[int, Any]] = {}
-        for place, ((_, path, number), level) in enumerate(zip(self.lines, levels, strict=True)):
-            key = tuple(loop for loop, _ in path), number
-            if key not in highest:
-                highest[key] = place, level
+        highest: dict[int, tuple[int, Any]] = {}
+        for moment, (place, level) in enumerate(zip(self.places, levels, strict=True)):
+            if place not in highest:
+                highest[place] = moment, level
             elif not isinstance(level, int):
-                highest[key] = highest[key][0], np.maximum(level, highest[key][1])
-            elif level > highest[key][1]:
-                highest[key] = place, level
+                highest[place] = highest[place][0], np.maximum(level, highest[place][1])
+            elif level > highest[place][1]:
+                highest[place] = moment, level
         moments = []
         for place, level in highest.values():
             line, path, _ = self.lines[place]

@@ -8,10 +8,10 @@ from dataclasses import replace
 from learncost.equation.count import shape_of
 from learncost.layers.quantized import bytes_of_array
 from learncost.ledger.memory_step import Step
-from learncost.ledger.over import part_of
+from learncost.ledger.over import part_of as part_over_devices
 from learncost.ledger.runner import FIXED, Runner, Taken
 from learncost.models.quantization import quantized_widths
-from learncost.readings.live import Held, Stay
+from learncost.readings.live import Held, Stay, Stretch
 
 SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
 """What memory holds. Activations are values of the forward pass that later passes read, and the batch; workspace is
@@ -30,7 +30,7 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
     alive, beside = step.live(), step.beside
     split = dict.fromkeys(SPLIT, 0)
     for array in alive.witnesses:
-        part = _part(step, array)
+        part = part_of(step, array)
         split[part] = split.get(part, 0) + array.bytes
     split["weights"] += step.quantized - step.flash
     split["optimizer state"], split["master weights"] = step.state, step.master
@@ -50,7 +50,7 @@ def _stays(step: Step, stays: Iterable[Stay], lines: int) -> Iterator[Stay]:
         return Stay(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
 
     away = {*quantized_widths(step.model), *(step.frozen if step.in_flash else ())}
-    yield from (replace(stay, part=_part(step, stay)) for stay in stays if stay.name not in away)
+    yield from (replace(stay, part=part_of(step, stay)) for stay in stays if stay.name not in away)
     if not step.in_flash:
         for array in (array for several in step.model.quantized for array in (several.codes, *several.scales)):
             shape = shape_of(array.axes, step.run.axes)
@@ -74,8 +74,9 @@ def _with_quantized(witnesses: tuple[Held, ...], step: Step) -> tuple[Held, ...]
     return tuple(sorted((*others, *packed), key=lambda array: -array.bytes))
 
 
-def _part(step: Step, array: Held | Stay) -> str:
-    if step.over and (part := part_of(step.over.placed, array.name)):
+def part_of(step: Step, array: Held | Stay | Stretch) -> str:
+    """Which of the parts of `SPLIT` an array belongs to."""
+    if step.over and (part := part_over_devices(step.over.placed, array.name)):
         return part
     value = step.table.values.get(array.name)
     if value is not None and value.role == "gathered":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import prod
@@ -46,13 +46,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Bracket:
-    """Lines from `first` to `last` that run in turns; `depth` is 0 of the outermost."""
+    """Lines from `first` to `last` that run in turns, as often as the size `count`; `depth` is 0 of the outermost."""
 
     first: int
     last: int
-    turns: int
     depth: int
-    title: str
+    count: str
+    label: str
+    turns: int = 0
+
+    @property
+    def title(self) -> str:
+        """What is said beside it."""
+        return f"{self.label} {self.turns:,} ×"
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,7 @@ def _array(stay: Stay) -> Array:
         stay.shape,
         stay.number,
         stay.bytes,
-        _kind(stay),
+        kind_of(stay.part, stay.macro_operation),
         stay.part,
         stay.macro_operation,
         stay.layer,
@@ -206,10 +212,11 @@ def _array(stay: Stay) -> Array:
     )
 
 
-def _kind(stay: Stay) -> str:
-    if stay.part in _PARTS:
-        return stay.part
-    return "batch" if stay.macro_operation == "given" else stay.macro_operation.replace("_", " ")
+def kind_of(part: str, macro_operation: str) -> str:
+    """What an array is, of `KINDS`: by its part of the memory, or by the pass that made it."""
+    if part in _PARTS:
+        return part
+    return "batch" if macro_operation == "given" else macro_operation.replace("_", " ")
 
 
 def _together(array: Array, other: Array) -> Array:
@@ -229,14 +236,22 @@ def _together(array: Array, other: Array) -> Array:
 
 
 def _brackets(moments: tuple[Moment, ...]) -> Iterator[Bracket]:
-    """The runs of lines in the same repeat, from the outermost repeats inwards."""
-    for depth in range(max(len(moment.loops) for moment in moments)):
-        outer = [moment.loops[: depth + 1] for moment in moments]
-        for loops, several in groupby(range(len(moments)), outer.__getitem__):
+    """The brackets of repeats that turn more than once."""
+    for bracket in brackets([(moment.loops, moment.block) for moment in moments]):
+        turns = moments[bracket.first].loops[bracket.depth][-1]
+        if turns > 1:
+            yield replace(bracket, turns=turns)
+
+
+def brackets(lines: Sequence[tuple[tuple[tuple[Any, ...], ...], str | None]]) -> Iterator[Bracket]:
+    """The runs of lines in the same repeat, from the outermost inwards, by the repeats and the block of each line."""
+    for depth in range(max((len(loops) for loops, _ in lines), default=0)):
+        outer = [loops[: depth + 1] for loops, _ in lines]
+        for loops, several in groupby(range(len(lines)), outer.__getitem__):
             places = list(several)
-            if len(loops) > depth and (turns := loops[depth][-1]) > 1:
-                label = _turns_text(loops[depth][1], moments[places[0]].block)
-                yield Bracket(places[0], places[-1], turns, depth, f"{label} {turns:,} ×")
+            if len(loops) > depth:
+                count = loops[depth][1]
+                yield Bracket(places[0], places[-1], depth, count, _turns_text(count, lines[places[0]][1]))
 
 
 def _turns_text(count: str, block: str | None) -> str:

@@ -16,6 +16,7 @@ from learncost.procedures.procedure import INFERENCE, LEARNING, procedure
 SCRIPTS = (
     "numbers",
     "polynomials",
+    "stretches",
     "time",
     "view",
     "icicle",

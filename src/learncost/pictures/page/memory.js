@@ -1,17 +1,18 @@
 // Memory over the step: stairs of what is alive at every line, and at the pointer the arrays that make them.
 "use strict";
 
-let memoryAt = null,
+let memoryAt = null, // the line that is pointed at; null: that of the peak
   memoryOf = null;
 
 section(
   "memory",
   "memory",
   (place) => {
-    const memory = page.step.memory;
-    if (!memory?.curve) return false;
-    const { curve } = memory;
-    if (memoryOf !== page.step) [memoryOf, memoryAt] = [page.step, curve.peak_at]; // of another step another moment
+    const { memory } = page.step,
+      now = page.view.memory?.curve(),
+      curve = now ?? memory?.curve;
+    if (!curve) return false;
+    if (memoryOf !== page.step) [memoryOf, memoryAt] = [page.step, null]; // of another step another moment
     const chartPlace = element("div"),
       list = element("div", { class: "panel", id: "alive", "aria-live": "off" });
     const rows = () =>
@@ -24,23 +25,24 @@ section(
       ]);
     place.replaceChildren(
       ...heading(
-        memory.finding,
+        findingOf(curve),
         "Every array lives from the line that makes it to the last line that reads it. Point at a moment to see what is alive.",
       ),
       element("div", { class: "with-panel" }, element("div", {}, chartPlace), list),
       element("p", { class: "caption" }, memory.convention, usualSaid(memory)),
-      ...[ofItsSizes()].filter(Boolean),
+      ...[now ? null : ofItsSizes()].filter(Boolean),
       asTable(["line", "name", "layer", "pass", "bytes"], rows()),
     );
     const show = (at) => {
-      memoryAt = Math.max(0, Math.min(curve.lines.length - 1, at));
-      movePointer(chartPlace, curve);
-      drawAlive(list, curve);
+      const place = Math.max(0, Math.min(curve.lines.length - 1, at ?? curve.peak_at));
+      memoryAt = place === curve.peak_at ? null : place;
+      movePointer(chartPlace, curve, place);
+      drawAlive(list, curve, place);
     };
     drawCurve(chartPlace, curve, show);
     show(memoryAt);
   },
-  () => [page.view.changed],
+  () => Object.values(page.view.names).map(String),
 );
 
 /** What the step takes as it is run by default, where that is another runner than the table. */
@@ -48,22 +50,6 @@ function usualSaid(memory) {
   const { usual } = memory;
   if (!usual || usual.engine === memory.engine || page.view.changed) return "";
   return ` As PyTorch’s ${usual.engine} runs it (${usual.module}): ${bytes(exact(usual.peak))} at the peak, which learncost memory tells by default.`;
-}
-
-function aliveAt(curve, at) {
-  const merged = new Map();
-  for (const array of curve.arrays) {
-    if (array.first > at || array.last < at) continue;
-    const key = `${array.name} ${array.shape} ${array.layer} ${array.block} ${array.kind}`;
-    const earlier = merged.get(key);
-    merged.set(
-      key,
-      earlier
-        ? { ...earlier, bytes: earlier.bytes + exact(array.bytes), number: earlier.number + array.number }
-        : { ...array, bytes: exact(array.bytes) },
-    );
-  }
-  return [...merged.values()].sort((left, right) => (right.bytes > left.bytes ? 1 : right.bytes < left.bytes ? -1 : 0));
 }
 
 function lineSaid(curve, at) {
@@ -147,7 +133,7 @@ function drawCurve(place, curve, show) {
       End: Infinity,
     };
     if (event.key === "p") show(curve.peak_at);
-    else if (event.key in steps) show(memoryAt + steps[event.key]);
+    else if (event.key in steps) show((memoryAt ?? curve.peak_at) + steps[event.key]);
     else return;
     event.preventDefault();
   });
@@ -237,19 +223,20 @@ function drawBrackets(svg, layout, curve) {
         style: "stroke: var(--faint); stroke-width: 1",
       }),
     );
-    const text = [bracket.title, `${bracket.turns} ×`].find((title) => textWidth(title, 12) < to - from);
+    const turns = `${grouped(exact(bracket.turns))} ×`,
+      text = [`${bracket.label} ${turns}`, turns].find((title) => textWidth(title, 12) < to - from);
     if (text) svg.append(svgText((from + to) / 2, y + 21, text, { class: "faint small", "text-anchor": "middle" }));
   }
 }
 
-function movePointer(place, curve) {
+function movePointer(place, curve, at) {
   const layout = curveLayout(place, curve),
     svg = place.querySelector("svg"),
     group = svg.querySelector(".pointer");
-  const size = exact(curve.lines[memoryAt].bytes),
-    x = (layout.x(memoryAt) + layout.x(memoryAt + 1)) / 2,
+  const size = exact(curve.lines[at].bytes),
+    x = (layout.x(at) + layout.x(at + 1)) / 2,
     y = layout.y(Number(size));
-  const text = `${memoryAt === curve.peak_at ? "peak " : ""}${bytes(size)}`,
+  const text = `${at === curve.peak_at ? "peak " : ""}${bytes(size)}`,
     room = textWidth(text, 13, 600) + 14,
     left = x + room + 10 > layout.width ? x - room - 8 : x + 8;
   group.replaceChildren(
@@ -268,21 +255,21 @@ function movePointer(place, curve) {
       style: "fill: var(--page)",
     }),
   );
-  svg.setAttribute("aria-valuenow", memoryAt + 1);
-  svg.setAttribute("aria-valuetext", `${curve.lines[memoryAt].line}, ${lineSaid(curve, memoryAt)}: ${bytes(size)}`);
+  svg.setAttribute("aria-valuenow", at + 1);
+  svg.setAttribute("aria-valuetext", `${curve.lines[at].line}, ${lineSaid(curve, at)}: ${bytes(size)}`);
 }
 
-function drawAlive(list, curve) {
-  const arrays = aliveAt(curve, memoryAt),
-    line = curve.lines[memoryAt],
+function drawAlive(list, curve, at) {
+  const arrays = aliveAt(curve, at),
+    line = curve.lines[at],
     largest = arrays.slice(0, 7),
     most = Number(arrays[0]?.bytes ?? 1);
   const rest = arrays.slice(7),
     left = rest.reduce((all, array) => all + array.bytes, 0n);
   const items = largest.map((array) => {
     const shape = [
-      array.number > 1 ? `${grouped(BigInt(array.number))} × ` : "",
-      array.shape.map((size) => grouped(BigInt(size))).join(" × "),
+      array.number > 1n ? `${grouped(array.number)} × ` : "",
+      array.shape.map((size) => grouped(exact(size))).join(" × "),
     ].join("");
     return element(
       "li",
@@ -311,7 +298,7 @@ function drawAlive(list, curve) {
       ),
     );
   list.replaceChildren(
-    element("p", { class: "path" }, memoryAt === curve.peak_at ? "Alive at the peak" : "Alive here"),
+    element("p", { class: "path" }, at === curve.peak_at ? "Alive at the peak" : "Alive here"),
     element(
       "p",
       { class: "exact" },
@@ -320,7 +307,7 @@ function drawAlive(list, curve) {
       element("code", {}, line.line),
       " runs",
     ),
-    element("p", { class: "path" }, `${lineSaid(curve, memoryAt)} · line ${memoryAt + 1} of ${curve.lines.length}`),
+    element("p", { class: "path" }, `${lineSaid(curve, at)} · line ${at + 1} of ${curve.lines.length}`),
     element("ul", { class: "alive" }, ...items),
   );
 }

@@ -27,6 +27,7 @@ function viewOf(step, chosen) {
   totals.low = timed ? timed.total * step.time.low : step.totals.low;
   totals.high = timed ? timed.total * step.time.high : step.totals.high;
   totals.joules = watts ? totals.seconds * watts[1] : step.totals.joules;
+  const memory = memoryNow(step.memory, axes, changed);
   return {
     step,
     names,
@@ -36,27 +37,9 @@ function viewOf(step, chosen) {
     totals,
     timed,
     changed,
-    peak: step.memory ? peakAt(step.memory, axes, changed) : null,
+    memory,
+    peak: memory?.peak ?? null,
   };
-}
-
-/** The most bytes of a step: the largest of its levels, each a polynomial. Null where these sizes have none. */
-function peakAt(memory, axes, changed) {
-  if (memory.peak === undefined) return null;
-  if (!changed) return exact(memory.peak);
-  const turns = memory.turns.map((axis) => axes[axis]);
-  const chosen = memory.levels.find((level) =>
-    level.turns.every((turn, place) =>
-      turn === null ? turns[place] > BigInt(memory.few) : turns[place] === BigInt(turn),
-    ),
-  );
-  if (!chosen) return null;
-  const monomials = monomialsAt(memory, axes);
-  const beside = countAt(memory.beside, monomials);
-  return (
-    chosen.counts.map((count) => countAt(count, monomials)).reduce((most, level) => (level > most ? level : most), 0n) +
-    beside
-  );
 }
 
 function passName(macro) {

@@ -183,11 +183,11 @@ class Transformers(Module):
     gathers = False
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
-        """The weights that one of transformers' modules holds."""
-        by_pack: dict[int, list[Projection]] = {}
+        """The weights that one of transformers' modules holds; what has an adapter that others have not is apart."""
+        by_pack: dict[tuple[int, str], list[Projection]] = {}
         for place, (projection, weight) in enumerate(zip(projections, weights, strict=True)):
             pack = next((i for i, names in enumerate(self.packed) if weight in names), -1 - place)
-            by_pack.setdefault(pack, []).append(projection)
+            by_pack.setdefault((pack, projection.path[0]), []).append(projection)
         return list(by_pack.values())
 
     def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:

@@ -8,7 +8,7 @@ import learncost as lc
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.procedures.procedure import LEARNING
-from learncost.proof import procedures as proof
+from learncost.proof import known as proof
 
 KNOWN = {
     "fa": "fa with bp, bit for bit",
@@ -20,6 +20,9 @@ KNOWN = {
     "galore": "new weights and states with bp's, where its directions are the axes",
     "dfa": "gradients with bp's where the matrices are exact",
     "forward-gradient": "its slope with <bp's gradient, direction>",
+    "dfa-linear": "gradients with bp's where the matrices are exact",
+    "forward-gradient-activities": "its slopes with <bp's gradients, directions> of what linear layers make",
+    "badam": "its gradients with bp's, and no others",
     "mezo": "its error with four times that of half the distance",
 }
 

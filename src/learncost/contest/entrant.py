@@ -90,14 +90,16 @@ class Cost:
 
 
 def costs(setting: Setting, entrant: Entrant) -> Callable[[int], Cost]:
-    """What one step costs an entrant, by the number of examples in it."""
-    table, chosen = Training(setting, entrant).table(), book(setting.book)
+    """What one step costs an entrant, by the number of examples in it; where blocks take turns, the mean of a round."""
+    tables, chosen = Training(setting, entrant).tables(), book(setting.book)
 
     @cache
     def of(batch_size: int) -> Cost:
         sizes = setting.problem.sizes(batch_size)
-        priced = price(table, sizes, chosen)
-        return Cost(priced.maccs, priced.flops, executed(table, sizes, setting.dtype).peak)
+        priced = [price(table, sizes, chosen) for table in tables]
+        maccs, flops = sum(step.maccs for step in priced), sum(step.flops for step in priced)
+        peak = max(executed(table, sizes, setting.dtype).peak for table in tables)
+        return Cost(-(-maccs // len(tables)), -(-flops // len(tables)), peak)
 
     return of
 
@@ -145,7 +147,9 @@ class Training(LayerTraining):
         self._run(prepared)  # makes the program
         tracemalloc.start()
         try:
-            self._run(replace(prepared, values={name: np.array(array) for name, array in prepared.values.items()}))
+            read = {*prepared.table.weights, *prepared.table.inputs}
+            values = {name: np.array(array) for name, array in prepared.values.items() if name in read}
+            self._run(replace(prepared, values=values))
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -160,6 +164,6 @@ class Training(LayerTraining):
             took.append(perf_counter() - began)
         return median(took)
 
-    def _step_table(self, model: Model) -> Table:
+    def _step_table(self, model: Model, turn: int | None = None) -> Table:
         """The step gives back what a training goes on with, and no gradients."""
-        return without_gradients(super()._step_table(model))
+        return without_gradients(super()._step_table(model, turn))

@@ -71,6 +71,9 @@ class Runner(Protocol):
 
     keeps_place: bool
 
+    def turned(self) -> None:
+        """Another block learns from now on, by another table and with another state."""
+
     def __call__(self, prepared: Prepared) -> Values:
         """What the table gives, by its names."""
 
@@ -79,7 +82,7 @@ class Core(Displayed):
     """Weights by name, the optimizer's state by `weight.name`, and how many steps were taken."""
 
     def __init__(self, settings: Settings) -> None:
-        find_procedure(settings.procedure)
+        self._chosen = find_procedure(settings.procedure)
         if settings.mode not in MODES:
             raise InputError(f"no mode is called {settings.mode!r} (there are {', '.join(MODES)})")
         self.settings = settings
@@ -89,6 +92,7 @@ class Core(Displayed):
         self.state: dict[str, Any] = {}
         self.fixed: dict[str, Any] = {}
         self.steps = 0
+        self._blocks = 1  # that take turns
         self.precision = precision_of("fp32")  # whose types the values of a step have, where they are not `dtype`
         self.low: frozenset[str] = frozenset()  # weights and state that are kept in bf16
         self.runner: Runner = Interpreter(self)
@@ -99,12 +103,20 @@ class Core(Displayed):
         """The whole number that all drawn directions of a step follow from, so many steps being taken."""
         return int(generator(self.settings.seed, steps, "draw").integers(1, 2**24))
 
+    @property
+    def turn(self) -> int:
+        """The number of the block that learns in the next step, where blocks take turns."""
+        return self.steps // self._chosen.held % self._blocks
+
     def _begin(self, weights: Mapping[str, Any], table: Table) -> None:
         """From these weights, and no state but that which the step's table reads: what is frozen has none."""
-        self.weights = dict(weights)
+        self.weights = {name: np.array(array) for name, array in weights.items()} if self._blocks > 1 else dict(weights)
+        self._begin_state(table)
+
+    def _begin_state(self, table: Table) -> None:
+        weights, sizes = self.weights_read, dict[str, int]()
         states = {f"{name}.{part}": name for name in weights for part in find_optimizer(self.settings.optimizer).state}
-        sizes: dict[str, int] = {}
-        for name, array in self.weights.items():
+        for name, array in weights.items():
             if name in table.axes:
                 sizes |= dict(zip(map(base, table.axes[name]), np.shape(array), strict=True))
         self.state = {
@@ -131,10 +143,25 @@ class Core(Displayed):
                 if f"{name}.{part}" in table.inputs:
                     self.state[f"{name}.{part}"] = np.zeros(size, self.dtype)
 
-    def _step_table(self, model: Model) -> Table:
+    @property
+    def weights_read(self) -> Values:
+        """The weights, and where blocks take turns their stacks in the parts that a step has, in the same memory."""
+        if self._blocks == 1:
+            return self.weights
+        table, weights, begin = self._of_turn(), dict(self.weights), dict[str, int]()
+        for name in table.weights:
+            if name not in weights:
+                stack = table.values[name].group
+                first = begin.get(stack, 0)
+                begin[stack] = first + int(table.axes[name][0])
+                weights[name] = self.weights[stack][first : begin[stack]]
+        return {name: array for name, array in weights.items() if name not in begin}
+
+    def _step_table(self, model: Model, turn: int | None = None) -> Table:
         """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
         check_derived(model.table.lines, "nothing trains it")
-        table = step(model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode)
+        turn = self.turn if turn is None else turn
+        table = step(model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode, turn=turn)
         table = with_clipping(table) if self.settings.clip else table
         return with_weight_decay(table) if self.settings.weight_decay else table
 
@@ -143,7 +170,8 @@ class Core(Displayed):
         settings, mode = self.settings, MODES[self.settings.mode]
         sign = mode.sign if settings.sign is None else settings.sign
         scale = mode.scale if settings.scale is None else settings.scale
-        (first, second), time = settings.betas, self.steps + 1
+        begun = self.steps % self._chosen.held if self._blocks > 1 else self.steps  # steps of this state
+        (first, second), time = settings.betas, begun + 1
         numbers = {
             "dloss": 1.0,
             "count": count,
@@ -214,6 +242,9 @@ class Core(Displayed):
     def _take(self, table: Table, values: Values) -> None:
         """The new weights and state in place of the old ones."""
         new = {name: values[result] for name, result in table.renewed.items()}
+        for name, part in self.weights_read.items():
+            if name in new and name not in self.weights:  # of a stack, in its memory
+                part[...] = new[name]
         self.weights = self._keep({name: new.get(name, array) for name, array in self.weights.items()})
         self.state = self._keep({name: new.get(name, array) for name, array in self.state.items()})
         if (kind := BLOCKS.get(self.precision.states)) is not None:
@@ -221,6 +252,17 @@ class Core(Displayed):
             for name, array in self.state.items():  # in place: a tensor may lie there
                 array[...] = eight_bits(array, kind, len(array) if table.values[name].of in stacks else 1)
         self.steps += 1
+        if self._blocks > 1 and not self.steps % self._chosen.held:
+            self._turned()
+
+    def _turned(self) -> None:
+        """Begin the turn of the block whose it is after so many steps, with a state of its own."""
+        self.runner.turned()
+        self._begin_state(self._of_turn())
+
+    def _of_turn(self) -> Table:
+        """The table of a step of the turn that it is."""
+        raise NotImplementedError
 
     def _keep(self, arrays: Values) -> Values:
         """Weights or state as they are kept from step to step."""
@@ -235,6 +277,9 @@ class Interpreter:
     """Executes tables line by line, as they are defined; in bf16 what a line makes is rounded."""
 
     keeps_place = False
+
+    def turned(self) -> None:
+        """What was made of tables is for their next turn."""
 
     def __init__(self, training: Core) -> None:
         self._training = training

@@ -54,6 +54,9 @@ class Programs:
 
     keeps_place = False
 
+    def turned(self) -> None:
+        """The programs are for the next turn of their blocks."""
+
     def __init__(self, training: Core) -> None:
         self._training, self._interpreter = training, Interpreter(training)
         self._programs: dict[_Key, Emitted] = {}
@@ -77,6 +80,6 @@ class Programs:
     def _predicted(self, table: Table, sizes: Mapping[str, int]) -> int:
         """The peak of the program, and what the training has beside it that the program does not read."""
         read, training = {*table.weights, *table.inputs}, self._training
-        arrays = {**training.weights, **training.state}
+        arrays = {**training.weights_read, **training.state}
         beside: int = sum(array.nbytes for name, array in arrays.items() if name not in read)
         return executed(table, sizes, TYPES[training.dtype.name]).peak + beside

@@ -17,6 +17,7 @@ from learncost.models.from_layer import from_layer
 from learncost.models.model import Model, axes_of
 from learncost.models.wording import nearest
 from learncost.procedures.inference import scored
+from learncost.procedures.procedure import turns_of
 from learncost.readings.run import infer_sizes
 
 
@@ -81,23 +82,33 @@ class LayerTraining(Core):
         if not model.learns:
             name = model.configuration.name
             raise InputError(f"{name} must have `loss` as its only output, not {model.table.outputs}")
-        self._table = self._step_table(model)
+        self._blocks = turns_of(model, self._chosen)
+        self._tables = {self.turn: self._step_table(model)}
         self._looking = replace(model.table, outputs=("loss", scored(model.table)))
         if missing := set(model.table.weights) - set(weights):
             raise InputError(f"the weight {min(missing)} is missing")
         if unknown := set(weights) - set(model.table.weights):
             name = min(unknown)
             raise InputError(f"{model.configuration.name} has no weight {name}{nearest(name, model.table.weights)}")
-        self._begin({name: np.asarray(weights[name], self.dtype) for name in model.table.weights}, self._table)
+        self._begin({name: np.asarray(weights[name], self.dtype) for name in model.table.weights}, self.table())
 
     def table(self) -> Table:
         """The table that a step executes."""
-        return self._table
+        if self.turn not in self._tables:
+            self._tables[self.turn] = self._step_table(self.model)
+        return self._tables[self.turn]
+
+    def tables(self) -> tuple[Table, ...]:
+        """The tables of the steps of a round: one, but where blocks take turns."""
+        return tuple(self._step_table(self.model, turn) for turn in range(self._blocks))
+
+    def _of_turn(self) -> Table:
+        return self.table()
 
     def step(self, **inputs: Any) -> float:
         """One step of training on the layer's inputs, by name; the loss before it."""
         values = self._run(self.prepare(**inputs))
-        self._take(self._table, values)
+        self._take(self.table(), values)
         return float(values["loss"])
 
     def updates(self, **inputs: Any) -> Values:
@@ -118,8 +129,9 @@ class LayerTraining(Core):
     def prepare(self, **inputs: Any) -> Prepared:
         """The step's table with the arrays that it reads."""
         values, sizes, count = self._given(inputs)
-        values |= self._projections(self._table, sizes) | self._scalars(self._table, count) | self.state
-        return Prepared(self._table, values, sizes)
+        table = self.table()
+        values |= self._projections(table, sizes) | self._scalars(table, count) | self.state
+        return Prepared(table, values, sizes)
 
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
@@ -130,7 +142,6 @@ class LayerTraining(Core):
             )
         arrays_given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
         arrays_given, count = with_derived(self.model.table, arrays_given, {})
-        arrays = {
-            n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in arrays_given.items()
-        } | self.weights
+        arrays = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in arrays_given.items()}
+        arrays |= self.weights | self.weights_read
         return arrays, infer_sizes(self.model.table, arrays, {**self.model.sizes, **sizes}), count

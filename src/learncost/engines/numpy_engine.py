@@ -24,6 +24,7 @@ from learncost.models.model import Model, build
 from learncost.models.quantization import changed
 from learncost.procedures.inference import scored
 from learncost.procedures.optimizer import DEFAULT
+from learncost.procedures.procedure import turns_of
 from learncost.readings.emit.precision import typed
 
 
@@ -139,7 +140,10 @@ class Training(Core):
         self._models = {False: self.model}
         self._forward: dict[bool, Model] = {}  # without dropout, by whether there is padding
         self._looking: dict[bool, Table] = {}  # with the scores as an output too
-        self._tables: dict[bool, Table] = {False: self._step_table(self.model)}
+        self._blocks = turns_of(self.model, self._chosen)
+        if self._chosen.chooses and self._wanted is not None:
+            raise InputError(f"{procedure} says itself what learns: leave train and lora out")
+        self._tables: dict[tuple[bool, int], Table] = {(False, 0): self._step_table(self.model)}
         table = self.model.table
         if self.is_plain:
             if weights is None:
@@ -150,11 +154,13 @@ class Training(Core):
             if weights is None:
                 weights = initial_weights(plain.table, plain.sizes, seed, self.dtype)
             begun_with = begun(self.model, weights, seed, self.dtype)
-        self._begin(begun_with, self._tables[False])
+        self._begin(begun_with, self.table())
         self._constants = constants(self.model.quantized, self.model.sizes, self.dtype)
         if self.precision.values == "bf16":
-            _, types = typed(self._tables[False], self.precision.name)
-            self.low = frozenset(name for name in (*self.weights, *self.state) if types.get(name) == "bf16")
+            _, types = typed(self.table(), self.precision.name)
+            self.low = frozenset(name for name in (*self.weights_read, *self.state) if types.get(name) == "bf16")
+            if self.low and self._blocks > 1:
+                raise InputError(f"{procedure} has weights and states in fp32 or fp64, not in bf16")
         self.weights, self.state = self._keep(self.weights), self._keep(self.state)
 
     @property
@@ -169,6 +175,9 @@ class Training(Core):
         """
         if not self.is_plain and not weights.keys() >= self.weights.keys():
             weights = begun(self.model, weights, self.settings.seed, self.dtype)
+        self.steps = steps
+        if self._blocks > 1:
+            self._turned()
         for kind, loaded, current in (("weight", weights, self.weights), ("optimizer's state", state, self.state)):
             for name, array in current.items():
                 if name not in loaded:
@@ -180,7 +189,7 @@ class Training(Core):
             types = {name: array.dtype if array.dtype.kind in "iu" else self.dtype for name, array in current.items()}
             return self._keep({name: np.array(loaded[name], types[name]) for name in current})
 
-        self.weights, self.state, self.steps = taken(weights, self.weights), taken(state, self.state), steps
+        self.weights, self.state = taken(weights, self.weights), taken(state, self.state)
 
     @property
     def plain_weights(self) -> Values:
@@ -223,10 +232,14 @@ class Training(Core):
 
     def table(self, padding: bool = False) -> Table:
         """The table that a step executes, which is the one that `lc.cost` prices. With padding it has masks in it."""
-        if padding not in self._tables:
+        if padding not in self._models:
             self._models[padding] = self._built(self.dropout > 0, padding)
-            self._tables[padding] = self._step_table(self._models[padding])
-        return self._tables[padding]
+        if (padding, self.turn) not in self._tables:
+            self._tables[padding, self.turn] = self._step_table(self._models[padding])
+        return self._tables[padding, self.turn]
+
+    def _of_turn(self) -> Table:
+        return self.table()
 
     def step(self, tokens: Any = None, targets: Any = None, **batch: Any) -> float:
         """One step of training on a batch, and the loss before it.
@@ -263,7 +276,7 @@ class Training(Core):
             results = self._run(replace(part, values={**part.values, **values}))
             values = {name: results[new] for name, new in halves.gather.renewed.items()}
             loss += float(results["loss"]) if "loss" in results else float("nan")
-        values |= self.weights | self.state | self._scalars(halves.update, whole_batch.count)
+        values |= self.weights_read | self.state | self._scalars(halves.update, whole_batch.count)
         return self._run(Prepared(halves.update, values, whole_batch.sizes)) | {"loss": loss}
 
     def updates(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
@@ -325,7 +338,7 @@ class Training(Core):
         return Batch(self.model, {"tokens": tokens, "targets": targets, **batch}, gradients)
 
     def _inputs(self, table: Table, read_batch: Batch, part: int = 0) -> Values:
-        values = self.weights | self._constants
+        values = self.weights | self.weights_read | self._constants
         for name, array in read_batch.inputs(table).items():
             values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
         for name in table.inputs:

@@ -221,7 +221,7 @@ def prepare(
     if adapted_by is not None and configuration.learned is not None:
         raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
     if chosen is not None:
-        if learning_part := next((name for name in names if find_procedure(name).part), None):
+        if learning_part := next((name for name in names if find_procedure(name).chooses), None):
             raise InputError(f"{learning_part} says itself what learns: leave train and lora out")
         from learncost.models.adaptation import adapted, learned_text
 

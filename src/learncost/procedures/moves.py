@@ -29,6 +29,7 @@ MOVES: Mapping[str, str] = {
     "times NUMBER": "",
     "update": "weight_update",
     "update of PART": "weight_update",
+    "update of blocks by turns": "weight_update",
     "NAME follows weights": "",
     "projected to NUMBER": "",
     "update by differences": "weight_update",

@@ -53,7 +53,7 @@ class Procedure:
     lines     that make what its backward pass reads for a weight W, in the notation
     decay     where that follows the weights: the share that both lose in a step
     distance  how far weights are moved to either side, where they are
-    held      for how many steps the same directions are drawn, where gradients are projected
+    held      for how many steps the same directions are drawn, or the same block learns
     """
 
     name: str
@@ -105,6 +105,16 @@ class Procedure:
     def part(self) -> str:
         """The part of a model that it updates; empty: all that is to learn."""
         return self.moves.get("update of PART", "")
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether one block learns, then another."""
+        return "update of blocks by turns" in self.moves
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it says itself what learns."""
+        return bool(self.part) or self.by_turns
 
     @property
     def passes(self) -> dict[str, int]:
@@ -217,28 +227,49 @@ def json_of(texts: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{text}"' for text in texts) + "]"
 
 
-def adaptation(chosen: Procedure) -> Adaptation | None:
-    """What learns under a procedure that says so itself."""
-    if not chosen.part:
+def adaptation(chosen: Procedure, turn: int = 0) -> Adaptation | None:
+    """What learns under a procedure that says so itself; `turn` is the number of the block, where they take turns."""
+    if not chosen.chooses:
         return None
     from learncost.models.adaptation import Adaptation  # only where it is asked for: start-up counts
 
-    return Adaptation((chosen.part,))
+    return Adaptation(layers=str(turn)) if chosen.by_turns else Adaptation((chosen.part,))
 
 
-def trained_by(model: Model, name: str) -> Model:
-    """The model with the weights that learn under a procedure: itself, but for one that updates a part."""
+def turns_of(model: Model, chosen: Procedure) -> int:
+    """How many blocks take turns; 1 where none do."""
+    if not chosen.by_turns:
+        return 1
+    from learncost.models.parts import Parts, repeats
+
+    return sum(map(Parts(model).turns, repeats(model.table)))
+
+
+def trained_by(model: Model, name: str, turn: int = 0) -> Model:
+    """The model with the weights that learn under a procedure: itself, but for one that updates a part.
+
+    turn  where blocks take turns, the number of the one that learns
+    """
     chosen = procedure(name)
     if chosen.cuts:
         gradients = _reached(Structure(model), chosen)
         learning = tuple(weight for weight in model.learning if weight in gradients)
         return model if learning == model.learning else replace(model, trained=learning)
-    part = adaptation(chosen)
-    if part is None:
+    part = adaptation(chosen, turn)
+    is_split = any(model.table.values[weight].group for weight in model.table.weights)
+    if part is None or (chosen.by_turns and is_split):  # it is the model of a turn already
         return model
     from learncost.models.adaptation import adapted
 
-    return adapted(model, part)
+    try:
+        return adapted(model, part)
+    except InputError as refusal:
+        if not chosen.by_turns:
+            raise
+        name_of = model.configuration.name
+        raise InputError(
+            f"{chosen.name} needs one stack of blocks with weights of their own, which {name_of} does not have"
+        ) from refusal
 
 
 @lru_cache(maxsize=64)
@@ -248,7 +279,12 @@ def _reached(structure: Structure, chosen: Procedure) -> frozenset[str]:
 
 
 def step(
-    model: Model, name: str, optimizer_name: str | None = None, jacobian: bool = False, mode: str = PAPER
+    model: Model,
+    name: str,
+    optimizer_name: str | None = None,
+    jacobian: bool = False,
+    mode: str = PAPER,
+    turn: int = 0,
 ) -> Table:
     """One training step as a table: passes, updates and, where one is named, the optimizer.
 
@@ -257,9 +293,10 @@ def step(
     weights and states.
     jacobian   backward through explicit Jacobians, as the paper prices it
     mode       of a procedure that has several: "paper", or "stable"
+    turn       where blocks take turns, the number of the one that learns
     """
     chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
-    model = trained_by(model, name)
+    model = trained_by(model, name, turn)
     if chosen.compares:
         from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
 

@@ -16,6 +16,7 @@ from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.emit import fill, leaves, program, unfold
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
@@ -33,6 +34,9 @@ class _JaxRunner:
     def __init__(self, training: Training) -> None:
         self._training = training
         self.place()
+
+    def turned(self) -> None:
+        """Blocks do not take turns here."""
 
     def place(self) -> None:
         """Put weights and state on the device."""
@@ -80,6 +84,8 @@ class JaxEngine(NumPyEngine):
             raise InputError(
                 f"--engine jax keeps weights in fp32, and {kind.name} has them in bf16: choose torch or numpy"
             )
+        if find_procedure(options.procedure).by_turns:
+            raise InputError(f"--engine jax makes every array anew, so {options.procedure} is for torch or numpy")
         super().__init__(configuration, options)
 
     def _made(self, options: Options) -> _JaxRunner:

@@ -31,6 +31,7 @@ from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen_for
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import procedure as find_procedure
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.options import Options
 from learncost.training.parts import KINDS, Part, Parts
@@ -52,6 +53,9 @@ class _MeshRunner:
         """What was written; weights and state are those that the training has now."""
         self.pool = Pool(self.device, self.training.low)
         self._steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _PlacedStep] = {}
+
+    def turned(self) -> None:
+        """Blocks do not take turns here."""
 
     @property
     def devices(self) -> Any:
@@ -159,6 +163,8 @@ class MeshEngine(NumPyEngine):
             raise InputError(f"--mesh is for --engine torch, not for --engine {options.engine}")
         if options.budget is not None:
             raise InputError("--budget chooses the plan of one process: leave it out, or leave --mesh out")
+        if find_procedure(options.procedure).by_turns:
+            raise InputError(f"--mesh lays weights out once, so {options.procedure} is for one process")
         check_device(options)
         self._mesh = mesh(options.mesh or "")
         super().__init__(configuration, replace(options, engine="torch"))

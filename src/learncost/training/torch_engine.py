@@ -54,6 +54,11 @@ class _TorchRunner:
         """Bring weights and state back from the device into NumPy's arrays."""
         self._pool.fetch()
 
+    def turned(self) -> None:
+        """The state of the block whose turn it was is given up, with all that was compiled for it."""
+        self.fetch()
+        self.forget()
+
     def __call__(self, prepared: Prepared) -> Values:
         key = (Same(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
@@ -165,7 +170,7 @@ class Pool:
             self.arrays[name] = np.require(array, requirements=("C", "W"))
             tensor = torch.from_numpy(self.arrays[name]).to(self.device)
             self.tensors[name] = tensor.bfloat16() if name in self.low else tensor
-        elif self.arrays[name] is not array:
+        elif not _same(self.arrays[name], array):
             self.tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
         return self.tensors[name]
 
@@ -174,6 +179,11 @@ class Pool:
         for name, tensor in self.tensors.items():
             if self.device != "cpu" or name in self.low:
                 self.arrays[name][...] = tensor.to(_as_array(tensor)).cpu().numpy()
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two arrays of one name are the same memory."""
+    return first is second or bool(first.__array_interface__["data"] == second.__array_interface__["data"])
 
 
 def _as_array(tensor: torch.Tensor) -> torch.dtype:

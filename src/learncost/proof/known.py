@@ -1,0 +1,211 @@
+"""What is known of learning procedures by their moves: the same as another one where mathematics says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.count import base, shape_of
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line
+from learncost.equation.value import Same, Value
+from learncost.layers.derive import derive
+from learncost.models.model import Model
+from learncost.models.parts import Parts, repeats
+from learncost.procedures.forward_gradients import by_two_sides
+from learncost.procedures.places import blocks
+from learncost.procedures.procedure import Procedure, step, trained_by, turns_of
+from learncost.procedures.projection import with_projection
+from learncost.procedures.signals import signals
+from learncost.proof.check import sound_arrays, values_of
+from learncost.proof.known_given import exact_at_blocks, exact_at_linears, slope_of_activities
+from learncost.proof.report import Check
+from learncost.proof.sample import small_sizes
+from learncost.proof.stepped import arrays_of, gradients_of, held, sizes_of
+
+
+def known(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """What a schedule with certain moves, and no others, has to be the same as."""
+    moves = {move.form for move in chosen.all_moves}
+    for form, besides, holds in _KNOWN:
+        if form in moves and moves <= {form, *besides}:
+            yield from holds(model, chosen, name)
+
+
+def _one_block(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """With one block, or one group of them, there is nothing between blocks to be cut."""
+    compared = "gradients of one block with bp's"
+    places = blocks(model, chosen.name)
+    counts = {repeat.count for place in places for repeat in place.repeats}
+    several = int(chosen.moves.get("groups of NUMBER", "1"))
+    if len(places) > 1 or any(count.isdigit() for count in counts):
+        yield Check(name, compared, "its blocks are of several kinds", None)
+        return
+    table, plain = step(model, chosen.name), step(model, "bp")
+    sizes = small_sizes(table) | small_sizes(model.table) | dict.fromkeys(counts, several)
+    arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes)
+    yield held(name, compared, *(gradients_of(model, each, sizes, arrays) for each in (table, plain)))
+
+
+def _given(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """What is given between blocks: nothing of one block; of several bp's gradients, where the matrices make them."""
+    given = [move.names for move in chosen.all_moves if move.form == "given SIGNAL at PLACE"]
+    if all(place == "blocks" for _, place in given):
+        yield from _one_block(model, chosen, name)
+    if given == [("error", "blocks")]:
+        yield from exact_at_blocks(model, chosen, name)
+    if given == [("error", "linears")]:
+        yield from exact_at_linears(model, chosen, name)
+    if given == [("tangent", "linears")]:
+        yield from slope_of_activities(model, chosen, name)
+
+
+def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """A cut of the derivation is the derivation of a table that stops there by a word of its own."""
+    stops = signals(model, chosen).cuts.stopped
+
+    def change(line: Line) -> tuple[Line, ...]:
+        copies: list[Line] = []
+        right = list(line.right)
+        for i, term in enumerate(line.right):
+            if (Same(line), i) in stops and isinstance(term, Term):
+                copy = Term(f"{term.name}:stopped{len(copies)}:{line.name}", term.axes)
+                copies.append(Word((copy,), (term,), (), line.tag, word="stop_gradient", given=("X",), gives=("Y",)))
+                right[i] = copy
+        return (*copies, replace(line, right=tuple(right))) if copies else (line,)
+
+    table = _with_values(replace(model.table, lines=each_line(model.table.lines, change)))
+    known = step(model, chosen.name)
+    sizes = small_sizes(model.table)
+    arrays = arrays_of(model, known, sizes)
+    expected = derive(table, wanted=(*model.differentiated, *model.learning)).step
+    found = gradients_of(model, known, sizes, arrays)
+    of_stopped = {key: array for key, array in gradients_of(model, expected, sizes, arrays).items() if key in found}
+    yield held(name, "gradients with bp's of the table with stop_gradient there", found, of_stopped)
+
+
+def _with_values(table: Table) -> Table:
+    """The table, and its repeats, with what is known of the copies in it."""
+
+    def inside(statement: Statement, around: Mapping[str, Value]) -> Statement:
+        if not isinstance(statement, Repeat):
+            return statement
+        known = {**around, **statement.values}
+        lines = tuple(inside(line, known) for line in statement.lines)
+        return replace(statement, lines=lines, values={**statement.values, **copies(statement.lines, known)})
+
+    def copies(lines: Iterable[Statement], known: Mapping[str, Value]) -> dict[str, Value]:
+        words = (line for line in lines if isinstance(line, Word) and line.word == "stop_gradient")
+        return {line.name: Value(line.left[0].declared) for line in words if line.name not in known}
+
+    lines = tuple(inside(line, table.values) for line in table.lines)
+    return replace(table, lines=lines, values={**table.values, **copies(table.lines, table.values)})
+
+
+def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """Both take the same steps and lose the same share, so that their difference loses it."""
+    table = step(model, chosen.name, "momentum")
+    sizes = small_sizes(table) | small_sizes(model.table)
+    values = values_of(table, sound_arrays(table, sizes), sizes)
+    apart, after = {}, {}
+    for other in table.following:
+        weight = table.values[other].of
+        apart[other] = (1 - chosen.decay) * (values[other] - values[weight])
+        after[other] = values[table.renewed[other]] - values[table.renewed[weight]]
+    yield held(name, f"the difference of both weights after a step with {1 - chosen.decay:g} of it", after, apart)
+
+
+def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """In as many directions as there are, which are the axes themselves, the optimizer sees what it sees without."""
+    plain = step(model, "bp", "adamw")
+    table = with_projection(plain, model, chosen, WHOLE)
+    matrices = {f"{weight}.P": axes for weight in model.learning if (axes := table.axes.get(f"{weight}.P"))}
+    drawn = {key for key in table.known if key.partition(":")[0] in matrices}
+    lines = each_line(table.lines, lambda line: () if drawn & set(line.makes) else (line,))
+    table = replace(table, lines=lines, inputs=(*table.inputs, *matrices))
+    sizes = small_sizes(plain) | {base(axes[-2]): WHOLE for axes in matrices.values()}
+    arrays = sound_arrays(plain, sizes)
+    identity = WHOLE**0.5 * np.eye(WHOLE)
+    arrays |= {key: np.broadcast_to(identity, shape_of(axes, sizes)).copy() for key, axes in matrices.items()}
+    arrays |= {key: np.asarray(1.0) for key in table.inputs if key not in arrays}
+    expected, found = (values_of(each, arrays, sizes) for each in (plain, table))
+    new = [*plain.renewed.values()]
+    compared = "new weights and states with bp's, where its directions are the axes"
+    yield held(name, compared, {key: found[key] for key in new}, {key: expected[key] for key in new})
+
+
+def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """What the block whose turn it is has for gradients are bp's of that block, and nothing else has one."""
+    plain, last = step(model, "bp"), turns_of(model, chosen) - 1
+    counts = {repeat.count: Parts(model).turns(repeat) for repeat in repeats(model.table) if not repeat.count.isdigit()}
+    for turn in sorted({0, last}):
+        table, learning = step(model, chosen.name, turn=turn), trained_by(model, chosen.name, turn).learning
+        sizes = small_sizes(table) | counts
+        arrays = sound_arrays(table, sizes)
+        stacks: dict[str, list[Any]] = {}
+        first: dict[str, int] = {}
+        for key in table.weights:
+            parts = stacks.setdefault(table.values[key].group or key, [])
+            first[key] = sum(map(len, parts)) if table.values[key].group else 0
+            parts.append(arrays[key])
+        whole = {key: parts[0] if key in arrays else np.concatenate(parts) for key, parts in stacks.items()}
+        found, values = values_of(table, arrays, sizes), values_of(plain, {**arrays, **whole}, sizes)
+        expected = {
+            f"d{key}": values[f"d{table.values[key].group or key}"][first[key] :][: len(arrays[key])]
+            for key in learning
+        }
+        of_weights = {f"d{key}": found[f"d{key}"] for key in table.weights if f"d{key}" in found}
+        yield held(f"{name}, block {turn}", "its gradients with bp's, and no others", of_weights, expected)
+
+
+def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """A direction v of signs and a slope s: what stands for the gradient is s v, and <gradient, v> = s."""
+    table, plain = step(model, chosen.name), step(model, "bp")
+    sizes = sizes_of(model, table)
+    arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes) | {"dloss": np.asarray(1.0)}
+    found, exact = (gradients_of(model, each, sizes, arrays) for each in (table, plain))
+    square = max(float(np.abs(array).max()) for array in found.values()) ** 2
+    parts = [float(np.sum(found[key] * exact[key])) for key in found]
+    signs = all(np.allclose(array**2, square, 1e-12, 0.0) for array in found.values())
+    apart = abs(sum(parts) - square) / max(square, sum(map(abs, parts)))
+    yield Check(name, "its slope with <bp's gradient, direction>", f"apart by {apart:.1e}", signs and apart < 1e-10)
+
+
+def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """Both sides are apart from the slope by the square of the distance: halved, by a quarter."""
+    sizes = small_sizes(model.table)
+    found = []
+    for distance in (4e-4, 2e-4, 1e-4):
+        table, _ = by_two_sides(model, replace(chosen, distance=distance))
+        found.append(gradients_of(model, table, sizes, arrays_of(model, table, sizes)))
+    first, second = (
+        max(float(np.abs(larger[key] - smaller[key]).max()) for key in larger)
+        for larger, smaller in ((found[0], found[1]), (found[1], found[2]))
+    )
+    text = f"{first / second:.3f} times as far" if second else "no difference"
+    yield Check(
+        name, "its error with four times that of half the distance", text, 3.9 < first / max(second, 1e-300) < 4.1
+    )
+
+
+WHOLE = 12
+"""A size of what is projected, and as many directions."""
+
+_BACKWARD = ("forward", "forward again", "backward", "update")
+_READING = (*_BACKWARD, "backward reading NAME for weights", "NAME follows weights")
+_TWO = ("forward at plus", "forward at minus", "times NUMBER")
+_Holds = Callable[[Model, Procedure, str], Iterator[Check]]
+
+_KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
+    ("loss at blocks by HEAD", (*_BACKWARD, "groups of NUMBER"), _one_block),
+    ("given SIGNAL at PLACE", (*_READING, "tangents along PLACE"), _given),
+    ("stopped at PLACE", _BACKWARD, _stopped),
+    ("NAME follows weights", _READING, _comes_nearer),
+    ("projected to NUMBER", _BACKWARD, _projected),
+    ("update of blocks by turns", _BACKWARD, _turns),
+    ("update by tangents", ("forward", "tangents along PLACE"), _slope),
+    ("update by both sides", _TWO, _quarter),
+)
+"""A move, the moves that may stand beside it, and what then holds."""

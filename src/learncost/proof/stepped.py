@@ -1,0 +1,55 @@
+"""Steps of several procedures on the same arrays, and gradients held to other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.count import shape_of
+from learncost.equation.table import Table
+from learncost.models.model import Model
+from learncost.proof.check import error, sound_arrays, values_of, worst
+from learncost.proof.report import Check
+from learncost.proof.sample import grouped, small_sizes
+
+
+def sizes_of(model: Model, table: Table) -> dict[str, int]:
+    """The same for every procedure, but that turns go in whole groups."""
+    sizes = small_sizes(table)
+    return sizes | small_sizes(model.table) | {count: sizes[count] for count in grouped(table)}
+
+
+def arrays_of(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The same arrays for every procedure: those that the model is given, then one for each further name.
+
+    What is read for a weight is that weight, and so is what every block has for itself.
+    """
+    arrays = sound_arrays(model.table, sizes)
+    for name in table.inputs:
+        value = table.values[name]
+        if name in arrays:
+            continue
+        if value.role == "projection" and value.of in table.weights:
+            whole = shape_of(value.axes, sizes)
+            arrays[name] = np.broadcast_to(arrays[value.of], whole).copy()
+        else:
+            alone = Table((), table.values, (name,))
+            arrays |= sound_arrays(alone, sizes, seed=sum(map(ord, name)))
+    return arrays
+
+
+def gradients_of(model: Model, table: Table, sizes: Mapping[str, int], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The gradients of a step by the weights of the model."""
+    given = {key: array for key, array in arrays.items() if key in (*table.inputs, *table.weights)}
+    values = values_of(table, given, sizes)
+    return {weight: values[f"d{weight}"] for weight in model.table.weights if f"d{weight}" in values}
+
+
+def held(name: str, compared: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
+    """The worst of what was found beside what was expected; other names are a fault."""
+    if found.keys() != expected.keys() or not found:
+        return Check(name, compared, "other weights have gradients", False)
+    text, passed = worst({key: error(found[key], expected[key]) for key in expected})
+    return Check(name, compared, text, passed)

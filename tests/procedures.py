@@ -1,0 +1,110 @@
+"""Every procedure on a small model of every family, by every command that takes `--procedure`.
+
+    python -m tests.procedures                         all of it: some hours of one processor
+    python -m tests.procedures --families gpt2,t5      these families alone
+    python -m tests.procedures --procedure skip,dfa    these procedures alone, files among them
+    python -m tests.procedures --commands emit,verify  these commands alone
+    python -m tests.procedures --part 3/20             every 20th command line, from the 3rd on
+
+A line may be refused in one line of text. All refusals are printed at the end, each with how often it was said; what
+ends otherwise, and a proof that does not hold, is printed as it happens, and the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.commands.called import call, ending
+
+from learncost.models.configuration import configure
+from learncost.models.families import FAMILIES
+from learncost.models.model import lengths_open
+from learncost.models.small import contents
+from learncost.procedures.procedure import LEARNING
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "procedures"
+FILES = tuple(str(path) for path in sorted(EXAMPLES.glob("*.toml")))
+BACKENDS = ("numpy", "torch", "jax", "c99")
+ENGINES = ("table", "numpy", "torch", "c99")
+BATCH, TRIED = "--seq-len 6 --batch-size 2", "--seeds 0 --rates 0.01"
+
+LINES = {
+    "cost": [f"cost {{model}} {{lengths}} {flags}" for flags in ("", "--by equation --json", "--plan head")],
+    "compare": ["compare {model} {lengths}"],
+    "memory": [f"memory {{model}} {{lengths}} --engine {engine}" for engine in ENGINES],
+    "fit": ["fit {model} {lengths} --ram 200kB"],
+    "formulas": ["formulas {model}"],
+    "emit": [f"emit {{model}} --backend {backend} --output {{folder}}/step{{end}}" for backend in BACKENDS],
+    "sweep": ["sweep {model} {lengths} --batch-size 1,2"],
+    "run-cost": ["run-cost {model} {lengths} --tokens 1e6 --on A100-SXM-80GB"],
+    "trace": ["trace {model} {lengths} --output {folder}/trace.json"],
+    "report": ["report {model} {lengths} --output {folder}/report.html"],
+    "explain": ["explain {model} attention"],
+    "train": [f"train {{text}} --model {{model}} --steps 2 {BATCH} --out {{folder}}/run --engine numpy"],
+    "contest": [f"contest {{text}} --model {{model}} --budget steps:2 {BATCH} {TRIED} --out {{folder}}/contest.json"],
+    "verify": ["verify {model}"],
+}
+"""The lines of every command, to which the procedure is added."""
+
+
+def lines(families: list[str], procedures: list[str], commands: list[str], folder: Path) -> Iterator[str]:
+    """Every command line, family by family."""
+    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
+    for family in families:
+        file = folder / f"{family}.json"
+        config = contents(family, num_hidden_layers=4)  # which go in groups of two
+        file.write_text(json.dumps(config), encoding="utf-8")
+        flags = zip(("--seq-len", "--target-len"), lengths_open(configure(config), 6, 5), strict=True)
+        lengths = " ".join(f"{flag} {length}" for flag, length in flags if length)
+        known = {"model": str(file), "lengths": lengths, "folder": str(folder), "text": str(folder / "text.txt")}
+        for procedure in procedures:
+            for command in commands:
+                for line in LINES[command]:
+                    end = ".c" if "c99" in line else ".py"
+                    names = f"bp,{procedure}" if command == "compare" and procedure != "bp" else procedure
+                    yield f"{line.format(**known, end=end)} --procedure {shlex.quote(names)}"
+
+
+def main() -> int:
+    """What the flags ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", default=",".join(FAMILIES), help="with commas between")
+    parser.add_argument("--procedure", default=",".join((*LEARNING, *FILES)), help="with commas between")
+    parser.add_argument("--commands", default=",".join(LINES), help="with commas between")
+    parser.add_argument("--part", default="1/1", help="every n-th command line: 3/20")
+    given = parser.parse_args()
+    first, step = map(int, given.part.split("/"))
+    refusals: Counter[str] = Counter()
+    wrong = done = 0
+    with TemporaryDirectory() as name:
+        every = lines(given.families.split(","), given.procedure.split(","), given.commands.split(","), Path(name))
+        for at, line in enumerate(every):
+            if at % step != first - 1:
+                continue
+            run = Path(name) / "run"
+            if run.exists():
+                for path in sorted(run.rglob("*"), reverse=True):
+                    path.rmdir() if path.is_dir() else path.unlink()
+                run.rmdir()
+            called = call(line)
+            done += 1
+            if fault := ending(called):
+                wrong += 1
+                print(f"{line.replace(name, '')}\n    {fault}", flush=True)
+            elif called.refusal:
+                refusals[f"{called.line.split()[0]}: {called.refusal.replace(name, '')}"] += 1
+    for text, times in sorted(refusals.items()):
+        print(f"{times} x {text}")
+    print(f"{done:,} command lines, {sum(refusals.values()):,} refused, {wrong:,} wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -175,6 +175,26 @@ def test_lora(model_type, names, ends, layers, tmp_path):
     assert ours(str(tmp_path), lora=names, lora_rank=rank, lora_alpha=5, train_layers=layers) == theirs(module)
 
 
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+OTHERS = {  # receptance is no router, patches are a convolution
+    "RwkvForCausalLM": ("RwkvConfig", {"attention_hidden_size": 32, "vocab_size": 50, "context_length": 16}),
+    "ViTForImageClassification": ("ViTConfig", {"num_attention_heads": 2, "image_size": 16, "patch_size": 4}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_linear_layers(name, tmp_path):
+    kind, sizes = OTHERS[name]
+    config = getattr(transformers, kind)(**TINY, **sizes, architectures=[name])
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        modules = getattr(transformers, name)(config).named_modules()
+    linear = [m for path, m in modules if isinstance(m, torch.nn.Linear) and path not in ("head", "classifier")]
+    rank_one = sum(m.in_features + m.out_features for m in linear)
+    length = {} if "image_size" in sizes else {"seq_len": 8}
+    assert lc.cost(str(tmp_path), lora="all-linear", lora_rank=1, batch_size=1, **length).trained_parameters == rank_one
+
+
 def test_lora_with_a_trained_head(tmp_path):
     config = tiny("gpt2", False, random.Random(3))
     config.save_pretrained(tmp_path)

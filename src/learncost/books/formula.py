@@ -14,7 +14,7 @@ from learncost.equation.table import Line, Product, walk
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model
-from learncost.models.parts import makes_shares
+from learncost.models.purposes import makes_shares
 from learncost.readings.active import active_parameters, choices
 from learncost.readings.price import Book, Row, kind, parameters
 

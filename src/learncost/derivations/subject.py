@@ -22,8 +22,9 @@ from learncost.models.files import read_layer as read_file
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import shown
 from learncost.procedures.feedback import with_feedback
+from learncost.procedures.moves import ELSEWHERE, MOVES
 from learncost.procedures.optimizer import default_optimizer, optimizer
-from learncost.procedures.procedure import procedure
+from learncost.procedures.procedure import LEARNING, procedure
 from learncost.readings.price import Book
 from learncost.vocabulary import entries, entry, plain, word_called
 
@@ -78,9 +79,9 @@ def subject(
     layer = read_layer(name)
     table = layer.table
     check_known(table.lines, "a formula")
-    if layer.name == "error_projection":
+    if layer.name in (learns.moves.get(ELSEWHERE) for learns in LEARNING.values()):
         # Nothing learns through the projection: it has one pass and no gradient.
-        return Subject(layer, chosen, through, {"error_projection": table}, None)
+        return Subject(layer, chosen, through, {MOVES[ELSEWHERE]: table}, None)
     if learning.moves.get("tangents along PLACE") == "weights":
         if not table.weights:
             raise InputError(f"{learning.name} moves weights, and {layer.name} has none")

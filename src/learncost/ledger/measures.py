@@ -12,7 +12,7 @@ from learncost.equation.count import Count, total
 from learncost.equation.table import Product, Repeat, Term, walk
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.run import Run
-from learncost.models.parts import weighs_tokens
+from learncost.models.purposes import weighs_tokens
 from learncost.readings.price import Row
 
 

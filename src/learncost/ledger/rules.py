@@ -10,7 +10,7 @@ from typing import Any
 
 from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
-from learncost.equation.table import check_known
+from learncost.equation.table import check_known, walk
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.ledger.measures import Block, Measures, backward, forward
@@ -18,7 +18,7 @@ from learncost.ledger.question import question
 from learncost.ledger.run import prepare
 from learncost.ledger.thumbs import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs
 from learncost.models.configuration import Configuration
-from learncost.models.parts import attends, makes_shares
+from learncost.models.purposes import activates, attentions, layers_that, makes_shares
 from learncost.readings.price import Row, price
 
 __all__ = ["Rules", "rules"]
@@ -155,13 +155,13 @@ def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tu
     def exact(selects: Callable[[Row], bool]) -> Number:
         return measures.flops(procedure, "matmul", lambda row: keep(row) and selects(row), block)
 
-    def rest(row: Row) -> bool:
-        return not (attends(row.layer) or _is_network(row) or row.layer == "cross_attention")
-
+    lines = [line for line, _ in walk(measures.run.model.table.lines)]
+    attending, crossing = attentions(lines)
+    networks = layers_that(lines, activates) - attending - crossing
     mine = {
-        "projections": exact(lambda row: attends(row.layer) and row.kind != "attention"),
-        "feed_forward": exact(_is_network),
-        "scores": exact(lambda row: attends(row.layer) and row.kind == "attention"),
+        "projections": exact(lambda row: row.layer in attending and row.kind != "attention"),
+        "feed_forward": exact(lambda row: row.layer in networks),
+        "scores": exact(lambda row: row.layer in attending and row.kind == "attention"),
     }
     titles = {
         "projections": "heads that are together not as wide as the model",
@@ -169,12 +169,9 @@ def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tu
         "scores": "products of queries, keys and values of another width",
     }
     parts = [Part(titles[name], evaluate(thumb.parts[name], letters) - value) for name, value in mine.items()]
-    cross = Part("cross-attention", -exact(lambda row: row.layer == "cross_attention"))
-    return _nonzero([*parts, cross, Part("products of other layers", -exact(rest))])
-
-
-def _is_network(row: Row) -> bool:
-    return "feed_forward" in row.layer or "expert" in row.layer
+    cross = Part("cross-attention", -exact(lambda row: row.layer in crossing))
+    others = exact(lambda row: row.layer not in attending | crossing | networks)
+    return _nonzero([*parts, cross, Part("products of other layers", -others)])
 
 
 def _block_parameters(measures: Measures, block: Block) -> Case:
@@ -239,9 +236,14 @@ def _products(measures: Measures) -> _Found:
             cases.append(Case(f"{block.title}, {title}", rule, Fraction(once) / other, "run"))
     yield "elementwise", cases
     cases = []
+    attending = frozenset().union(*attentions([line for line, _ in walk(measures.run.model.table.lines)]))
+
+    def is_softmax(row: Row) -> bool:
+        return forward(row) and row.layer in attending and makes_shares(row.source)
+
     for book in ("paper", "run"):
         for block in measures.blocks:
-            once = measures.flops("bp", book, _is_softmax, block)
+            once = measures.flops("bp", book, is_softmax, block)
             other = measures.flops("bp", "matmul", lambda row: forward(row) and row.kind == "attention", block)
             if other:
                 cases.append(Case(block.title, thumbs()["softmax"].at(k=axes["k"]), Fraction(once) / other, book))
@@ -256,10 +258,6 @@ def _products(measures: Measures) -> _Found:
         except InputError:
             return  # a model that they cannot train
         yield "third", [Case("MACCs", thumbs()["third"].at(), Fraction(more) / less, "paper")]
-
-
-def _is_softmax(row: Row) -> bool:
-    return forward(row) and "attention" in row.layer and makes_shares(row.source)
 
 
 def _gpt3() -> tuple[Rule, ...]:

@@ -45,13 +45,15 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model's lines, the layers that it calls, how often its repeats turn, and in which side each of them stands."""
+    """A model's lines, the layers that it calls, how often its repeats turn, in which side each of them stands,
+    and the layers outside of them that stand in one, too."""
 
     header: Header
     lines: tuple[Parsed, ...]
     layers: tuple[PlannedLayer, ...]
     counts: tuple[tuple[str, int], ...]
     blocks: tuple[str, ...]
+    sided: tuple[str, ...] = ()
 
 
 def plan(configuration: Configuration) -> Plan:
@@ -72,7 +74,7 @@ def plan(configuration: Configuration) -> Plan:
     )
     layer_names = dict.fromkeys(call.layer for call in calls_of(lines))
     layers = tuple(_planned(name, family.layers[name], values) for name in layer_names if name in family.layers)
-    return Plan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks))
+    return Plan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks), family.sided)
 
 
 def making(configuration: Configuration, names_needed: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:

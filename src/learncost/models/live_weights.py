@@ -17,7 +17,8 @@ from learncost.equation.table import Line, Repeat, walk
 from learncost.models.adaptation import Learned
 from learncost.models.model import Model
 from learncost.models.modules import module_of
-from learncost.models.parts import Parts, repeats, weighs_tokens
+from learncost.models.parts import Parts, repeats
+from learncost.models.purposes import weighs_tokens
 
 _PATHS = ("lora_A", "lora_B")
 

@@ -103,7 +103,7 @@ class Structure:
 def _build(plan_: Plan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
     """The table of a plan, and its axes."""
     layers = {planned.name: _rewritten(planned, dropout, padding) for planned in plan_.layers}
-    table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks)
+    table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks, plan_.sided)
     return table, axes_of(table)
 
 
@@ -182,8 +182,8 @@ def masks_of(table: Table) -> tuple[str, ...]:
     return tuple(name for name in table.inputs if table.values[name].role in DRAWN)
 
 
-def _with_blocks(table: Table, blocks: tuple[str, ...]) -> Table:
-    """Every line says whether it stands in an encoder or a decoder block; with both, their embeddings say so too."""
+def _with_blocks(table: Table, blocks: tuple[str, ...], sided: tuple[str, ...]) -> Table:
+    """Every line says whether it stands in an encoder or a decoder block; with both, `sided` layers do so too."""
     two_sided = len(set(blocks)) > 1
     stack = iter(blocks)
     lines: list[Statement] = []
@@ -191,7 +191,7 @@ def _with_blocks(table: Table, blocks: tuple[str, ...]) -> Table:
         if isinstance(line, Repeat):
             block = next(stack)
             lines.append(replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines)))
-        elif two_sided and line.tag.layer in ("embedding", "positions", "sinusoidal_positions", "dropout"):
+        elif two_sided and line.tag.layer in sided:
             lines.append(_in_block(line, "encoder" if "N" in line.loops else "decoder"))
         else:
             lines.append(line)

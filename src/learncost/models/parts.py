@@ -6,17 +6,15 @@ from collections.abc import Iterable
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Read, Repeat, Statement, Sum, Table, Term, Word, walk
+from learncost.equation.table import Line, Read, Repeat, Statement, Sum, Table, Term, walk
 from learncost.layers.rewrite_lora import Projection, is_linear, is_lookup
 from learncost.models.model import Model
 from learncost.models.modules import joint, names, weights_named
+from learncost.models.purposes import layers_that, linear_layers, normalizes
 from learncost.models.wording import nearest, shown
-from learncost.vocabulary import entry
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
-_LINEAR, _GROUPS = ("all-linear", "linear"), {"attention": "attention", "feed_forward": "feed_forward"}
-_OUTPUT_LAYERS = ("head", "classifier", "score", "spans")
-_ROUTER = "WR"  # what layers of experts call the weight that chooses among them
+_LINEAR, _GROUPS = ("all-linear", "linear"), ("attention", "feed_forward")
 _MOST_NAMES = 40  # of what is known, in one line that refuses another
 _PARTS = ("all", "none", "head", "embeddings", "biases")
 
@@ -81,9 +79,11 @@ class Parts:
         if not places:
             last = max((n for n, line in enumerate(after) if self._multiplies(line)), default=0)
             after = after[last:]
-        self.head = self.read_by(line for line in after if isinstance(line, Line) and "norm" not in line.tag.layer)
+        norms = layers_that(self.lines, normalizes) - layers_that(self.lines, self._multiplies)
+        self.head = self.read_by(line for line in after if isinstance(line, Line) and line.tag.layer not in norms)
         self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
-        self.linear = tuple(w for w in self.table.weights if any(is_projection(line, w) for line in self.lines))
+        linear = linear_layers(model)
+        self.linear = tuple(weight for weight in self.table.weights if weight in linear)
         if model.configuration.layer and model.learns:  # whose output layer has no name of its own
             self.linear = tuple(weight for weight in self.linear if weight not in self.head)
 
@@ -136,7 +136,7 @@ class Parts:
         if name in _LINEAR:
             return self.with_biases(self.linear)
         if name in _GROUPS:
-            group = self.read_by(line for line in self.lines if _GROUPS[name] in line.tag.layer)
+            group = self.read_by(line for line in self.lines if name in line.tag.layer)
             return self._some(group, "train", name, name.replace("_", "-"))
         if name in ("encoder", "decoder") and (side := self._side(name)):
             return side
@@ -214,7 +214,7 @@ class Parts:
         if name in _LINEAR:
             return self._some(self.linear, "lora", name, "linear layers")
         if name in _GROUPS:
-            linear_weights = tuple(weight for weight in self.multiplied(_GROUPS[name]) if weight in self.linear)
+            linear_weights = tuple(weight for weight in self.multiplied(name) if weight in self.linear)
             return self._some(linear_weights, "lora", name, f"projections in its {name.replace('_', '-')} layers")
         tables = tuple(w for w in self.embeddings if any(is_lookup(line, w) for line in self.lines))
         if name in _EMBEDDINGS and name not in self.table.weights:
@@ -230,29 +230,6 @@ class Parts:
         return fit
 
 
-def is_projection(line: Line, weight: str) -> bool:
-    """As peft's all-linear has it: every linear layer but the output layer, no convolution, no router of experts."""
-    if not is_linear(line, weight) or line.tag.layer in _OUTPUT_LAYERS or "convolution" in line.tag.layer:
-        return False
-    local_of = {term.name: local for term, local in zip(line.right, line.tag.locals, strict=False)}
-    return local_of.get(weight) != _ROUTER
-
-
 def _looks_up(line: Line, weight: str) -> bool:
     terms = [term for term in line.right if isinstance(term, Term) and term.name == weight]
     return any(isinstance(axis, Read) for term in terms for axis in term.axes)
-
-
-def attends(layer: str) -> bool:
-    """Whether a layer is an attention of a sequence to itself, by the name that the layer has."""
-    return "attention" in layer and "cross" not in layer
-
-
-def weighs_tokens(line: Line) -> bool:
-    """Whether it is the softmax of a block's attention among its own tokens, of which there is one in every block."""
-    return makes_shares(line) and attends(line.tag.layer)
-
-
-def makes_shares(line: object) -> bool:
-    """Whether it is a softmax, of whatever kind."""
-    return isinstance(line, Word) and entry(line.word).makes == "shares"

@@ -11,7 +11,7 @@ from learncost.layers.nested import flat
 from learncost.layers.rewrite_quantized import with_quantized
 from learncost.models.adaptation import Adaptation, Learned, adapted
 from learncost.models.model import Model
-from learncost.models.parts import is_projection
+from learncost.models.purposes import linear_layers
 
 
 def changed(model: Model, learned: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:
@@ -48,10 +48,10 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
         return model
     model = replace(model, table=flat(model.table, model.sizes))
     learning = set(model.learning) if learns else set[str]()
-    every = kind.behind
+    every, linear = kind.behind, linear_layers(model)
 
     def chosen(line: Line, inside: str, outer: str) -> bool:
-        return outer not in learning and (every or is_projection(line, inside))
+        return outer not in learning and (every or inside in linear)
 
     table, stored = with_quantized(model.table, chosen, kind)
     if not stored:

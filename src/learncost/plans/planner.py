@@ -11,12 +11,12 @@ from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import Repeat, Table, Word, walk
+from learncost.models.purposes import activates, attentions
 from learncost.plans.plan import planned
 from learncost.plans.recompute import SEGMENTS
 from learncost.readings.live import Live, live
 from learncost.readings.price import Book, price
 from learncost.schedule.calls import IN_KERNELS
-from learncost.vocabulary import entry
 
 CHEAP = 0.01
 """What recomputation may cost without being asked for, as a share of the step's FLOPs."""
@@ -121,8 +121,9 @@ def frugal(
 def nearly_free(table: Table) -> tuple[str, ...]:
     """The recomputation of the activations and norms of the blocks; empty where they have neither."""
     lines = [line for line, turns in walk(table.lines) if turns and line.tag.macro == "forward"]
-    words = [line for line in lines if isinstance(line, Word) and entry(line.word).pointwise and len(line.right) == 1]
-    parts = dict.fromkeys(line.word for line in words if "attention" not in line.tag.layer)
+    attending = frozenset().union(*attentions(lines))
+    words = [line for line in lines if isinstance(line, Word) and activates(line)]
+    parts = dict.fromkeys(line.word for line in words if line.tag.layer not in attending)
     norms = ["norm"] if any("norm" in line.tag.layer.split("_") for line in lines) else []
     return (f"recompute={'+'.join((*parts, *norms))}",) if parts or norms else ()
 

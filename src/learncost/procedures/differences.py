@@ -36,6 +36,7 @@ from learncost.layers.rewrite import with_padding
 from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import Model
+from learncost.procedures.moves import ELSEWHERE
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import LEARNING, PROCEDURES, Mode, Procedure
 from learncost.vocabulary import entry
@@ -80,7 +81,7 @@ class _Differences:
         self.known = dict(self.derived.step.known)
         self.mode = mode
         self.plain_again = any(move.form == "forward" for move in chosen.sweeps[-1])
-        self.attention = chosen.moves.get("error elsewhere by LAYER", "")
+        self.attention = chosen.moves.get(ELSEWHERE, "")
         # Of what the modulation reaches, the names in the modulated pass; those of the scope that is gone through.
         self.mirror = {name: f"{name}^" for name in model.projected if name in model.table.inputs}
         self.numbers = names_of_numbers(model.table, NUMBERS, chosen.name)

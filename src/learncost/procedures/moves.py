@@ -9,6 +9,8 @@ from functools import cache
 
 from learncost.equation.errors import InputError
 
+ELSEWHERE = "error elsewhere by LAYER"
+
 MOVES: Mapping[str, str] = {
     "forward": "forward",
     "forward again": "recomputation",
@@ -16,7 +18,7 @@ MOVES: Mapping[str, str] = {
     "forward filling the cache": "forward",
     "forward reading the cache": "forward",
     "error": "",
-    "error elsewhere by LAYER": "error_projection",
+    ELSEWHERE: "error_projection",
     "backward": "backward",
     "backward reading NAME for weights": "backward",
     "stopped at PLACE": "",

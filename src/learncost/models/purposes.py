@@ -1,0 +1,91 @@
+"""What the layers of a model are for, told by their lines and not by what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from learncost.equation.count import base
+from learncost.equation.table import Line, Product, Read, Term, Word, walk
+from learncost.layers.rewrite_lora import is_linear
+from learncost.models.configuration import family_of
+from learncost.models.model import Model
+from learncost.vocabulary import entry
+
+
+def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozenset[str]:
+    """The layers of which a line does something."""
+    return frozenset(line.tag.layer for line in lines if does(line))
+
+
+def normalizes(line: Line) -> bool:
+    """Whether it makes numbers of one scale."""
+    return isinstance(line, Word) and entry(line.word).makes == "normal"
+
+
+def activates(line: Line) -> bool:
+    """Whether it is a function of each element, as an activation."""
+    return isinstance(line, Word) and entry(line.word).pointwise and len(line.right) == 1
+
+
+def weighs_tokens(line: Line) -> bool:
+    """Whether it is the softmax of a block's attention among its own tokens, of which there is one in every block."""
+    if not isinstance(line, Word) or not makes_shares(line):
+        return False
+    others = {base(axis) for axis in line.left[0].loops if axis not in line.axes}
+    return any(base(axis) in others for axis in line.axes)
+
+
+def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]:
+    """The layers in which the tokens of a sequence weigh each other, and those in which they weigh another's."""
+    made = {line.name for line in lines if makes_shares(line) and not weighs_tokens(line)}
+
+    def sums_values(line: Line) -> bool:
+        return isinstance(line, Product) and _sums(line) and line.sides.are_of_matrices and bool(made & {*line.reads})
+
+    attending = layers_that(lines, weighs_tokens)
+    return attending, layers_that(lines, sums_values) - attending
+
+
+def makes_shares(line: object) -> bool:
+    """Whether it is a softmax, of whatever kind."""
+    return isinstance(line, Word) and entry(line.word).makes == "shares"
+
+
+def linear_layers(model: Model) -> frozenset[str]:
+    """The weights of linear layers as peft's all-linear has them: no output layer, no convolution, no router."""
+    lines = [line for line, _ in walk(model.table.lines)]
+    chosen_by = _chosen_by(lines)
+    left_out = family_of(model.configuration).output_layers
+    inputs = {*model.table.inputs}
+
+    def is_module(line: Line, weight: str) -> bool:
+        if not is_linear(line, weight) or line.tag.layer in left_out or line.name in chosen_by:
+            return False
+        return not _convolves(line, inputs)
+
+    reads = {name for line in lines for name in line.reads}
+    return frozenset(weight for weight in reads if any(is_module(line, weight) for line in lines))
+
+
+def _chosen_by(lines: Iterable[Line]) -> set[str]:
+    """The values that a choice among experts is made of, up to the products that make them."""
+    chosen_by: set[str] = set()
+    for line in reversed(tuple(lines)):
+        chooses = isinstance(line, Word) and entry(line.word).kind == "choice"
+        if chooses or (chosen_by & {*line.makes} and not _sums(line)):
+            chosen_by |= set(line.reads)
+    return chosen_by
+
+
+def _sums(line: Line) -> bool:
+    """Whether a product of two values sums an axis."""
+    return isinstance(line, Product) and len(line.right) == 2 and bool(line.sides.sums)
+
+
+def _convolves(line: Line, inputs: Collection[str]) -> bool:
+    """Whether a product reads a stretch at each of its places: of a window, or of an input in pieces."""
+    terms = [term for term in line.right if isinstance(term, Term)]
+    if any(isinstance(axis, Read) for term in terms for axis in term.axes):
+        return True
+    summed = {axis for term in terms for axis in term.loops} - set(line.left[0].loops)
+    return len(summed) > 1 and any(term.name in inputs for term in terms)

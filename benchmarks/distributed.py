@@ -2,11 +2,13 @@
 
     python benchmarks/distributed.py [--processes 2] [--rounds 7] [--layers 4] [--width 256] [--json FILE]
 
-The model is GPT-2's, theirs as transformers has it, from the same weights, batches and AdamW. In every round each
-contender runs alone, after the others in turns: ours as `ddp` beside DDP, ours as `fsdp` beside FSDP2, each in new
-processes with one thread. A round's time is the median of its steps, the slowest process's; what is told is the median
-of the rounds. Memory is the most that a process held during its steps, above what it held before there were weights.
-Give it a machine that does nothing else.
+The model is GPT-2's, theirs as transformers has it, from the same weights, batches and AdamW: ours as `ddp` beside DDP,
+ours as `fsdp` beside FSDP2. Every contender has processes of its own with one thread each, which wait while another
+one's turn is. A turn is a few steps; its time is the median of them, the slowest process's. In every round all have a
+turn, in an order that changes, and its figures are printed; the ratios at the end are the medians of those of the
+rounds. Memory is the most that a process held during its steps, above what it held before there were weights. What a
+step takes of the processor, all threads of a process together, can be compared where other programs run, too.
+Give it a machine that does nothing else: it takes two to three minutes.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from learncost.training.options import Options
 
 RATE, BETA_2, DECAY = 1e-3, 0.99, 0.01
 PAIRS = {"ours, ddp": "DDP", "ours, fsdp": "FSDP2"}
+FIGURES = ("seconds", "busy", "bytes")
 EQUAL = 1e-4
 """How far losses in fp32 may be apart, relatively."""
 
@@ -54,7 +57,7 @@ def configured(given: argparse.Namespace) -> Any:
 def batches(given: argparse.Namespace) -> Iterator[dict[str, np.ndarray]]:
     """Tokens of chance, and which follow."""
     draw = np.random.default_rng(0)
-    for _ in range(given.steps):
+    while True:
         rows = draw.integers(0, given.words, (given.batch, given.length + 1))
         yield {"tokens": rows[:, :-1].copy(), "targets": rows[:, 1:].copy()}
 
@@ -112,7 +115,7 @@ def theirs(given: argparse.Namespace, how: str) -> Callable[[dict[str, np.ndarra
 
 
 def work(given: argparse.Namespace) -> None:
-    """One process of one contender: its losses, seconds and bytes go into a file."""
+    """One process of one contender: for every line that it reads it takes a turn, and prints what it found."""
     import torch
     import torch.distributed as distributed
 
@@ -123,71 +126,117 @@ def work(given: argparse.Namespace) -> None:
     before = memory.highest()
     name = given.work
     take = ours(given, name.partition(", ")[2]) if name in PAIRS else theirs(given, name)
-    losses, seconds = [], []
-    for number, batch in enumerate(batches(given)):
-        if number == given.warm:
+    every = batches(given)
+    for number, _ in enumerate(sys.stdin):
+        if number == 1:  # after the first turn, in which all is made that stays
             memory.forget_highest()
-        distributed.barrier()
-        began = perf_counter()
-        losses.append(take(batch))
-        seconds.append(perf_counter() - began)
-    found = {"losses": losses, "seconds": seconds[given.warm :], "bytes": memory.highest() - before}
-    Path(given.into, str(distributed.get_rank())).write_text(json.dumps(found))
+        losses, seconds, busy = [], [], process_time()
+        for _ in range(given.steps):
+            batch = next(every)
+            distributed.barrier()
+            began = perf_counter()
+            losses.append(take(batch))
+            seconds.append(perf_counter() - began)
+        found = {"losses": losses, "seconds": seconds, "busy": (process_time() - busy) / given.steps}
+        print(json.dumps(found | {"bytes": memory.highest() - before}), flush=True)
     distributed.destroy_process_group()
 
 
-def round_of(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """A contender in new processes."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = str(taken.getsockname()[1])
-    with tempfile.TemporaryDirectory() as into:
-        command = [sys.executable, __file__, *sys.argv[1:], "--work", name, "--into", into]
+class Contender:
+    """One of the four: its processes, which wait for their turns."""
+
+    def __init__(self, name: str, given: argparse.Namespace) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = str(taken.getsockname()[1])
+        self.name = name
+        command = [sys.executable, __file__, *sys.argv[1:], "--work", name]
         everyone = {**os.environ, "WORLD_SIZE": str(given.processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         everyone |= {"OMP_NUM_THREADS": "1"}
-        running = [subprocess.Popen(command, env=everyone | {"RANK": str(rank)}) for rank in range(given.processes)]
-        try:
-            codes = [process.wait(600) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-        assert not any(codes), f"{name}: exit codes {codes}"
-        found = [json.loads(path.read_text()) for path in Path(into).iterdir()]
-    return {
-        "seconds": statistics.median(max(times) for times in zip(*(each["seconds"] for each in found), strict=True)),
-        "bytes": max(each["bytes"] for each in found),
-        "losses": found[0]["losses"],
-    }
+        self.processes = [
+            subprocess.Popen(
+                command, env=everyone | {"RANK": str(rank)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(given.processes)
+        ]
+
+    def turn(self) -> dict[str, Any]:
+        """Some steps by all of its processes: the median of their seconds, the most bytes of one, their losses."""
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+        lines = [process.stdout.readline() for process in self.processes if process.stdout]
+        if not all(lines):
+            raise SystemExit(f"{self.name}: a process ended")
+        found = [json.loads(line) for line in lines]
+        times = zip(*(each["seconds"] for each in found), strict=True)
+        return {
+            "seconds": statistics.median(map(max, times)),
+            "busy": max(each["busy"] for each in found),
+            "bytes": max(each["bytes"] for each in found),
+            "losses": found[0]["losses"],
+        }
+
+    def end(self) -> None:
+        """Of its processes, whatever they do."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+Rounds = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def turns(given: argparse.Namespace) -> Rounds:
+    """What every contender found in every round; they are printed as they come."""
+    names = [name for pair in PAIRS.items() for name in pair]
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    with ExitStack() as open_ones:
+        contenders = {}
+        for name in names:
+            contenders[name] = Contender(name, given)
+            open_ones.callback(contenders[name].end)
+        for contender in contenders.values():
+            rounds[contender.name].append(contender.turn())  # in which all is imported, compiled and warmed
+        print("round  " + "".join(f"{name:>14}" for name in names) + "   ms a step", flush=True)
+        for number in range(given.rounds):
+            at = number % len(names)
+            for name in names[at:] + names[:at]:
+                rounds[name].append(contenders[name].turn())
+            row = "".join(f"{1e3 * rounds[name][-1]['seconds']:14.1f}" for name in names)
+            print(f"{number + 1:5}  {row}", flush=True)
+    return rounds
 
 
 def main() -> None:
     """Measure, and say what was found."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    wholes = {"processes": 2, "rounds": 7, "steps": 12, "warm": 3, "layers": 4, "width": 256}
+    wholes = {"processes": 2, "rounds": 7, "steps": 5, "layers": 4, "width": 256}
     for name, number in (wholes | {"words": 2048, "batch": 8, "length": 128}).items():
         arguments.add_argument(f"--{name}", type=int, default=number)
-    for name in ("json", "work", "into"):
+    for name in ("json", "work"):
         arguments.add_argument(f"--{name}")
     given = arguments.parse_args()
     if given.work:
         return work(given)
-    names = [name for pair in PAIRS.items() for name in pair]
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for number in range(given.rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            rounds[name].append(round_of(name, given))
-    told = {
-        name: {key: statistics.median(one[key] for one in of) for key in ("seconds", "bytes")}
-        for name, of in rounds.items()
-    }
-    print(f"{given.processes} processes, medians of {given.rounds} rounds")
-    for name, row in told.items():
-        print(f"{name:12} {1e3 * row['seconds']:8.1f} ms a step {row['bytes'] / 1e6:8.1f} MB")
+    rounds = turns(given)
+    print(f"{given.processes} processes, medians of {given.rounds} rounds of {given.steps} steps")
+    for name, row in rounds.items():
+        told = {key: statistics.median(turn[key] for turn in row[1:]) for key in FIGURES}
+        print(
+            f"{name:12} {1e3 * told['seconds']:8.1f} ms a step, of the processor {1e3 * told['busy']:8.1f} ms, "
+            f"{told['bytes'] / 1e6:8.1f} MB"
+        )
     for mine, other in PAIRS.items():
-        apart = np.abs(np.divide(rounds[mine][0]["losses"], rounds[other][0]["losses"]) - 1).max()
+        pairs = list(zip(rounds[mine], rounds[other], strict=True))
+        apart = max(np.abs(np.divide(one["losses"], two["losses"]) - 1).max() for one, two in pairs)
+        time, busy, most = (statistics.median(one[key] / two[key] for one, two in pairs[1:]) for key in FIGURES)
+        print(
+            f"{mine} beside {other}: time {time:.2f}, of the processor {busy:.2f}, memory {most:.2f}, "
+            f"losses {apart:.1e} apart"
+        )
         assert apart < EQUAL, f"losses of {mine} and {other} are {apart} apart"
-        time, bytes_ = (told[mine][key] / told[other][key] for key in ("seconds", "bytes"))
-        print(f"{mine} beside {other}: time {time:.2f}, memory {bytes_:.2f}, losses {apart:.1e} apart")
     if given.json:
         Path(given.json).write_text(json.dumps({"settings": vars(given), "rounds": rounds}, indent=1))
     return None

@@ -69,9 +69,10 @@ def losses(run):
 
 
 def test_a_placed_step_gives_what_one_process_gives_and_sends_what_is_priced(two):
-    for case, (worst, sent, priced) in zip(SAMPLE, two[0], strict=True):
+    for case, (worst, sent, priced, _) in zip(SAMPLE, two[0], strict=True):
         assert worst < 1e-12, case
         assert sent == priced > 0, case
+    assert [ran for *_, ran in two[0]] == [2, 1]  # as operators; and in place, where no line reads a part at an index
 
 
 def test_two_processes_train_as_one_does(two, alone):
@@ -99,7 +100,7 @@ def test_four_processes(text, alone, tmp_path):
     runs = {"ab": ["--mesh", "dp=2,tp=2"], "cd": ["--mesh", "dp=4", "--placement", "fsdp"]}
     trainings = [[str(text), *TINY, *words, "--out", str(tmp_path / name)] for name, words in runs.items()]
     found = worked(4, {"steps": FOUR, "trainings": trainings}, tmp_path)
-    for case, (worst, sent, priced) in zip(FOUR, found, strict=True):
+    for case, (worst, sent, priced, _) in zip(FOUR, found, strict=True):
         assert worst < 1e-11, case
         assert sent == priced > 0, case
     for name in runs:

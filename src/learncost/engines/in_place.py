@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from learncost.equation.count import shape_of
 from learncost.equation.table import Table
 from learncost.readings.emit.placed import TYPES, placed
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 class InPlace:
     """A step, ready to run again and again: its program, its kernels, its arena and the tensors that it changes.
@@ -27,6 +30,7 @@ class InPlace:
     dtype    fp32, fp64, or bf16 for products in bf16 with weights in fp32
     tensors  weights and the optimizer's state by name: these very tensors are changed
     arena    memory to use if it is large enough, of another step that never runs at the same time
+    devices  the DeviceMesh that its collectives are over, where it is one of several
     Raises `InputError` where a line cannot be computed in place or where there is no compiler.
     """
 
@@ -37,6 +41,7 @@ class InPlace:
         dtype: str,
         tensors: Mapping[str, torch.Tensor],
         arena: torch.Tensor | None = None,
+        devices: DeviceMesh | None = None,
     ) -> None:
         self.program = placed(table, sizes, dtype)
         # What no line changes in its place, as where two lines make a weight anew, is moved there.
@@ -57,6 +62,7 @@ class InPlace:
         names = [function.name for function in self.program.functions]
         self._kernels = SimpleNamespace(**{name: _on_tensors(kernels[name]) for name in names})
         self._step = namespace["step"]
+        self._devices = (devices,) if self.program.meets else ()
 
     @property
     def batch(self) -> int:
@@ -68,7 +74,7 @@ class InPlace:
         for name, tensor in self._inputs.items():
             tensor.copy_(torch.as_tensor(np.require(arrays[name], requirements="W")))
         with torch.inference_mode(), library_products():
-            self._step(self._memory, self._kernels)
+            self._step(self._memory, self._kernels, *self._devices)
             results = {
                 name: getattr(self._memory, output).view(shape)
                 for name, (output, shape) in self.program.results.items()

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Word, defined
+from learncost.equation.count import cuts
+from learncost.equation.errors import InputError
+from learncost.equation.table import Kernel, Line, Product, Read, Repeat, Statement, Sum, Table, Word, defined, terms_of
 from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
 from learncost.schedule.groups import groups, in_kernels
 from learncost.schedule.matrix import MatrixProduct, matrix_product, scatter
+from learncost.vocabulary.collectives import JOINED, REDUCES, is_collective
 
 Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], Function]
 """Writes the lines of a kernel as a function, given their axes, which names others read, and a wish for its name."""
@@ -42,7 +45,11 @@ def _calls(
     """The items of one scope; `handed` are the names that leave it."""
     sums = _sums_in_place(lines, handed, dtypes, product)
     done = {line.name for line, _ in sums.values()}
-    for group in groups((line for line in lines if isinstance(line, Repeat) or line.name not in done), _in_kernels):
+
+    def together(group: Sequence[Statement], line: Statement) -> bool:
+        return _in_kernels(group, line) or _in_a_message(group, line, dtypes)
+
+    for group in groups((line for line in lines if isinstance(line, Repeat) or line.name not in done), together):
         first = group[0]
         if isinstance(first, Repeat):
             ends = {carry.end for carry in first.carry} | {inner for inner, _ in first.keep}
@@ -65,10 +72,24 @@ def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:
     return isinstance(line, Line) and len(lines) == len(group) and in_kernels(lines, line)
 
 
+def _in_a_message(group: Sequence[Statement], line: Statement, dtypes: Mapping[str, str]) -> bool:
+    """Whether a collective is sent with those before it: alike, of the same type, and of nothing that they make."""
+    first = group[0]
+    if not is_collective(first) or not is_collective(line) or line.word not in JOINED:
+        return False
+    same = (first.word, first.axes, dtypes[first.name]) == (line.word, line.axes, dtypes[line.name])
+    return same and not any(name in line.reads for member in group for name in member.makes)
+
+
 def _call(
     lines: list[Line], axes: Axes, values: Values, others: frozenset[str], written: Written, product_of: Products
 ) -> Call:
     first = lines[0]
+    if is_collective(first):
+        return _message(lines)
+    for line in lines:
+        if axis := _counted(line):
+            raise InputError(f"{line.name} counts places on {axis} from where its device begins, which no kernel does")
     kernel = first.tag.kernel
     if kernel is None:
         product = product_of(first)
@@ -84,6 +105,31 @@ def _call(
         others |= {*lines[-1].makes}  # nobody reads it, but the step says that it is done
     function = written(lines, axes, others, kernel.name)
     return Call(tuple(lines), function.reads, function.writes, _shares(lines, function.shares, values), function)
+
+
+def _message(lines: Sequence[Line]) -> Call:
+    """Collectives that are sent at once; what is reduced may become its sum where it lies."""
+    reads = tuple(dict.fromkeys(name for line in lines for name in line.reads))
+    shares = [
+        Share(name, line.name)
+        for line in lines
+        if isinstance(line, Word) and line.word in REDUCES
+        for name in line.reads
+    ]
+    return Call(tuple(lines), reads, tuple(line.name for line in lines), tuple(shares))
+
+
+def _counted(line: Line) -> str:
+    """An axis that is cut over devices, and on which the line tells places apart; empty where there is none."""
+    sides = [axis for condition in line.where for axis in condition.axes]
+    reads = [
+        axis.axis
+        for operand in (*line.left, *line.right)
+        for term in terms_of(operand)
+        for axis in term.axes
+        if isinstance(axis, Read)
+    ]
+    return next((axis for axis in (*sides, *reads) if cuts(axis)), "")
 
 
 def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Values) -> tuple[Share, ...]:

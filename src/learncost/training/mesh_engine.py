@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.models.configuration import Configuration
 from learncost.models.model import build, run_sizes
+from learncost.placement.bucketed import bucketed
 from learncost.placement.clauses import Clause, Homes
 from learncost.placement.devices import part, together
 from learncost.placement.layout import Layout
@@ -30,12 +31,16 @@ from learncost.placement.mesh import Mesh, mesh
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen_for
 from learncost.plans.plan import planned
+from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.options import Options
 from learncost.training.parts import KINDS, Part, Parts
 from learncost.training.torch_engine import Emitted, Pool, check_device
+
+if TYPE_CHECKING:
+    from learncost.engines.in_place import InPlace
 
 
 class _MeshRunner:
@@ -45,7 +50,7 @@ class _MeshRunner:
 
     def __init__(self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options) -> None:
         self.training, self.mesh, self.clauses = training, grid, clauses
-        self.plan, self.device = options.plan or "", options.device
+        self._plan, self.device = options.plan, options.device
         self._devices: Any = None
         self.forget()
 
@@ -73,6 +78,17 @@ class _MeshRunner:
         """Where this process stands on the axes of the mesh."""
         return dict(zip(self.mesh.names, self.devices.get_coordinate(), strict=True))
 
+    def placed(self, table: Table, sizes: Mapping[str, int]) -> tuple[str, Placed]:
+        """A table under the plan that is told, or the one that the planner chooses for a process's part of a batch."""
+        if self._plan is not None:
+            return self._plan, placed_over(planned(table, self._plan, sizes), self.mesh, self.clauses, sizes)
+        parts = _parts_of_batch(self.clauses, self.mesh)
+        plan = smallest(table, {**sizes, "B": max(sizes["B"] // parts, 1)}, self.training.precision.name)
+        try:
+            return plan, placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes)
+        except InputError:  # which the plan as it is derived may not be
+            return "", placed_over(table, self.mesh, self.clauses, sizes)
+
     def __call__(self, prepared: Prepared) -> Values:
         key = (Same(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
@@ -93,31 +109,52 @@ class _MeshRunner:
 
 
 class _PlacedStep:
-    """A table for batches of one size, placed and written as a program."""
+    """A table for batches of one size, placed, and run in place where every line can be; else as operators."""
 
     def __init__(self, prepared: Prepared, runner: _MeshRunner) -> None:
         self._runner = runner
-        table = planned(without_gradients(prepared.table), runner.plan)
+        table = without_gradients(prepared.table)
         self._sizes = dict(prepared.sizes)
-        self.placed = placed_over(table, runner.mesh, runner.clauses, self._sizes)
+        self.plan, self.placed = runner.placed(table, self._sizes)
         self._renewed = table.renewed
         grid = self.placed.mesh
         self._here = self._sizes | grid.sizes_at(runner.place)
-        precision = runner.training.precision.name
-        self._emitted = Emitted(
-            self.placed.table, self._sizes | grid.sizes, precision, runner.device, devices=runner.devices
-        )
+        self._owned = tuple(dict.fromkeys((*self.placed.table.weights, *self._renewed)))
+        self._run = self._made(prepared, self._sizes | grid.sizes)
+
+    def _made(self, prepared: Prepared, sizes: Mapping[str, int]) -> InPlace | Emitted:
+        runner, table = self._runner, bucketed(self.placed.table)
+        precision, pool = runner.training.precision.name, runner.pool
+        if runner.device == "cpu":
+            from learncost.engines.in_place import InPlace
+
+            own = self._own(prepared)
+            tensors = {name: pool.tensor(name, own[name]) for name in self._owned}
+            is_double = np.float64 in {own[name].dtype for name in table.weights}
+            try:
+                step = InPlace(table, sizes, "fp64" if is_double else precision, tensors, pool.arena, runner.devices)
+            except InputError:
+                pass  # as where a line counts places on a part of an axis
+            else:
+                pool.arena = step.arena
+                return step
+        return Emitted(table, sizes, precision, runner.device, devices=runner.devices)
+
+    def _own(self, prepared: Prepared) -> Values:
+        """This process's parts of what a step is given."""
+        table = self.placed.table
+        names = (*table.weights, *table.inputs)
+        return {name: _mine(prepared.values[name], table.axes[name], self._here) for name in names}
 
     def __call__(self, prepared: Prepared) -> Values:
-        pool, table = self._runner.pool, self.placed.table
-        own = {
-            name: _mine(prepared.values[name], table.axes[name], self._here) for name in (*table.weights, *table.inputs)
-        }
-        kept = dict.fromkeys((*table.weights, *self._renewed))
-        tensors = {name: pool.tensor(name, own[name]) for name in kept}
-        results_by_name = self._emitted(tensors, own)
-        for name, new in self._renewed.items():
-            pool.tensors[name].copy_(results_by_name.pop(new))
+        pool, own = self._runner.pool, self._own(prepared)
+        tensors = {name: pool.tensor(name, own[name]) for name in self._owned}
+        if isinstance(self._run, Emitted):
+            results_by_name = self._run(tensors, own)
+            for name, new in self._renewed.items():
+                pool.tensors[name].copy_(results_by_name.pop(new))
+        else:
+            results_by_name = self._run(own)
         results = {name: self._result(name, tensor) for name, tensor in results_by_name.items()}
         return results | {new: pool.arrays[name] for name, new in self._renewed.items()}
 
@@ -181,7 +218,7 @@ class MeshEngine(NumPyEngine):
         }
         self._axes = {name: table.axes[name] for name in self._layouts}
         self._whole = {name: shape(table, name, sizes) for name in self._layouts}
-        placed_over(planned(table, self._runner.plan, sizes), self._mesh, self._runner.clauses, self._micro(options))
+        self._runner.placed(table, self._micro(options))  # what cannot be is said at once
         self._cut = False
 
     def _made(self, options: Options) -> _MeshRunner:

@@ -7,6 +7,7 @@ gradient: lines are placed after they are derived. Behind the mesh axis stand pl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeGuard
 
 from learncost.equation.table import Word
@@ -33,6 +34,12 @@ _collective("send", "an array goes to the device at a place on the axis, which r
 define(
     Entry("receive", (), ("Y",), kind=KIND, source="what the device at a place on the axis sends: `receive[pp 0]()`")
 )
+
+REDUCES: Mapping[str, str] = {"all_reduce": "sum", "all_reduce_max": "max", "all_reduce_min": "min"}
+"""Words that leave the same on every device, and what libraries call how they join."""
+
+JOINED: frozenset[str] = frozenset({*REDUCES, "all_gather", "reduce_scatter"})
+"""Words of which several may be sent as one message."""
 
 SENDS_NOTHING: frozenset[str] = frozenset({"shard", "receive"})
 """Collectives that every device answers from what it has, or that somebody else sends."""

@@ -15,11 +15,13 @@ from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.lines import comment, headed
+from learncost.readings.emit.placed import between
 from learncost.readings.emit.placed.layout import Layout, laid_out
 from learncost.readings.emit.turns import loop_title
-from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within
+from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within, every_call
 from learncost.schedule.lifetimes import Array, Path
 from learncost.schedule.matrix import Matrix, Scatter
+from learncost.vocabulary.collectives import is_collective
 
 TYPES = {
     "fp64": "float64",
@@ -75,6 +77,7 @@ class Placed:
     given      what `lay_out` needs, by name in the table, with its axes and type
     results    what lies in the arena after a step, by name in the table: its field of the record, and its shape
     calls      the statements, with the lines that each computes
+    meets      whether it is one of several devices: `step` then takes their DeviceMesh, too
     """
 
     text: str
@@ -84,6 +87,7 @@ class Placed:
     given: Mapping[str, tuple[tuple[str, ...], str]]
     results: Mapping[str, tuple[str, tuple[int, ...]]]
     calls: tuple[Item, ...] = ()
+    meets: bool = False
 
 
 def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: str = "") -> Placed:
@@ -117,8 +121,26 @@ class _Writer:
 
     def program(self) -> Placed:
         layout = self.layout
-        self.identifiers = Identifiers(("torch", "math", "m", "kernels", "turn", "step", "lay_out", "PLACES", "BYTES"))
+        self.identifiers = Identifiers(
+            (
+                "torch",
+                "math",
+                "m",
+                "kernels",
+                between.MESH,
+                *between.HELPERS,
+                "turn",
+                "step",
+                "lay_out",
+                "PLACES",
+                "BYTES",
+            )
+        )
         self.texts: list[str] = []
+        self.helpers: set[str] = set()
+        self.arguments = "m, kernels"
+        if any(is_collective(call.lines[0]) for call in every_call(layout.items)):
+            self.arguments += f", {between.MESH}"
         self.places: dict[str, tuple[str, int, dict[str, str]]] = {}
         self._scope(_Scope(layout.items, layout.table.axes, "step", ()))
         results = {
@@ -127,7 +149,16 @@ class _Writer:
             if name in layout.table.outputs and not value.owner
         }
         functions, size = tuple(layout.functions), layout.bytes
-        return Placed(self._text(), source(functions), functions, size, layout.given, results, layout.items)
+        return Placed(
+            self._text(),
+            source(functions),
+            functions,
+            size,
+            layout.given,
+            results,
+            layout.items,
+            meets=between.MESH in self.arguments,
+        )
 
     # Functions.
 
@@ -145,7 +176,7 @@ class _Writer:
         about = "One step; what it changes, it changes in place." if not scope.path else f"One turn of {scope.title}."
         name = scope.title
         text = "\n".join(f"    {line}".rstrip() for line in body)
-        self.texts.append(f'def {name}(m, kernels):\n    """{about}"""\n{text.lstrip(chr(10))}')
+        self.texts.append(f'def {name}({self.arguments}):\n    """{about}"""\n{text.lstrip(chr(10))}')
         self._fields(scope)
 
     def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
@@ -156,7 +187,7 @@ class _Writer:
         turns = f"range({self.layout.count(repeat.count)})"
         if repeat.reverse:
             turns = f"reversed({turns})"
-        return ["", f"for turn in {turns}:", f"    {title}(m.{title}[turn], kernels)"]
+        return ["", f"for turn in {turns}:", f"    {title}(m.{title}[turn], {self.arguments.removeprefix('m, ')})"]
 
     def _cut(self, scope: _Scope) -> None:
         """How products read each array; one that none reads is a vector."""
@@ -182,6 +213,11 @@ class _Writer:
             arguments = [f"m.{self._of(name)}" for name in (*function.reads, *function.writes)]
             arguments += [str(self.layout.number(size)) for size in function.sizes]
             text = written_call(f"kernels.{function.name}", arguments)
+        elif is_collective(line):
+            words = [each for each in call.lines if isinstance(each, Word)]
+            name, arguments = between.written(words, lambda array: f"m.{self._of(array)}", self.layout.shape)
+            self.helpers.add(name)
+            text = written_call(name, arguments)
         elif isinstance(line, Word) and line.word == "zeros":
             text = f"m.{self._of(written)}.zero_()"
         else:
@@ -246,8 +282,9 @@ class _Writer:
         head = f'"""{self.title}"""\n\n' if self.title else ""
         places = "# Of each function: what calls it, its turns, its arrays with their shape, type, and place or name.\n"
         places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.layout.bytes}"
+        helpers = [text for name, text in between.HELPERS.items() if name in self.helpers]
         imports = "import math\nfrom types import SimpleNamespace\n\nimport torch"
-        return head + "\n\n\n".join((imports, *self.texts, LAY_OUT, places)) + "\n"
+        return head + "\n\n\n".join((imports, *helpers, *self.texts, LAY_OUT, places)) + "\n"
 
 
 def _place(value: Array, path: Path) -> int | str | tuple[str | int | slice, ...]:

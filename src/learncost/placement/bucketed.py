@@ -1,0 +1,44 @@
+"""Collectives of a turn brought together, so that they are sent as one message: weights before it, gradients after it.
+
+As FSDP does with a block's parameters. A turn then has all of its weights at once, and all of its gradients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from learncost.equation.table import Repeat, Statement, Table, defined
+from learncost.vocabulary.collectives import REDUCES, is_collective
+
+_JOINS = ("reduce_scatter", *REDUCES)
+
+
+def bucketed(table: Table) -> Table:
+    """A placed table that means the same, with the collectives of every repeat's turn next to each other."""
+    return replace(table, lines=tuple(map(_statement, table.lines)))
+
+
+def _statement(line: Statement) -> Statement:
+    return replace(line, lines=tuple(_turn([*map(_statement, line.lines)]))) if isinstance(line, Repeat) else line
+
+
+def _turn(lines: Sequence[Statement]) -> list[Statement]:
+    """What is gathered of what a turn is given goes first; what only the optimizer reads, and the optimizer, last."""
+    makes = Counter(name for line in lines for name in line.makes)
+    if max(makes.values(), default=0) > 1:  # lines that make a value again have their order
+        return [*lines]
+    sent = [line for line in lines if is_collective(line)]
+    first = [line for line in sent if line.word == "all_gather" and makes.keys().isdisjoint(line.reads)]
+    updates = [line for line in lines if line not in sent and _updates(line)]
+    passes = [line for line in lines if line not in first and line not in updates]
+    needed = {name for line in passes for name in line.reads}
+    if needed & defined(updates):
+        return [*first, *(line for line in lines if line not in first)]
+    joins = [line for line in sent if line.word in _JOINS and not needed & {*line.makes}]
+    return [*first, *(line for line in passes if line not in joins), *joins, *updates]
+
+
+def _updates(line: Statement) -> bool:
+    return not isinstance(line, Repeat) and line.tag.macro == "optimizer_step"

@@ -1,0 +1,116 @@
+"""Collectives of a step in place: what neighbours send is one message, and what they make lies where it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from learncost.equation.count import place_cut
+from learncost.equation.errors import InputError
+from learncost.equation.table import Term, Word
+from learncost.vocabulary.collectives import REDUCES
+
+MESH = "mesh"
+"""What programs call the DeviceMesh that they run on."""
+
+_SENT = "torch.ops._c10d_functional"
+
+HELPERS: Mapping[str, str] = {
+    "all_gather": f'''\
+def all_gather(mesh, over, *arrays):
+    """The parts of all devices along an axis of the mesh: of each array the whole, the part, rows before the cut."""
+    group = mesh.get_group(over)
+    number, sizes = group.size(), [part.numel() for _, part, _ in arrays]
+    sent = torch.cat([part.view(-1) for _, part, _ in arrays])
+    parts = {_SENT}.all_gather_into_tensor(sent, number, group.group_name)
+    parts = {_SENT}.wait_tensor(parts).view(number, -1).split(sizes, 1)
+    for (whole, _, rows), each in zip(arrays, parts, strict=True):
+        whole.view(rows, number, -1).copy_(each.view(number, rows, -1).transpose(0, 1))''',
+    # An exchange and a sum of its own, as gloo's reduce_scatter sends what an all_reduce does, twice as much.
+    "reduce_scatter": f'''\
+def reduce_scatter(mesh, over, *arrays):
+    """This device's part of the sum of all along an axis of the mesh: of each array the part, the whole, the rows
+    before the cut."""
+    group = mesh.get_group(over)
+    number, sizes = group.size(), [part.numel() for part, _, _ in arrays]
+    sent = [whole.view(rows, number, -1).transpose(0, 1).reshape(number, -1) for _, whole, rows in arrays]
+    ones = [1] * number
+    parts = {_SENT}.all_to_all_single(torch.cat(sent, 1), ones, ones, group.group_name)
+    parts = {_SENT}.wait_tensor(parts).sum(0).split(sizes)
+    for (part, _, _), each in zip(arrays, parts, strict=True):
+        part.view(-1).copy_(each)''',
+    "all_reduce": f'''\
+def all_reduce(mesh, over, how, *arrays):
+    """What the arrays of all devices along an axis of the mesh come to: of each array the result, and what it is of."""
+    group = mesh.get_group(over).group_name
+    small = [pair for pair in arrays if pair[0].numel() < {1 << 16}]
+    for result, array in [pair for pair in arrays if pair[0].numel() >= {1 << 16}]:
+        if result.data_ptr() != array.data_ptr():
+            result.view(-1).copy_(array.view(-1))
+        {_SENT}.wait_tensor({_SENT}.all_reduce_(result, how, group))
+    if small:
+        sent = torch.cat([array.view(-1) for _, array in small])
+        sent = {_SENT}.wait_tensor({_SENT}.all_reduce_(sent, how, group))
+        for (result, _), each in zip(small, sent.split([result.numel() for result, _ in small]), strict=True):
+            result.view(-1).copy_(each)''',
+    "all_to_all": f'''\
+def all_to_all(mesh, over, result, array, before, after):
+    """What is cut on one axis along an axis of the mesh, cut on another one."""
+    group = mesh.get_group(over)
+    ones = [1] * group.size()
+    sent = torch.stack(array.chunk(group.size(), after))
+    sent = {_SENT}.all_to_all_single(sent, ones, ones, group.group_name)
+    result.copy_(torch.cat({_SENT}.wait_tensor(sent).unbind(), before))''',
+    "shard": '''\
+def shard(mesh, over, result, array, place):
+    """This device's part of what it has whole."""
+    group = mesh.get_group(over)
+    result.copy_(array.chunk(group.size(), place)[group.rank()])''',
+}
+"""The helper of every collective that can be in place, by its word."""
+
+Shape = Callable[[Sequence[str]], tuple[int, ...]]
+
+
+def helper(word: str) -> str:
+    """The name of a collective's helper. Raises `InputError` where it has none."""
+    name = "all_reduce" if word in REDUCES else word
+    if name not in HELPERS:
+        raise InputError(f"{word} is not done in place")
+    return name
+
+
+def written(lines: Sequence[Word], of: Callable[[str], str], shape: Shape) -> tuple[str, list[str]]:
+    """The helper that computes collectives, and its arguments.
+
+    of     what the program calls the array of a name
+    shape  the numbers of axes
+    """
+    first = lines[0]
+    if len(first.axes) > 1:
+        raise InputError(f"{first.word} between some of the devices of {first.axes[0]} is not done in place")
+    name, over = helper(first.word), first.axes[0]
+    arguments = [MESH, f'"{over}"']
+    if name in ("all_to_all", "shard"):
+        made, read = _terms(first)
+        arguments += [f"{of(term.name)}.view({', '.join(map(str, shape(term.declared)))})" for term in (made, read)]
+        places = (place_cut(term.declared, over) for term in ((read, made) if name == "all_to_all" else (made,)))
+        return name, [*arguments, *map(str, places)]
+    if name == "all_reduce":
+        arguments.append(f'"{REDUCES[first.word]}"')
+    for line in lines:
+        made, read = _terms(line)
+        pair = f"{of(made.name)}, {of(read.name)}"
+        if name != "all_reduce":
+            part = read if name == "all_gather" else made
+            place = place_cut(part.declared, over)
+            pair += f", {prod(shape(part.declared[:place]))}"
+        arguments.append(f"({pair})")
+    return name, arguments
+
+
+def _terms(line: Word) -> tuple[Term, Term]:
+    """What a collective makes, and what it reads."""
+    read = line.right[0]
+    assert isinstance(read, Term)
+    return line.left[0], read

@@ -12,6 +12,7 @@ from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.imported.export import arguments, as_called, flattened
+from learncost.models.imported.running.ends import ends
 from learncost.models.imported.values import run_graph
 from learncost.models.imported.walk import Imported
 from learncost.readings.run import run
@@ -259,10 +260,7 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
         row, by_name = as_called(module, given)
         result = module(*row, **by_name)
         forward = int(counter.get_total_flops())
-        tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-        floats = [t for t in tensors if t.is_floating_point() and t.requires_grad]
-        losses = [t for t in floats if not t.dim()]
-        floats = losses if len(losses) == 1 else floats
+        floats = ends(result)
         if floats:
             torch.autograd.backward(floats, [torch.ones_like(t) for t in floats])
         return forward, int(counter.get_total_flops()) - forward

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.models.imported.axes import Axis, Size, leaves
+from learncost.models.imported.axes import Axis, Size, equal, leaves
 from learncost.models.imported.equations import Equation, Number, Operand, Read, Where, indices_of
 from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
 
@@ -172,6 +173,7 @@ class _Line:
         self.loops: dict[tuple[Hashable, int], str] = {}
         self.used: dict[str, int] = {}
         self.of_slot: dict[Slot, str] = {}
+        self.starts = _starts(writer, equation)
         for read in (*equation.left, *(o for o in equation.operands if isinstance(o, Read))):
             self.bind(read)
 
@@ -253,11 +255,33 @@ class _Line:
         text = ""
         for factor, name in parts:
             text += _signed(self.writer, factor, name)
-        text += "" if _is_zero(place.start) else _signed(self.writer, place.start, "")
+        if place in self.starts:
+            text += self.starts[place]
+        elif not _is_zero(place.start):
+            text += _signed(self.writer, place.start, "")
         text = text.removeprefix(" + ").strip()
         if not parts and isinstance(place.start, int):
             return f"{place.start}[]"
         return f"({text})" if parts else text
+
+
+def _starts(writer: Writer, equation: Equation) -> dict[Place, str]:
+    """Where the parts of a join start: ` - #m`, by what comes before, so that the notation knows it as one."""
+    starts: dict[Place, str] = {}
+    before: list[Axis] = []
+    for read in equation.operands if equation.kind == "sum" else ():
+        index = read.view.fresh().index if isinstance(read, Read) else ()
+        axes = leaves(read.view.stored.axes) if index else ()
+        places = [(axis, at) for axis, at in zip(axes, index, strict=True) if isinstance(at, Place)]
+        if len(places) != 1 or not equal(places[0][1].start, -sum((axis.root.size for axis in before), 0)):
+            return {}
+        ((axis, place),) = places
+        if len(place.parts) != 1 or place.parts[0][0] != 1:
+            return {}
+        counts = Counter(map(writer.letter, before))
+        starts[place] = "".join(f" - {'' if count == 1 else f'{count} '}#{name}" for name, count in counts.items())
+        before.append(axis)
+    return starts if len(starts) > 1 else {}
 
 
 def _is_zero(size: Size) -> bool:

@@ -188,7 +188,10 @@ def _look(stored: Stored, value: Any) -> View:
 
 
 def _outputs(reader: Reader, exported: Exported, node: Any) -> list[tuple[str, View, str]]:
-    """The float outputs that follow from what is in the table, by name; a loss alone where there is one."""
+    """The float outputs that follow from what is in the table, by name.
+
+    A number to which all others lead is the loss, and stands alone.
+    """
     every: list[tuple[str, View, str]] = []
     for number, (source, name) in enumerate(zip(node.args[0], exported.outputs, strict=False)):
         value = reader.values.get(source)
@@ -197,10 +200,20 @@ def _outputs(reader: Reader, exported: Exported, node: Any) -> list[tuple[str, V
         every.append((name or f"output_{number}", value, str(source.name)))
     if not every:
         raise InputError("nothing that it returns is a float that follows from its weights or its float inputs")
-    losses = [(value, node_name) for _, value, node_name in every if not value.dims]
-    if len(losses) == 1:
-        return [("loss", *losses[0])]
+    for _, value, node_name in every:
+        ways = () if value.dims else _ways(reader.recorder.equations, value.stored)
+        if ways and all(other.stored in ways for _, other, _ in every):
+            return [("loss", value, node_name)]
     return every
+
+
+def _ways(equations: Sequence[Equation], end: Stored) -> set[Stored]:
+    """Every value through which a gradient comes from an end."""
+    ways = {end}
+    for equation in reversed(equations):
+        if equation.word != "stop_gradient" and any(read.view.stored in ways for read in equation.left):
+            ways.update(equation.reads)
+    return ways
 
 
 def _written(

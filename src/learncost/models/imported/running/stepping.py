@@ -39,6 +39,7 @@ class Stepping:
 
         from learncost.models.imported.export import as_called
         from learncost.models.imported.running.counting import Counting, knows
+        from learncost.models.imported.running.ends import ends
 
         kind = getattr(torch, TYPES[values])
         module, given = self.module(), self.inputs(sizes)
@@ -50,9 +51,9 @@ class Stepping:
             with _told(module, counting):
                 row, by_name = as_called(module, given)
                 result = module(*row, **by_name)
-                ends = _ends(result)
+                floats = ends(result)
                 counting.backwards = True
-                torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
+                torch.autograd.backward(floats, [torch.empty_like(each) for each in floats])
                 counting.settle()
             learned = [each for each in module.parameters() if each.grad is not None]
             counting.call_gradients(each.grad for each in learned)
@@ -147,16 +148,6 @@ def _told(module: Any, counting: Any) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _ends(result: Any) -> list[Any]:
-    """What the backward pass begins from: the loss where there is one, else all floats that have a gradient."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    ends = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
-    losses = [each for each in ends if not each.dim()]
-    return losses if len(losses) == 1 else ends
 
 
 @contextmanager

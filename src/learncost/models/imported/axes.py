@@ -87,7 +87,22 @@ def simple(size: Size) -> Size:
     """A size as an int where it is a number."""
     if isinstance(size, int):
         return size
-    return int(size) if size.is_Integer else size
+    if size.is_Integer:
+        return int(size)
+    return _counted(size) if size.free_symbols else size
+
+
+def _counted(size: Any) -> Any:
+    """A size without the steps up to an end, `(M n + n - 1) // n`, which are M."""
+    import sympy  # loaded with torch
+    from torch.utils._sympy.functions import FloorDiv
+
+    for part in sorted(size.atoms(FloorDiv), key=str):
+        above, below = part.args
+        steps = sympy.cancel((above - below + 1) / below) if below.free_symbols else None
+        if steps is not None and steps.is_polynomial(*steps.free_symbols):
+            size = size.xreplace({part: steps})
+    return size
 
 
 def product(sizes: Sequence[Size]) -> Size:

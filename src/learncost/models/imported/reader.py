@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from learncost.equation.errors import InputError
@@ -13,6 +15,7 @@ from learncost.models.imported.axes import Axis, Size, equal, product, simple
 from learncost.models.imported.constants import Constants, Mask
 from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
 from learncost.models.imported.opaque import opaque
+from learncost.models.imported.refusals import is_local
 from learncost.models.imported.views import Stored, View
 
 Rule = Callable[..., Any]
@@ -478,15 +481,14 @@ def module_of(node: Any) -> str:
 
 
 def place_of(node: Any) -> str:
-    """Where a node is from, for a message: module, file and line."""
+    """Where a node is from, for a message: module, and the user's file and line; a package's where there is none."""
     if node is None:
         return ""
     path = module_of(node)
     text = f" in {path}" if path else ""
     trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if lines:
-        text += (
-            f" ({lines[-1].partition(', in ')[0].removeprefix('File ').replace(chr(34), '').replace(', line ', ':')})"
-        )
+    places = re.findall(r'File "(.+)", line (\d+)', trace)
+    if places:
+        file, line = ([each for each in places if is_local(Path(each[0]))] or places)[-1]
+        text += f" ({file}:{line})"
     return text

@@ -270,9 +270,11 @@ def _starts(writer: Writer, equation: Equation) -> dict[Place, str]:
     starts: dict[Place, str] = {}
     before: list[Axis] = []
     for read in equation.operands if equation.kind == "sum" else ():
-        index = read.view.fresh().index if isinstance(read, Read) else ()
-        axes = leaves(read.view.stored.axes) if index else ()
-        places = [(axis, at) for axis, at in zip(axes, index, strict=True) if isinstance(at, Place)]
+        if not isinstance(read, Read):
+            return {}
+        view = read.view.fresh()
+        indices = zip(leaves(view.stored.axes), view.index, strict=True)
+        places = [(axis, index) for axis, index in indices if isinstance(index, Place)]
         if len(places) != 1 or not equal(places[0][1].start, -sum((axis.root.size for axis in before), 0)):
             return {}
         ((axis, place),) = places

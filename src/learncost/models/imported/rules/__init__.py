@@ -2,6 +2,7 @@
 
 from learncost.models.imported.rules import (  # noqa: F401 - they register themselves
     attention,
+    bags,
     complex,
     diagonals,
     elementwise,

@@ -225,6 +225,16 @@ def leaky_relu(reader: Reader, x: View, slope: float = 0.01) -> View:
     return reader.add(above, reader.multiply(below, slope))
 
 
+@rule("rrelu_with_noise_functional")
+def rrelu(
+    reader: Reader, x: View, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any
+) -> list[View | None]:
+    """As in evaluation, where the slope is the mean of those that training draws."""
+    if training:
+        raise reader.refusal("a leaky ReLU with slopes that are drawn")
+    return [leaky_relu(reader, x, (lower + upper) / 2), None]
+
+
 @rule("prelu", "_prelu_kernel")
 def prelu(reader: Reader, x: View, slope: View) -> View:
     above = reader.word("relu", x)

@@ -13,6 +13,7 @@ from learncost.contest.problem import Problem
 from learncost.engines.inputs import Batch
 from learncost.engines.weights import initial_weights
 from learncost.equation.errors import InputError
+from learncost.models.argument import find
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import DEFAULT
@@ -42,6 +43,10 @@ def text(
     share   of the documents that validate; of a single one its end does
     Raises `InputError` for a path that is not there, too little text, a model that does not say the next token.
     """
+    if isinstance(model, str) and find(model).layer is not None:
+        raise InputError(
+            f"{model} is a table: text is learned by a family, whose vocabulary is known; lc.Training trains it"
+        )
     byte_tokens = tokenizer("bytes")
     configuration = configure(
         dict(model) if isinstance(model, Mapping) else model, {"vocab_size": byte_tokens.size, **sizes}

@@ -151,10 +151,12 @@ class _Differences:
         reads = [read for read in map(self.one_hot, self.model.table.lines) if read]
         same_places = [read for read in reads if {*read.at.loops, read.axis} == set(self.e.axes)]
         if not same_places and not self.model.projected:
-            name, counted = self.model.configuration.name, self.model.configuration.counted
+            configuration = self.model.configuration
+            others = "; lc.Training(..., projected=...) says other inputs" if configuration.layer else ""
             raise InputError(
-                f"the output of {name} (counted: {counted}) is not over the vocabulary: {_alike()} add its "
-                f"error to the one-hot tokens; bp does without{instead(self.model.configuration.family)}"
+                f"the output of {configuration.name} (counted: {configuration.counted}) is not over the vocabulary: "
+                f"{_alike()} add its error to the one-hot tokens{others}; bp does without"
+                f"{instead(configuration.family)}"
             )
         for read in reads:
             if read in same_places or read.at.name in self.elsewhere:

@@ -1,0 +1,91 @@
+"""A forward pass written for PyTorch, exported, and read back as a table: the same counts, values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.table import Table
+from learncost.layers.layer import Layer, layer
+from learncost.ledger.cost import cost
+from learncost.models.imported.walk import read_module
+from learncost.proof.imported import Parity, parity
+from learncost.proof.sample import random_arrays
+from learncost.readings.emit import fill, program
+
+BOOKS = ("matmul", "run")
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """What came of it.
+
+    parity   of the program, and the table that was read of it
+    written  FLOPs of the table that was written, forward and in a whole step, by price book
+    read     those of the table that was read
+    """
+
+    parity: Parity
+    written: Mapping[str, tuple[int, int]]
+    read: Mapping[str, tuple[int, int]]
+
+    @property
+    def apart(self) -> float:
+        """The largest difference of a value or of a gradient."""
+        return max(self.parity.value, self.parity.gradient)
+
+
+def round_trip(table: Table, sizes: Mapping[str, int]) -> RoundTrip:
+    """Write the program of a table for PyTorch, and read it back, at these sizes of all axes."""
+    import torch
+
+    arrays = {name: torch.as_tensor(np.array(array)) for name, array in random_arrays(table, sizes).items()}
+    for name in (*table.inputs, *table.weights):
+        if name not in table.indices | table.constants:
+            arrays[name].requires_grad_()
+    module = _module(table, arrays, sizes)
+    given = {"inputs": {_plain(name): arrays[name] for name in table.inputs}}
+    imported = read_module(module, given, fold=False)
+    found = parity(module, given, imported)
+    written = Layer("written", table, {}, "", "", sizes={name: sizes[name] for name in sizes})
+    read = layer(imported.text)
+    return RoundTrip(found, *({book: _flops(each, book) for book in BOOKS} for each in (written, read)))
+
+
+def _flops(priced: Layer, book: str) -> tuple[int, int]:
+    """FLOPs of the forward pass, and of a step."""
+    ledger = cost(priced, price_book=book)
+    return int(ledger.macro_operations["forward"][1].flops), int(ledger.total.flops)
+
+
+def _module(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+    """A module that runs the program of a table, its weights as parameters."""
+    import torch
+
+    written = program(table, "torch")
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(written.text, "emitted.py", "exec"), names)
+    more = {size: sizes[name] for name, size in written.sizes.items()}
+
+    class Emitted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.ParameterDict(
+                {_plain(name): torch.nn.Parameter(arrays[name].detach()) for name in table.weights}
+            )
+
+        def forward(self, inputs: Mapping[str, Any]) -> Any:
+            values = {name: inputs[_plain(name)] for name in table.inputs}
+            values |= {name: self.weights[_plain(name)] for name in table.weights}
+            arguments = [fill(tree, values, names) for tree in written.parameters]
+            return names[written.function](*arguments, **more)
+
+    return Emitted()
+
+
+def _plain(name: str) -> str:
+    """A name without the points, which no parameter may have."""
+    return name.replace(".", "_")

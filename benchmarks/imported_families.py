@@ -29,7 +29,7 @@ from learncost.readings.price import price
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from test_imported_families import BATCH, COUNTED_OTHERWISE, GENERIC, inputs_of, module_of  # noqa: E402
+from test_imported_families import BATCH, COUNTED_OTHERWISE, GENERIC, inputs_of, module_of
 
 LETTERS = {"batch_size": "B", "seq_len": "M", "target_len": "N"}
 
@@ -40,13 +40,16 @@ def line_of(family: str) -> str:
     inputs, lengths = inputs_of(module, configuration)
     read = lc.layer(read_module(module, inputs).text)
     typed = lc.from_module(module)
-    told = [_products(lc.cost(typed, batch_size=BATCH, price_book="matmul", **lengths), lc.cost(read, price_book="matmul"))]
+    ledgers = lc.cost(typed, batch_size=BATCH, price_book="matmul", **lengths), lc.cost(read, price_book="matmul")
+    told = [_products(*ledgers)]
     model = build(typed)
     sizes = {LETTERS[name]: size for name, size in {"batch_size": BATCH, **lengths}.items()}
     ours, theirs = _by_kind(model.table, {**sizes, **model.sizes}), _by_kind(read.table, read.sizes)
     apart = {name: theirs[name] - ours[name] for name in sorted(ours | theirs) if theirs[name] != ours[name]}
     total = f"run {sum(ours.values()):,}, read {sum(theirs.values()):,}"
-    told.append(f"{total}: {', '.join(f'{name} {count:+,}' for name, count in apart.items())}" if apart else "run equal")
+    told.append(
+        f"{total}: {', '.join(f'{name} {count:+,}' for name, count in apart.items())}" if apart else "run equal"
+    )
     if family in COUNTED_OTHERWISE:
         told.append(COUNTED_OTHERWISE[family])
     return f"{family}: {'; '.join(told)}"

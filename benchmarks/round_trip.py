@@ -3,9 +3,9 @@
     python benchmarks/round_trip.py                    # all of them
     python benchmarks/round_trip.py --only gru,llama   # those whose names have one of these in them
 
-Needs torch (extra `torch`). A line each: the largest difference of a value and of a gradient between the program and the
-table that was read of it, and whether that has the FLOPs of the table that was written, forward and in a whole step,
-under the books `matmul` and `run`; where not, both numbers.
+Needs torch (extra `torch`). A line each: the largest difference of a value and of a gradient between the program and
+the table that was read of it, and whether that has the FLOPs of the table that was written, forward and in a whole
+step, under the books `matmul` and `run`; where not, both numbers.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from learncost.engines.in_place import InPlace
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.layers.lower import lower
-from learncost.models.model import build, run_sizes
+from learncost.models.model import build, lengths_open, run_sizes
 from learncost.models.small import small
 from learncost.placement.bucketed import bucketed
 from learncost.placement.collective import collectives
@@ -39,21 +39,25 @@ ROLES = ("weights", "gradients", "states", "values", "inputs")
 
 
 class Counted(TorchDispatchMode):
-    """The bytes of every functional collective, of the larger of what goes in and what comes out."""
+    """The bytes of every functional collective, of the larger of what goes in and what comes out.
+
+    Of rows that are sent what goes in: as many rows come out as the data say, and on all devices together as many as go
+    in."""
 
     sent = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if function.namespace == "_c10d_functional" and "wait" not in function.__name__:
-            self.sent += max(args[0].nbytes, result.nbytes)
+            is_gathered = "all_gather" in function.__name__
+            self.sent += result.nbytes if is_gathered else args[0].nbytes
         return result
 
 
 def differences(family, mesh_text, names, optimizer):
     """Of a placed step in fp64: the largest difference of a result, relative to its largest number; sent, priced."""
     model, grid = build(small(family, **SIZES)), mesh(mesh_text)
-    sizes = run_sizes(model, 8, 8, None)
+    sizes = run_sizes(model, 8, *lengths_open(model.configuration, 8, 8))
     table = without_gradients(step(model, "bp", optimizer))
     arrays = sound_arrays(table, sizes)
     placed = place(table, grid, chosen(None, names), sizes)
@@ -79,7 +83,7 @@ def differences(family, mesh_text, names, optimizer):
         results |= {new: changed[name].numpy() for name, new in table.renewed.items()}
         ran.append((results, counted.sent))
     everyones = [None] * grid.devices
-    distributed.all_gather_object(everyones, [results for results, _ in ran])
+    distributed.all_gather_object(everyones, ran)
     if distributed.get_rank():
         return []  # the first process compares
     whole = dict(arrays)
@@ -87,10 +91,11 @@ def differences(family, mesh_text, names, optimizer):
     worst = 0.0
     for number, (results, _) in enumerate(ran):
         for name in results:
-            found = together([each[number][name] for each in everyones], placed.layouts[name], grid)
+            found = together([each[number][0][name] for each in everyones], placed.layouts[name], grid)
             worst = max(worst, float(np.abs(found - whole[name]).max() / (np.abs(whole[name]).max() or 1)))
     priced = sum(one.payload_bytes * one.times for one in collectives(placed, sizes, dict.fromkeys(ROLES, 8)))
-    return [worst, next((sent for _, sent in ran if sent != priced), priced), priced, len(ran)]
+    sent = [sum(each[number][1] for each in everyones) / grid.devices for number in range(len(ran))]
+    return [worst, next((each for each in sent if each != priced), priced), priced, len(ran)]
 
 
 def in_place(placed, values):

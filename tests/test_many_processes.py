@@ -23,7 +23,7 @@ from learncost.training.folder import Folder
 from learncost.training.parts import newest, read_whole
 from processes import begun, ended, free_port, worked
 
-SAMPLE = [["gpt2", "dp=2", "fsdp", "adamw"], ["llama", "tp=2", "megatron-sp", "sgd"]]
+SAMPLE = [["gpt2", "dp=2", "fsdp", "adamw"], ["llama", "tp=2", "megatron-sp", "sgd"], ["mixtral", "ep=2", "ep", "sgd"]]
 FOUR = [
     ["gpt2", "dp=4", "ddp", "adamw"],
     ["gpt2", "dp=2,tp=2", "megatron,zero-1", "adamw"],
@@ -33,6 +33,8 @@ FOUR = [
     ["bert", "dp=2,tp=2", "zero-2,megatron-sp", "sgd"],
     ["t5", "dp=2,tp=2", "fsdp,megatron", "sgd"],
     ["vit", "dp=2,tp=2", "ddp,megatron", "sgd"],
+    ["mixtral", "ep=2,tp=2", "ep,megatron", "sgd"],
+    ["deepseek_v2", "dp=2,ep=2", "ep,fsdp", "sgd"],
 ]
 TINY = ["--model", "gpt2", "--n-layer", "2", "--n-embd", "8", "--n-head", "2", "--batch-size", "4", "--seq-len", "16"]
 TINY += ["--dropout", "0.1", "--validate-every", "2", "--sample-every", "6", "--steps", "6"]
@@ -72,7 +74,11 @@ def test_a_placed_step_gives_what_one_process_gives_and_sends_what_is_priced(two
     for case, (worst, sent, priced, _) in zip(SAMPLE, two[0], strict=True):
         assert worst < 1e-12, case
         assert sent == priced > 0, case
-    assert [ran for *_, ran in two[0]] == [2, 1]  # as operators; and in place, where no line reads a part at an index
+    assert [ran for *_, ran in two[0]] == [
+        2,
+        1,
+        1,
+    ]  # as operators; and in place, where no line reads a part at an index
 
 
 def test_two_processes_train_as_one_does(two, alone):

@@ -17,6 +17,14 @@ def {name}(X, mesh, over):
     group = mesh.get_group(over).group_name
     return {sent}.wait_tensor({sent}.all_reduce(X.contiguous(), "{how}", group))"""
 
+_ROWS = """\
+    group = mesh.get_group(over)
+    owner = (I // owned).flatten()
+    order = owner.argsort(stable=True)
+    there = owner.bincount(minlength=group.size())
+    here = torch.empty_like(there)
+    torch.distributed.all_to_all_single(here, there, group=group)"""
+
 TORCH: Mapping[str, str] = {
     **{
         name: _REDUCED.format(name=name, says=says, how=how, sent=_SENT)
@@ -47,6 +55,22 @@ def all_to_all(X, mesh, over, before, after):
     X = torch.stack(X.chunk(group.size(), after))
     X = {_SENT}.all_to_all_single(X, [1] * group.size(), [1] * group.size(), group.group_name)
     return torch.cat({_SENT}.wait_tensor(X).unbind(), before)''',
+    "dispatch": f'''\
+def dispatch(X, I, mesh, over, owned):
+    """Rows go to the device that owns what they read at an index; there they stand along the first of their axes."""
+{_ROWS}
+    X = X.expand(*I.shape, *X.shape[I.ndim :]).flatten(0, I.ndim - 1)[order]
+    X = {_SENT}.all_to_all_single(X, here.tolist(), there.tolist(), group.group_name)
+    return {_SENT}.wait_tensor(X).view(-1, *[1] * (I.ndim - 1), *X.shape[1:])''',
+    "combine": f'''\
+def combine(X, I, mesh, over, owned):
+    """Rows come back from the device that owns what they read at an index."""
+{_ROWS}
+    X = X.flatten(0, I.ndim - 1).contiguous()
+    X = {_SENT}.all_to_all_single(X, there.tolist(), here.tolist(), group.group_name)
+    Y = torch.empty_like(X)
+    Y[order] = {_SENT}.wait_tensor(X)
+    return Y.view(*I.shape, *Y.shape[1:])''',
     "shard": '''\
 def shard(X, mesh, over, place):
     """This device's part of what it has whole."""

@@ -14,12 +14,29 @@ def collected(scope: Scope, line: Word) -> Code:
     """The call of a collective. Raises `InputError` for a library or a word that has none."""
     if line.word not in scope.backend.helpers:
         raise InputError(f"{line.word} is between devices, which programs of {scope.backend.name} do not have yet")
-    (mesh_axis,), (before,), after = line.axes, line.right, line.left[0]
-    assert isinstance(before, Term)
     scope.helpers.library(line.word)
     scope.meets = True
+    if line.word in ("dispatch", "combine"):
+        return _rows(scope, line)
+    (mesh_axis,), (before,), after = line.axes, line.right, line.left[0]
+    assert isinstance(before, Term)
     places = [place for term in (before, after) if (place := place_cut(term.declared, mesh_axis)) is not None]
     arguments = [scope.settled(before.name).text, MESH, f'"{mesh_axis}"']
     if not line.word.startswith("all_reduce"):
         arguments += map(str, places)
     return Code(f"{line.word}({', '.join(arguments)})")
+
+
+def _rows(scope: Scope, line: Word) -> Code:
+    """Rows that are sent to who owns what they read at an index: their axes stand first, in the order of the index."""
+    (mesh_axis, read), (before, index), after = line.axes, line.right, line.left[0]
+    assert isinstance(before, Term)
+    assert isinstance(index, Term)
+    order = (*index.loops, *(axis for axis in after.loops if axis not in index.loops))
+    chosen = scope.operand(index, index.loops)
+    array = scope.operand(before, order)
+    arguments = [array.text, chosen.text, MESH, f'"{mesh_axis}"', scope.size(read)]
+    code = Code(f"{line.word}({', '.join(arguments)})")
+    if order == after.loops:
+        return code
+    return scope.backend.transpose(code, [order.index(axis) for axis in after.loops])

@@ -158,6 +158,12 @@ def test_stages_of_a_pipeline_send_what_turns_carry():
     assert [[one.devices for one in stage if one.word != "send"] for stage in over_pp] == [[2], [], [2]]
     assert [dict(over.placed.turns) for over in found.stages] == [{"n_layer": 4}] * 3
     assert len(found.sheets()) == 4
+    uneven = lc.place("gpt2", "pp=3", place="blocks over pp of 3 5 4", seq_len=64)
+    assert [dict(over.placed.turns) for over in uneven.stages] == [{"n_layer": 3}, {"n_layer": 5}, {"n_layer": 4}]
+    with pytest.raises(InputError, match="stages of 3, 5, 5 blocks are not the 12"):
+        lc.place("gpt2", "pp=3", place="blocks over pp of 3 5 5")
+    with pytest.raises(InputError, match="says the blocks of 2 stages, and pp=3 has 3"):
+        lc.place("gpt2", "pp=3", place="blocks over pp of 3 5")
     with pytest.raises(InputError, match="12 blocks cannot be cut into 5 equal stages"):
         lc.place("gpt2", "pp=5", placement="pp")
     with pytest.raises(InputError, match="blocks are cut into stages by one clause alone"):

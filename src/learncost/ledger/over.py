@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
-from learncost.layers.stages import even, turns_of
+from learncost.layers.stages import turns_of
 from learncost.ledger.run import Run
 from learncost.ledger.sheet import number, size_of
 from learncost.models.model import Structure
@@ -187,7 +187,7 @@ def over_stages(
         return (OverMesh(placed, collectives(placed, run.axes, widths), run.axes),)
     if procedure != "bp":
         raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
-    layers = even(turns_of(model.table, run.axes), pipeline.stages)
+    layers = pipeline.layers(turns_of(model.table, run.axes))
     steps = tuple(
         replace(each, table=planned(each.table, run.plan)) for each in staged(model, run.axes, layers, optimizer)
     )

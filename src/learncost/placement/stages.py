@@ -9,7 +9,7 @@ from typing import Protocol
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Tag, Term, Word, walk
-from learncost.layers.stages import Sent, Stage
+from learncost.layers.stages import Sent, Stage, even
 from learncost.placement.clauses import Clause
 from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed, place
@@ -36,19 +36,28 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The axis of the mesh that cuts blocks into stages, and what is left for the devices of a stage."""
+    """The axis of the mesh that cuts blocks into stages, and what is left for the devices of a stage.
+
+    blocks  how many each stage has, where the clause says it
+    """
 
     axis: str
     stages: int
     mesh: Mesh
     clauses: tuple[Clause, ...]
     said: Clause
+    blocks: tuple[int, ...] = ()
+
+    def layers(self, turns: int) -> tuple[int, ...]:
+        """How many of all blocks each stage has: as the clause says, or as many. Raises `InputError`."""
+        return self.blocks or even(turns, self.stages)
 
 
 def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline | None:
     """The pipeline that clauses ask for, `blocks over pp` or by the name of the number, as in `n_layer over pp`.
 
-    Raises `InputError` where such a clause has NAMES or other axes, and where several are over different axes.
+    `blocks over pp of 3 5 4` says how many each stage has. Raises `InputError` where such a clause has other NAMES or
+    other axes, where several are over different axes, and where as many numbers as stages are not said.
     """
     counts = {base(line.count).partition("/")[0] for line in table.lines if isinstance(line, Repeat)} | {BLOCKS}
     chosen = tuple(chosen)
@@ -57,14 +66,25 @@ def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline 
         return None
     axis = cuts[0].mesh
     for clause in chosen:
-        if (clause.mesh == axis) != (clause in cuts) or (clause in cuts and (clause.names or {*clause.axes} - counts)):
+        alone = {*clause.axes} <= counts and _numbers(clause)
+        if (clause.mesh == axis) != (clause in cuts) or (clause in cuts and not alone):
             raise InputError(
-                f"blocks are cut into stages by one clause alone, `{BLOCKS} over {axis}`, not {str(clause)!r}"
+                f"blocks are cut into stages by one clause alone, `{BLOCKS} over {axis}`, or with how many each has, "
+                f"`{BLOCKS} over {axis} of 3 5 4`, not {str(clause)!r}"
             )
     if axis not in mesh.names:
         raise InputError(f"the mesh has no axis {axis}, which {str(cuts[0])!r} names: it has {', '.join(mesh.names)}")
     inner = Mesh(tuple(pair for pair in mesh.axes if pair[0] != axis))
-    return Pipeline(axis, mesh.sizes[axis], inner, tuple(clause for clause in chosen if clause not in cuts), cuts[0])
+    stages, blocks = mesh.sizes[axis], tuple(map(int, cuts[0].names))
+    if blocks and len(blocks) != stages:
+        raise InputError(f"{str(cuts[0])!r} says the blocks of {len(blocks)} stages, and {mesh} has {stages}")
+    others = tuple(clause for clause in chosen if clause not in cuts)
+    return Pipeline(axis, stages, inner, others, cuts[0], blocks)
+
+
+def _numbers(clause: Clause) -> bool:
+    """Whether all that a clause names are numbers."""
+    return all(name.isdecimal() for name in clause.names)
 
 
 def place_stages(

@@ -13,7 +13,7 @@ from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, Word, walk
 from learncost.layers.lower import joined
-from learncost.layers.stages import even, turns_of
+from learncost.layers.stages import turns_of
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
@@ -23,7 +23,7 @@ from learncost.placement.devices import run_placed, together
 from learncost.placement.mesh import Mesh, mesh
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen
-from learncost.placement.stages import pipeline_of, place_stages
+from learncost.placement.stages import Pipeline, pipeline_of, place_stages
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
@@ -126,8 +126,8 @@ def _case(
         else:
             if procedure != "bp":
                 raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
-            sizes = _with_whole_stages(dividing(table, pipeline.mesh, pipeline.clauses), model, pipeline.stages)
-            layers = even(turns_of(model.table, sizes), pipeline.stages)
+            sizes = _with_whole_stages(dividing(table, pipeline.mesh, pipeline.clauses), model, pipeline)
+            layers = pipeline.layers(turns_of(model.table, sizes))
             steps = [replace(each, table=planned(each.table, plan)) for each in staged(model, sizes, layers, optimizer)]
             placed = place_stages(steps, pipeline, grid, sizes, table)
     except InputError as refusal:
@@ -136,11 +136,14 @@ def _case(
     yield from survived(subject, _comparisons(subject, table, placed, sizes))
 
 
-def _with_whole_stages(sizes: dict[str, int], model: Model, stages: int) -> dict[str, int]:
-    """Sizes with as many blocks as stages have equally many of."""
+def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) -> dict[str, int]:
+    """Sizes with as many blocks as stages are said to have, or have equally many of."""
     (*_, last) = [line for line in model.table.lines if isinstance(line, Repeat)]
     count, _, parts = base(last.count).partition("/")
-    while turns_of(model.table, sizes) % stages:
+    said = sum(pipeline.blocks)
+    if said:
+        sizes[count] = int(parts or 1)
+    while turns_of(model.table, sizes) < said or (not said and turns_of(model.table, sizes) % pipeline.stages):
         sizes[count] += int(parts or 1)
     return sizes
 

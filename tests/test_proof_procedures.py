@@ -22,6 +22,7 @@ KNOWN = {
     "forward-gradient": "its slope with <bp's gradient, direction>",
     "dfa-linear": "gradients with bp's where the matrices are exact",
     "forward-gradient-activities": "its slopes with <bp's gradients, directions> of what linear layers make",
+    "reversible": "gradients with bp's of the model of two streams",
     "badam": "its gradients with bp's, and no others",
     "mezo": "its error with four times that of half the distance",
 }

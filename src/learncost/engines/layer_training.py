@@ -17,7 +17,7 @@ from learncost.models.from_layer import from_layer
 from learncost.models.model import Model, axes_of
 from learncost.models.wording import nearest
 from learncost.procedures.inference import scored
-from learncost.procedures.procedure import turns_of
+from learncost.procedures.procedure import run_by, turns_of
 from learncost.readings.run import infer_sizes
 
 
@@ -84,7 +84,8 @@ class LayerTraining(Core):
             raise InputError(f"{name} must have `loss` as its only output, not {model.table.outputs}")
         self._blocks = turns_of(model, self._chosen)
         self._tables = {self.turn: self._step_table(model)}
-        self._looking = replace(model.table, outputs=("loss", scored(model.table)))
+        self._forward = run_by(model, procedure).table
+        self._looking = replace(self._forward, outputs=("loss", scored(self._forward)))
         if missing := set(model.table.weights) - set(weights):
             raise InputError(f"the weight {min(missing)} is missing")
         if unknown := set(weights) - set(model.table.weights):
@@ -118,7 +119,7 @@ class LayerTraining(Core):
     def forward(self, **inputs: Any) -> Values:
         """Every named value of a forward pass."""
         values, sizes, _ = self._given(inputs)
-        return self._run(Prepared(self.model.table, values, sizes))
+        return self._run(Prepared(self._forward, values, sizes))
 
     def look(self, **inputs: Any) -> tuple[float, Any]:
         """The loss of a forward pass, and the scores of the classes that its answers are among."""

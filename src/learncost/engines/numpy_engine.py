@@ -24,7 +24,7 @@ from learncost.models.model import Model, build
 from learncost.models.quantization import changed
 from learncost.procedures.inference import scored
 from learncost.procedures.optimizer import DEFAULT
-from learncost.procedures.procedure import turns_of
+from learncost.procedures.procedure import run_by, turns_of
 from learncost.readings.emit.precision import typed
 
 
@@ -227,7 +227,7 @@ class Training(Core):
     def _evaluated(self, padding: bool) -> Model:
         """The model without dropout."""
         if padding not in self._forward:
-            self._forward[padding] = self._built(padding=padding)
+            self._forward[padding] = run_by(self._built(padding=padding), self.settings.procedure)
         return self._forward[padding]
 
     def table(self, padding: bool = False) -> Table:

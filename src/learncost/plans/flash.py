@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from learncost.equation.count import base
 from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, features, walk
+from learncost.layers.inverse import inverted, kept_again
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed, run_once
 from learncost.plans.kernels import Names
@@ -29,7 +30,8 @@ def flash(table: Table) -> Table:
     FlashAttention, algorithms 1 and 4, here with the whole rows of a block's scores at once.
     """
     table = named_once(table)
-    once = run_once(table)
+    kept = kept_again(table)
+    once = run_once(kept)
     pairs = _pairs(once.lines, once)
     if not pairs:
         return table
@@ -38,7 +40,9 @@ def flash(table: Table) -> Table:
     gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}
     pairs |= {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
     planned = replace(again, lines=_kernels(again.lines, pairs, Names(again)))
-    return planned if once is table else recomputed(planned, lambda line: True, whole=True)
+    if once is table:
+        return planned
+    return inverted(planned) if kept is not table else recomputed(planned, lambda line: True, whole=True)
 
 
 def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:

@@ -14,6 +14,8 @@ ELSEWHERE = "error elsewhere by LAYER"
 MOVES: Mapping[str, str] = {
     "forward": "forward",
     "forward again": "recomputation",
+    "forward in two streams": "forward",
+    "forward again from outputs": "recomputation",
     "forward with error": "forward",
     "forward filling the cache": "forward",
     "forward reading the cache": "forward",

@@ -272,6 +272,16 @@ def trained_by(model: Model, name: str, turn: int = 0) -> Model:
         ) from refusal
 
 
+def run_by(model: Model, name: str) -> Model:
+    """The model whose forward pass a procedure runs: itself, but for one that has other blocks."""
+    chosen = procedure(name)
+    if "forward in two streams" not in chosen.moves:
+        return model
+    from learncost.procedures.two_streams import in_two_streams
+
+    return in_two_streams(model, chosen.name)
+
+
 @lru_cache(maxsize=64)
 def _reached(structure: Structure, chosen: Procedure) -> frozenset[str]:
     """The weights that get something for a gradient."""
@@ -296,7 +306,7 @@ def step(
     turn       where blocks take turns, the number of the one that learns
     """
     chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
-    model = trained_by(model, name, turn)
+    model = run_by(trained_by(model, name, turn), name)
     if chosen.compares:
         from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
 
@@ -374,6 +384,10 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
         from learncost.layers.recompute import recomputed
 
         table = recomputed(table, chosen=lambda line: True, whole=True)
+    if "forward again from outputs" in chosen.moves:
+        from learncost.layers.inverse import inverted
+
+        table = inverted(table)
     if reading:
         from learncost.procedures.feedback import with_feedback
 

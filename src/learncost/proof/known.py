@@ -16,7 +16,7 @@ from learncost.models.model import Model
 from learncost.models.parts import Parts, repeats
 from learncost.procedures.forward_gradients import by_two_sides
 from learncost.procedures.places import blocks
-from learncost.procedures.procedure import Procedure, step, trained_by, turns_of
+from learncost.procedures.procedure import Procedure, run_by, step, trained_by, turns_of
 from learncost.procedures.projection import with_projection
 from learncost.procedures.signals import signals
 from learncost.proof.check import sound_arrays, values_of
@@ -136,6 +136,18 @@ def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     yield held(name, compared, {key: found[key] for key in new}, {key: expected[key] for key in new})
 
 
+def _inverts(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """The gradients where a block's inputs are made of its outputs are those where they are kept."""
+    table, plain = step(model, chosen.name), step(run_by(model, chosen.name), "bp")
+    sizes = sizes_of(model, table)
+    arrays = arrays_of(model, plain, sizes)
+    yield held(
+        name,
+        "gradients with bp's of the model of two streams",
+        *(gradients_of(model, each, sizes, arrays) for each in (table, plain)),
+    )
+
+
 def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """What the block whose turn it is has for gradients are bp's of that block, and nothing else has one."""
     plain, last = step(model, "bp"), turns_of(model, chosen) - 1
@@ -204,6 +216,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
     ("stopped at PLACE", _BACKWARD, _stopped),
     ("NAME follows weights", _READING, _comes_nearer),
     ("projected to NUMBER", _BACKWARD, _projected),
+    ("forward again from outputs", (*_BACKWARD, "forward in two streams"), _inverts),
     ("update of blocks by turns", _BACKWARD, _turns),
     ("update by tangents", ("forward", "tangents along PLACE"), _slope),
     ("update by both sides", _TWO, _quarter),

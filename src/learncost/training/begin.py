@@ -14,6 +14,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import spelled
+from learncost.procedures.procedure import procedure
 from learncost.training import hugging_face
 from learncost.training.data.task import Task
 from learncost.training.data.tasks import next_token, task, tokenizer_of
@@ -43,6 +44,10 @@ def begin(options: Options) -> Beginning:
     for path in options.paths:
         if not Path(path).exists():
             raise InputError(f"no such file or folder: {path}")
+    if "forward in two streams" in procedure(options.procedure).moves:
+        raise InputError(
+            f"{options.procedure} is another model, which no config.json says: contest trains it, and lc.Training does"
+        )
     name = _tokenizer(options)
     configuration, tokenizer = _configuration(options, name)
     options = suited(options, configuration)

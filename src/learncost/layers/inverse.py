@@ -1,0 +1,111 @@
+"""Blocks that are inverted: a backward turn makes what a block was handed of what it handed on.
+
+Where every sum on a stream adds what is made of the other stream alone, y = x + f gives x = y - f, line by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term
+from learncost.equation.value import Value
+from learncost.layers.recompute import pairs, recomputed
+
+Chain = list[tuple[Sum, int]]
+"""The sums on the way of a stream through a block, and of each the place of the term that is the stream's."""
+
+
+def chain_of(lines: Iterable[Statement], start: str, end: str) -> Chain | None:
+    """The sums alone by which a name is made of another; None where something else is on the way."""
+    makers = {line.name: line for line in lines if isinstance(line, Sum)}
+
+    def back(name: str) -> Chain | None:
+        if name == start:
+            return []
+        line = makers.get(name)
+        for at, term in enumerate(line.right if line else ()):
+            before = back(term.name) if isinstance(term, Term) else None
+            if line and before is not None and line.signs[at] == 1 and not line.where:
+                return [*before, (line, at)]
+        return None
+
+    return back(end)
+
+
+def inverted(table: Table) -> Table:
+    """The step in which every backward turn makes the block's inputs of its outputs, and all else of these."""
+    again = recomputed(table, chosen=lambda line: True, whole=True)
+    lines, values = list(again.lines), dict(again.values)
+    for (before, forward), (after, reverse), elsewhere in pairs(again.lines, again.outputs):
+        was = table.lines[after]
+        if len(forward.carry) == 2 and isinstance(was, Repeat):
+            more = len(reverse.lines) - len(was.lines)
+            lines[before], lines[after] = _inverted(forward, reverse, more, elsewhere, values)
+    return replace(again, lines=tuple(lines), values=values)
+
+
+def kept_again(table: Table) -> Table:
+    """The step in which what blocks are handed is kept, where the backward pass makes it; itself where it does not.
+
+    What makes it there is still there, as lines that run again.
+    """
+    lines, values = list(table.lines), dict(table.values)
+    forwards = ((at, line) for at, line in enumerate(lines) if isinstance(line, Repeat) and not line.reverse)
+    finals = {carry.final: at for at, forward in forwards for carry in forward.carry}
+    for after, reverse in enumerate(table.lines):
+        if not isinstance(reverse, Repeat) or not reverse.reverse:
+            continue
+        made = [carry for carry in reverse.carry if carry.initial in finals]
+        for before in {finals[carry.initial] for carry in made}:
+            forward = lines[before]
+            assert isinstance(forward, Repeat)
+            stacks = tuple((carry.end, f"{carry.end}*") for carry in made)
+            values |= {o: Value((forward.count, *forward.values[n].axes), "kept", n) for n, o in stacks}
+            carries = tuple(carry for carry in reverse.carry if carry not in made)
+            lines[before] = replace(forward, keep=(*forward.keep, *stacks))
+            lines[after] = replace(reverse, carry=carries, each=(*reverse.each, *stacks))
+    return replace(table, lines=tuple(lines), values=values) if tuple(lines) != table.lines else table
+
+
+def _inverted(
+    forward: Repeat, reverse: Repeat, more: int, elsewhere: set[str], values: dict[str, Value]
+) -> tuple[Repeat, Repeat]:
+    """Both repeats; the lines that run again are as many at the beginning of a backward turn as there are `more`."""
+    starts = {carry.start for carry in forward.carry}
+    again = [line for line in reverse.lines[:more] if isinstance(line, Line)]
+    chains = [chain_of(again, carry.start, carry.end) or [] for carry in forward.carry]
+    solved = {line.name: _solved(line, at) for chain in chains for line, at in chain}
+    ordered = _ordered([solved.get(line.name, line) for line in again], {carry.end for carry in forward.carry})
+    carries = [Carry(c.end, c.start, c.final, f"{c.final}|begun") for c in forward.carry]
+    values |= {carry.final: values[carry.initial] for carry in carries}
+    unread = {outer for name, outer in reverse.each if name in starts} - elsewhere
+    each = tuple(pair for pair in reverse.each if pair[0] not in starts)
+    return (
+        replace(forward, keep=tuple(pair for pair in forward.keep if pair[1] not in unread)),
+        replace(reverse, lines=(*ordered, *reverse.lines[more:]), carry=(*reverse.carry, *carries), each=each),
+    )
+
+
+def _solved(line: Sum, at: int) -> Sum:
+    """y = x + f as x = y - f."""
+    others = [i for i in range(len(line.right)) if i != at]
+    (left,), x = line.left, line.right[at]
+    assert isinstance(x, Term)
+    right, signs = (left, *(line.right[i] for i in others)), (1, *(-line.signs[i] for i in others))
+    return replace(line, left=(replace(left, name=x.name),), right=right, signs=signs)
+
+
+def _ordered(lines: list[Line], there: set[str]) -> tuple[Line, ...]:
+    """The lines, each after what it reads; what none of them makes is there."""
+    waiting, ordered = list(lines), list[Line]()
+    missing = {name for line in lines for name in line.makes} - there
+    while waiting:
+        line = next((line for line in waiting if missing.isdisjoint(line.reads)), None)
+        if line is None:
+            raise InputError(f"a block cannot be inverted in which a branch reads both streams, in line: {waiting[0]}")
+        waiting.remove(line)
+        ordered.append(line)
+        missing -= {*line.makes}
+    return tuple(ordered)

@@ -1,0 +1,69 @@
+"""Reversible blocks: a stream in two, so that the backward pass makes a block's inputs again of its outputs.
+
+A block's branches, each added to the stream, add by turns to one of two streams and read the other: y1 = x1 + f(x2),
+y2 = x2 + g(y1). So x2 = y2 - g(y1) and x1 = y1 - f(x2), and nothing of a block is kept for its backward turn. Both
+streams begin as what the first block is handed, and their mean is what the last one hands on.
+Gomez et al. 2017, The reversible residual network, equations 6 to 8; Kitaev et al. 2020, Reformer, section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Carry, Literal, Product, Repeat, Statement, Sum, Tag, Term
+from learncost.equation.value import Value
+from learncost.layers.inverse import Chain, chain_of
+from learncost.models.model import Model
+from learncost.procedures.places import Place, blocks, stream
+
+
+def in_two_streams(model: Model, doing: str) -> Model:
+    """The model whose blocks have two streams. Raises `InputError` where a block is not of branches in turn."""
+    chains = {place.repeats[-1].makes: _branches(model, place, doing) for place in blocks(model, doing)}
+    lines, values = list[Statement](), dict(model.table.values)
+    for line in model.table.lines:
+        chain = chains.pop(line.makes, None) if isinstance(line, Repeat) else None
+        lines += [line] if chain is None or not isinstance(line, Repeat) else _twice(line, chain, values)
+    if chains:
+        raise InputError(f"{doing} needs blocks that stand in no loop, as those of {model.configuration.name} do")
+    return replace(model, table=replace(model.table, lines=tuple(lines), values=values))
+
+
+def _branches(model: Model, place: Place, doing: str) -> Chain:
+    """The sums by which branches are added to the stream: an even number of them, one after the other."""
+    repeat, on_stream = place.repeats[-1], stream(place, model)
+    chain = chain_of(place.lines, repeat.carry[0].start, repeat.carry[0].end) or []
+    alone = {line.name for line, _ in chain} | {repeat.carry[0].start} == on_stream
+    if len(repeat.carry) > 1 or len(place.repeats) > 1 or not chain or len(chain) % 2 or not alone:
+        raise InputError(
+            f"{doing} needs blocks of an even number of branches, each added to the stream before the next one reads "
+            f"it, which {model.configuration.name} does not have"
+        )
+    return chain
+
+
+def _twice(repeat: Repeat, chain: Chain, values: dict[str, Value]) -> list[Statement]:
+    """The repeat with both streams, and their mean after it; `values` receives what is new."""
+    (carry,) = repeat.carry
+    second, names = f"{carry.start}|2", [line.name for line, _ in chain]
+    summed = {line.name: (at, of) for (line, at), of in zip(chain, (carry.start, second, *names), strict=False)}
+    lines: list[Statement] = []
+    for line in repeat.lines:
+        if isinstance(line, Sum) and line.name in summed:
+            at, of = summed[line.name]
+            right = [replace(t, name=of) if i == at and isinstance(t, Term) else t for i, t in enumerate(line.right)]
+            lines.append(replace(line, right=tuple(right)))
+        else:
+            lines.append(line.renamed({carry.start: second}))
+    finals, total = (f"{carry.final}|1", f"{carry.final}|2"), f"{carry.final}|both"
+    axes, tag = values[carry.final].axes, Tag("streams", local="mean")
+    values |= {name: Value(axes, "part", carry.final) for name in (*finals, total)}
+    ends = zip((carry.start, second), names[-2:], finals, strict=True)
+    carries = tuple(Carry(start, end, carry.initial, final) for start, end, final in ends)
+    inner = {**repeat.values, second: repeat.values[carry.start]}
+    return [
+        replace(repeat, lines=tuple(lines), carry=carries, values=inner),
+        Sum((Term(total, axes),), tuple(Term(final, axes) for final in finals), (), tag, (1, 1)),
+        Product((Term(carry.final, axes),), (Term(total, axes), Literal(0.5)), (), tag),
+    ]

@@ -6,186 +6,29 @@ not depend on the mesh.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from learncost.engines.adapted import merged
-from learncost.engines.core import Prepared, Values
-from learncost.engines.numpy_engine import Training
 from learncost.engines.weights import shape
-from learncost.equation.count import first_of, shape_of
+from learncost.equation.count import first_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table
-from learncost.equation.value import Same
 from learncost.models.configuration import Configuration
 from learncost.models.model import build, run_sizes
-from learncost.placement.bucketed import bucketed
-from learncost.placement.clauses import Clause, Homes
-from learncost.placement.devices import part, together
+from learncost.placement.clauses import Homes
 from learncost.placement.layout import Layout
-from learncost.placement.mesh import Mesh, mesh
-from learncost.placement.place import Placed, place
+from learncost.placement.mesh import mesh
 from learncost.placement.presets import chosen_for
-from learncost.plans.plan import planned
-from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.training.engine import Arrays, Batch, NumPyEngine
+from learncost.training.mesh_runner import MeshRunner, mine, parts_of_batch
 from learncost.training.options import Options
 from learncost.training.parts import KINDS, Part, Parts
-from learncost.training.torch_engine import Emitted, Pool, check_device
-
-if TYPE_CHECKING:
-    from learncost.engines.in_place import InPlace
-
-
-class _MeshRunner:
-    """Executes tables as placed over the mesh: weights and state are this process's parts, all else is cut here."""
-
-    keeps_place = True
-
-    def __init__(self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options) -> None:
-        self.training, self.mesh, self.clauses = training, grid, clauses
-        self._plan, self.device = options.plan, options.device
-        self._devices: Any = None
-        self.forget()
-
-    def forget(self) -> None:
-        """What was written; weights and state are those that the training has now."""
-        self.pool = Pool(self.device, self.training.low)
-        self._steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _PlacedStep] = {}
-
-    def turned(self) -> None:
-        """Blocks do not take turns here."""
-
-    @property
-    def devices(self) -> Any:
-        """The DeviceMesh, on which all processes have to ask for it together the first time."""
-        if self._devices is None:
-            from torch.distributed.device_mesh import init_device_mesh
-
-            shape_of_mesh = tuple(number for _, number in self.mesh.axes)
-            kind = self.device.partition(":")[0]
-            self._devices = init_device_mesh(kind, shape_of_mesh, mesh_dim_names=self.mesh.names)
-        return self._devices
-
-    @property
-    def place(self) -> Mapping[str, int]:
-        """Where this process stands on the axes of the mesh."""
-        return dict(zip(self.mesh.names, self.devices.get_coordinate(), strict=True))
-
-    def placed(self, table: Table, sizes: Mapping[str, int]) -> tuple[str, Placed]:
-        """A table under the plan that is told, or the one that the planner chooses for a process's part of a batch."""
-        if self._plan is not None:
-            return self._plan, placed_over(planned(table, self._plan, sizes), self.mesh, self.clauses, sizes)
-        parts = _parts_of_batch(self.clauses, self.mesh)
-        plan = smallest(table, {**sizes, "B": max(sizes["B"] // parts, 1)}, self.training.precision.name)
-        try:
-            return plan, placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes)
-        except InputError:  # which the plan as it is derived may not be
-            return "", placed_over(table, self.mesh, self.clauses, sizes)
-
-    def __call__(self, prepared: Prepared) -> Values:
-        key = (Same(prepared.table), tuple(prepared.sizes.items()))
-        if key not in self._steps:
-            self._steps[key] = _PlacedStep(prepared, self)
-        return self._steps[key](prepared)
-
-    def gathered(self, array: Any, layout: Layout) -> Any:
-        """The whole of which every process has a part, on all of them."""
-        if not layout.over:
-            return array
-        import torch
-        import torch.distributed as distributed
-
-        mine = torch.from_numpy(np.ascontiguousarray(array))
-        parts = [torch.empty_like(mine) for _ in range(self.mesh.devices)]
-        distributed.all_gather(parts, mine)
-        return together([each.numpy() for each in parts], layout, self.mesh)
-
-
-class _PlacedStep:
-    """A table for batches of one size, placed, and run in place where every line can be; else as operators."""
-
-    def __init__(self, prepared: Prepared, runner: _MeshRunner) -> None:
-        self._runner = runner
-        table = without_gradients(prepared.table)
-        self._sizes = dict(prepared.sizes)
-        self.plan, self.placed = runner.placed(table, self._sizes)
-        self._renewed = table.renewed
-        grid = self.placed.mesh
-        self._here = self._sizes | grid.sizes_at(runner.place)
-        self._owned = tuple(dict.fromkeys((*self.placed.table.weights, *self._renewed)))
-        self._run = self._made(prepared, self._sizes | grid.sizes)
-
-    def _made(self, prepared: Prepared, sizes: Mapping[str, int]) -> InPlace | Emitted:
-        runner, table = self._runner, bucketed(self.placed.table)
-        precision, pool = runner.training.precision.name, runner.pool
-        if runner.device == "cpu":
-            from learncost.engines.in_place import InPlace
-
-            own = self._own(prepared)
-            tensors = {name: pool.tensor(name, own[name]) for name in self._owned}
-            is_double = np.float64 in {own[name].dtype for name in table.weights}
-            try:
-                step = InPlace(table, sizes, "fp64" if is_double else precision, tensors, pool.arena, runner.devices)
-            except InputError:
-                pass  # as where a line counts places on a part of an axis
-            else:
-                pool.arena = step.arena
-                return step
-        return Emitted(table, sizes, precision, runner.device, devices=runner.devices)
-
-    def _own(self, prepared: Prepared) -> Values:
-        """This process's parts of what a step is given."""
-        table = self.placed.table
-        names = (*table.weights, *table.inputs)
-        return {name: _mine(prepared.values[name], table.axes[name], self._here) for name in names}
-
-    def __call__(self, prepared: Prepared) -> Values:
-        pool, own = self._runner.pool, self._own(prepared)
-        tensors = {name: pool.tensor(name, own[name]) for name in self._owned}
-        if isinstance(self._run, Emitted):
-            results_by_name = self._run(tensors, own)
-            for name, new in self._renewed.items():
-                pool.tensors[name].copy_(results_by_name.pop(new))
-        else:
-            results_by_name = self._run(own)
-        results = {name: self._result(name, tensor) for name, tensor in results_by_name.items()}
-        return results | {new: pool.arrays[name] for name, new in self._renewed.items()}
-
-    def _result(self, name: str, tensor: Any) -> Any:
-        """What a step gives beside new weights: a gradient that is added up stays a part, all else is whole."""
-        array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
-        if self.placed.whole.known[name].role in ("gradient", "new"):
-            return array
-        return self._runner.gathered(array, self.placed.layouts[name])
-
-
-def _mine(array: Any, axes: tuple[str, ...], here: Mapping[str, int]) -> Any:
-    """A process's part of a whole array; of one that is its part already, that."""
-    return array if np.shape(array) == shape_of(axes, here) else part(array, axes, here)
-
-
-def _parts_of_batch(clauses: Iterable[Clause], grid: Mesh) -> int:
-    """Into how many parts a batch is cut."""
-    return math.prod(grid.sizes[clause.mesh] for clause in clauses if clause.axes == ("B",))
-
-
-def placed_over(table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> Placed:
-    """A table over a mesh; a batch that does not divide is computed by all devices alike.
-
-    Raises `InputError` where another axis does not divide.
-    """
-    if sizes["B"] % _parts_of_batch(clauses, grid):
-        clauses = tuple(clause for clause in clauses if clause.axes != ("B",))
-        used = {clause.mesh for clause in clauses}
-        grid = Mesh(tuple((name, count if name in used else 1) for name, count in grid.axes))
-    return place(table, grid, clauses, sizes)
+from learncost.training.torch_engine import check_device
 
 
 class MeshEngine(NumPyEngine):
@@ -193,7 +36,7 @@ class MeshEngine(NumPyEngine):
 
     name = "torch"
     plans = True
-    _runner: _MeshRunner
+    _runner: MeshRunner
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
         if options.engine not in (None, "torch"):
@@ -221,17 +64,17 @@ class MeshEngine(NumPyEngine):
         self._runner.placed(table, self._micro(options))  # what cannot be is said at once
         self._cut = False
 
-    def _made(self, options: Options) -> _MeshRunner:
+    def _made(self, options: Options) -> MeshRunner:
         sizes = self._training.model.sizes
         clauses = chosen_for(self._mesh, sizes, options.place, options.placement)
-        return _MeshRunner(self._training, self._mesh, clauses, options)
+        return MeshRunner(self._training, self._mesh, clauses, options)
 
     def _micro(self, options: Options) -> Mapping[str, int]:
         """The sizes of one batch that is computed at once."""
         return {**self._sizes, "B": self._sizes["B"] // options.accumulate}
 
     def _check_batch(self, options: Options) -> None:
-        number = _parts_of_batch(self._runner.clauses, self._mesh)
+        number = parts_of_batch(self._runner.clauses, self._mesh)
         batch = options.batch_size or 1
         if batch % number:
             raise InputError(
@@ -243,7 +86,7 @@ class MeshEngine(NumPyEngine):
         """This process's parts of whole arrays."""
         here = self._sizes_here()
         return {
-            name: np.array(_mine(array, self._layouts[name].cut(self._axes[name]), here))
+            name: np.array(mine(array, self._layouts[name].cut(self._axes[name]), here))
             for name, array in arrays.items()
         }
 

@@ -1,0 +1,182 @@
+"""Steps of one of several processes: the table as it is placed, in place with compiled kernels or as operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from learncost.engines.core import Prepared, Values
+from learncost.engines.numpy_engine import Training
+from learncost.equation.count import shape_of
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.equation.value import Same
+from learncost.placement.bucketed import bucketed
+from learncost.placement.clauses import Clause
+from learncost.placement.devices import part, together
+from learncost.placement.layout import Layout
+from learncost.placement.mesh import Mesh
+from learncost.placement.place import Placed, place
+from learncost.plans.plan import planned
+from learncost.plans.planner import smallest
+from learncost.procedures.optimizer import without_gradients
+from learncost.training.options import Options
+from learncost.training.torch_engine import Emitted, Pool
+
+if TYPE_CHECKING:
+    from learncost.engines.in_place import InPlace
+
+
+class MeshRunner:
+    """Executes tables as placed over the mesh: weights and state are this process's parts, all else is cut here."""
+
+    keeps_place = True
+
+    def __init__(self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options) -> None:
+        self.training, self.mesh, self.clauses = training, grid, clauses
+        self.plan, self.device = options.plan, options.device
+        self._devices: Any = None
+        self.forget()
+
+    def forget(self) -> None:
+        """What was written; weights and state are those that the training has now."""
+        self.pool = Pool(self.device, self.training.low)
+        self._steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _PlacedStep] = {}
+
+    def turned(self) -> None:
+        """Blocks do not take turns here."""
+
+    @property
+    def devices(self) -> Any:
+        """The DeviceMesh, on which all processes have to ask for it together the first time."""
+        if self._devices is None:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            shape_of_mesh = tuple(number for _, number in self.mesh.axes)
+            kind = self.device.partition(":")[0]
+            self._devices = init_device_mesh(kind, shape_of_mesh, mesh_dim_names=self.mesh.names)
+        return self._devices
+
+    @property
+    def place(self) -> Mapping[str, int]:
+        """Where this process stands on the axes of the mesh."""
+        return dict(zip(self.mesh.names, self.devices.get_coordinate(), strict=True))
+
+    def placed(self, table: Table, sizes: Mapping[str, int], plan: str | None = None) -> Placed:
+        """A table over the mesh, under the plan that is told, or else under one that is not."""
+        plan = plan or "" if self.plan is None else self.plan
+        return placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes)
+
+    def chosen(self, table: Table, sizes: Mapping[str, int]) -> str:
+        """The plan of the planner for a process's part of a batch."""
+        parts = parts_of_batch(self.clauses, self.mesh)
+        return smallest(table, {**sizes, "B": max(sizes["B"] // parts, 1)}, self.training.precision.name)
+
+    def __call__(self, prepared: Prepared) -> Values:
+        key = (Same(prepared.table), tuple(prepared.sizes.items()))
+        if key not in self._steps:
+            self._steps[key] = _PlacedStep(prepared, self)
+        return self._steps[key](prepared)
+
+    def gathered(self, array: Any, layout: Layout) -> Any:
+        """The whole of which every process has a part, on all of them."""
+        if not layout.over:
+            return array
+        import torch
+        import torch.distributed as distributed
+
+        mine = torch.from_numpy(np.ascontiguousarray(array))
+        parts = [torch.empty_like(mine) for _ in range(self.mesh.devices)]
+        distributed.all_gather(parts, mine)
+        return together([each.numpy() for each in parts], layout, self.mesh)
+
+
+class _PlacedStep:
+    """A table for batches of one size, placed, and run in place where every line can be; else as operators."""
+
+    def __init__(self, prepared: Prepared, runner: MeshRunner) -> None:
+        self._runner, self._sizes = runner, dict(prepared.sizes)
+        self._table = without_gradients(prepared.table)
+        self._renewed = self._table.renewed
+        self._owned = tuple(dict.fromkeys((*self._table.weights, *self._renewed)))
+        self._run: InPlace | Emitted
+        try:
+            self._run = self._in_place(prepared)
+        except InputError:  # as where a line counts places on a part of an axis; operators gain little by a plan
+            self._take(runner.placed(self._table, self._sizes))
+            self._run = self._emitted()
+
+    def _take(self, placed: Placed) -> None:
+        self.placed = placed
+        self._here = self._sizes | placed.mesh.sizes_at(self._runner.place)
+
+    def _in_place(self, prepared: Prepared) -> InPlace:
+        runner = self._runner
+        if runner.device != "cpu":
+            raise InputError("kernels are compiled for the processor")
+        from learncost.engines.in_place import InPlace
+
+        plan = runner.chosen(self._table, self._sizes) if runner.plan is None else runner.plan
+        self._take(runner.placed(self._table, self._sizes, plan))
+        own, pool, table = self._own(prepared), runner.pool, bucketed(self.placed.table)
+        tensors = {name: pool.tensor(name, own[name]) for name in self._owned}
+        is_double = np.float64 in {own[name].dtype for name in table.weights}
+        precision = "fp64" if is_double else runner.training.precision.name
+        step = InPlace(table, self._sizes | self.placed.mesh.sizes, precision, tensors, pool.arena, runner.devices)
+        pool.arena = step.arena
+        return step
+
+    def _emitted(self) -> Emitted:
+        runner, sizes = self._runner, self._sizes | self.placed.mesh.sizes
+        precision = runner.training.precision.name
+        return Emitted(bucketed(self.placed.table), sizes, precision, runner.device, devices=runner.devices)
+
+    def _own(self, prepared: Prepared) -> Values:
+        """This process's parts of what a step is given."""
+        table = self.placed.table
+        names = (*table.weights, *table.inputs)
+        return {name: mine(prepared.values[name], table.axes[name], self._here) for name in names}
+
+    def __call__(self, prepared: Prepared) -> Values:
+        pool, own = self._runner.pool, self._own(prepared)
+        tensors = {name: pool.tensor(name, own[name]) for name in self._owned}
+        if isinstance(self._run, Emitted):
+            results_by_name = self._run(tensors, own)
+            for name, new in self._renewed.items():
+                pool.tensors[name].copy_(results_by_name.pop(new))
+        else:
+            results_by_name = self._run(own)
+        results = {name: self._result(name, tensor) for name, tensor in results_by_name.items()}
+        return results | {new: pool.arrays[name] for name, new in self._renewed.items()}
+
+    def _result(self, name: str, tensor: Any) -> Any:
+        """What a step gives beside new weights: a gradient that is added up stays a part, all else is whole."""
+        array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
+        if self.placed.whole.known[name].role in ("gradient", "new"):
+            return array
+        return self._runner.gathered(array, self.placed.layouts[name])
+
+
+def mine(array: Any, axes: tuple[str, ...], here: Mapping[str, int]) -> Any:
+    """A process's part of a whole array; of one that is its part already, that."""
+    return array if np.shape(array) == shape_of(axes, here) else part(array, axes, here)
+
+
+def parts_of_batch(clauses: Iterable[Clause], grid: Mesh) -> int:
+    """Into how many parts a batch is cut."""
+    return math.prod(grid.sizes[clause.mesh] for clause in clauses if clause.axes == ("B",))
+
+
+def placed_over(table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> Placed:
+    """A table over a mesh; a batch that does not divide is computed by all devices alike.
+
+    Raises `InputError` where another axis does not divide.
+    """
+    if sizes["B"] % parts_of_batch(clauses, grid):
+        clauses = tuple(clause for clause in clauses if clause.axes != ("B",))
+        used = {clause.mesh for clause in clauses}
+        grid = Mesh(tuple((name, count if name in used else 1) for name, count in grid.axes))
+    return place(table, grid, clauses, sizes)

@@ -84,7 +84,7 @@ def test_levels_are_in_order_and_reach_one():
     for kind in BLOCKS.values():
         if kind.levels:
             assert list(kind.levels) == sorted(kind.levels)
-            assert kind.levels[-1] == 1
+            assert kind.levels[-1] == 1 or kind.learns, "what learns has room to grow"
             assert len(kind.levels) <= 2**kind.bits
 
 

@@ -18,7 +18,11 @@ from learncost.procedures.procedure import step
 SHORT = "short"
 """Blocks of three, so that those of small models end with a part."""
 
-KINDS = [SHORT, *(name for name, kind in BLOCKS.items() if kind.levels and name != "uint8-256")]
+KINDS = [
+    SHORT,
+    *(name for name, kind in BLOCKS.items() if kind.levels and not kind.learns and name != "uint8-256"),
+]
+"""Of frozen matrices."""
 
 
 @pytest.fixture

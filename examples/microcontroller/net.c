@@ -144,13 +144,17 @@ static real cos_real(real x) {
     return (n + 1) & 2 ? -y : y;
 }
 
-static void draw(place points, real mean, real deviation, uint32_t seed, real *to) { /* normal: Box and Muller 1958 */
+static real normal(uint32_t number) { /* Box and Muller 1958 */
+    const real u = ((real)(mixed(number) >> 8) + (real)0.5) / (real)16777216.0;
+    const real v = (real)(mixed(number + 1u) >> 8) / (real)16777216.0;
+    return sqrt_real((real)-2 * log_real(u)) * cos_real((real)6.28318530717958648 * v);
+}
+
+static void draw(place points, real mean, real deviation, uint32_t seed, real *to) {
     uint32_t number = mixed(seed * 0x9e3779b9u);
     for (place i = 0; i < points; i++) {
-        const real u = ((real)(mixed(number) >> 8) + (real)0.5) / (real)16777216.0;
-        const real v = (real)(mixed(number + 1u) >> 8) / (real)16777216.0;
         to[i] = mean;
-        if (deviation > 0) to[i] += deviation * sqrt_real((real)-2 * log_real(u)) * cos_real((real)6.28318530717958648 * v);
+        if (deviation > 0) to[i] += deviation * normal(number);
         number += 2u;
     }
 }

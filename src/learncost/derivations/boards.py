@@ -48,9 +48,10 @@ static uint32_t bits_of({prefix}_real x) {{
     return u.bits;
 }}
 
-static void say_array(const char *name, const {prefix}_real *x, int32_t points) {{
+static void say_array(const char *name, const void *array, int32_t size) {{
+    const uint8_t *bytes = array;
     uint32_t hash = 2166136261u;
-    for (int32_t i = 0; i < points; i++) hash = (hash ^ bits_of(x[i])) * 16777619u;
+    for (int32_t i = 0; i < size; i++) hash = (hash ^ bytes[i]) * 16777619u;
     say(name);
     say(" ");
     say_bits(hash);
@@ -115,7 +116,7 @@ def files(firmware: Firmware, inputs: Mapping[str, Any], steps: int, folder: Pat
             )
         copies.append(f"        for (int32_t i = 0; i < {flat.size}; i++) {copy}")
     arrays = [
-        f'    say_array("{name}", {names[name]}, (int32_t)(sizeof {names[name]} / sizeof *{names[name]}));'
+        f'    say_array("{name}", {names[name]}, (int32_t)sizeof {names[name]});'
         for name in every.table.weights
         if name in every.table.renewed and name in names
     ]

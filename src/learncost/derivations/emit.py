@@ -132,9 +132,9 @@ def emit(
     model_flags = {**step_flags, "macro": None if macro == "step" else macro}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
     if dtype is not None and (kind := precision_of(dtype)).quantized:
-        raise InputError(
-            f"emit writes a step that trains all weights, and {kind.name} is of frozen ones: learncost train"
-        )
+        what = "weights that lie as numbers" if kind.learned else "all weights"
+        held = "codes that learn: --backend c99" if kind.learned else "frozen ones: learncost train"
+        raise InputError(f"emit writes a step that trains {what}, and {kind.name} is of {held}")
     if dtype is not None and precision_of(dtype).states in BLOCKS:
         raise InputError(f"emit writes states as they are, and {dtype} rounds them between steps: learncost train")
     rounds = dtype is not None and precision_of(dtype).values == "bf16"

@@ -17,6 +17,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
+from learncost.layers.names import written_once
 from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
@@ -186,7 +187,8 @@ def _tables(
     if sizes["B"] % parts:
         raise InputError(f"{sizes['B']} sequences are not {parts} equal microbatches: give a multiple of {parts}")
     sizes["B"] //= parts
-    step = without_gradients(prepared.table)
+    step = written_once(without_gradients(prepared.table))
+    step = needed(step, step.outputs)  # what nobody reads, as the loss of a pass run again, is no part of the program
     tables: dict[str, Table] = {}
     if settings.entry != "predict":
         tables["step"] = step
@@ -233,11 +235,9 @@ def _constants(
     beside = {name for name, array in training.state.items() if np.any(array)}  # what learns as weights do
     for name in (training.weights.keys() | beside) & learns:
         array = (training.weights | training.state)[name]
-        drawn = not known and bool(np.ptp(array))
-        begins[name] = (0.0, DEVIATION) if drawn else (float(np.mean(array)), 0.0)
-        if known:
-            begins[name] = (0.0, DEVIATION) if np.ptp(array) else (float(np.mean(array)), 0.0)
-        else:
+        deviation = float(np.std(array)) if array.dtype.kind == "i" else DEVIATION  # codes have scales of their own
+        begins[name] = (0.0, deviation) if np.ptp(array) else (float(np.mean(array)), 0.0)
+        if not known:
             values.pop(name, None)
     return Given(values, begins, fixed, training.settings.accumulate)
 

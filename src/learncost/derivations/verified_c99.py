@@ -15,14 +15,12 @@ from learncost.engines import alone
 from learncost.engines.compiler import compiler
 from learncost.engines.inputs import random_batch
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Read, Term
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build, run_sizes
 from learncost.proof.report import Check, Report
 from learncost.readings.price import Row, price
 from learncost.readings.run.operation import mixed
-from learncost.schedule.calls import Call
 
 STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
 
@@ -184,18 +182,10 @@ def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class _Call:
-    """MACCs and FLOPs of the lines of a call: all, those at an index, and those of lines that nobody reads."""
+    """MACCs and FLOPs of the lines of a call."""
 
     text: str
     priced: tuple[int, int]
-    at_index: int
-    unread: tuple[int, int]
-
-    @property
-    def expected(self) -> tuple[int, int]:
-        """What a program executes: no line that nobody reads, and a product before it is added at an index."""
-        maccs, flops = self.priced
-        return maccs - self.unread[0] - self.at_index, flops - self.unread[1]
 
 
 def _prices(program: Program, name: str) -> Iterator[Check]:
@@ -217,23 +207,20 @@ def _prices(program: Program, name: str) -> Iterator[Check]:
 def _of_maccs(calls: list[tuple[_Call, int]]) -> tuple[str, bool]:
     total, priced = sum(found for _, found in calls), sum(call.priced[0] for call, _ in calls)
     text = f"{total:,} in {len(calls)} calls" if total == priced else f"{total:,}, {priced:,} priced"
-    at_index, unread = sum(call.at_index for call, _ in calls), sum(call.unread[0] for call, _ in calls)
-    text += f"; {at_index:,} more are multiplied first and then added at an index" if at_index else ""
-    text += f"; {unread:,} more are of lines whose results nobody reads, which no kernel computes" if unread else ""
-    wrong = next(((call, found) for call, found in calls if found != call.expected[0]), None)
+    wrong = next(((call, found) for call, found in calls if found != call.priced[0]), None)
     if wrong:
         call, found = wrong
-        text += f"; call {call.text}: {found:,} in place of {call.expected[0]:,}"
+        text += f"; call {call.text}: {found:,} in place of {call.priced[0]:,}"
     return text, wrong is None
 
 
 def _of_flops(calls: list[tuple[_Call, int]]) -> str:
     total, priced = sum(found for _, found in calls), sum(call.priced[1] for call, _ in calls)
     text = f"{total:,} executed, {priced:,} priced, {total / max(priced, 1) - 1:+.2%}"
-    different = [(call, found) for call, found in calls if found != call.expected[1]]
+    different = [(call, found) for call, found in calls if found != call.priced[1]]
     if different:
-        worst = sorted(different, key=lambda pair: -abs(pair[1] - pair[0].expected[1]))[:3]
-        lines = "; ".join(f"{call.text} {found:,} for {call.expected[1]:,}" for call, found in worst)
+        worst = sorted(different, key=lambda pair: -abs(pair[1] - pair[0].priced[1]))[:3]
+        lines = "; ".join(f"{call.text} {found:,} for {call.priced[1]:,}" for call, found in worst)
         text += (
             f", in {len(different)} of {len(calls)} calls: a kernel computes what is cheap where it reads it and what "
             f"is equal once, and a choice between two numbers is none of their operations. {lines}"
@@ -253,40 +240,14 @@ def _calls(program: Program) -> dict[int, _Call]:
         of_line = {row.source.name: row for row in rows if not isinstance(row.source, str)}
         for number, call in firmware.calls.items():
             if firmware.entries[number] == entry:
-                priced = [(line, *_counts(of_line[line.name], program.sizes, times)) for line in call.lines]
-                read = _read(call)
-                unread = [row for row in priced if row[0] not in read]
-                result[number] = _Call(
-                    f"{number}. {call.lines[0]}",
-                    _sums(priced),
-                    sum(maccs for line, maccs, _ in priced if _is_at_index(line)),
-                    _sums(unread),
-                )
+                priced = [_counts(of_line[line.name], program.sizes, times) for line in call.lines]
+                maccs, flops = (sum(counts[unit] for counts in priced) for unit in (0, 1))
+                result[number] = _Call(f"{number}. {call.lines[0]}", (maccs, flops))
     return result
-
-
-def _read(call: Call) -> list[Line]:
-    """The lines of a call that what it writes needs."""
-    names, lines = {*call.writes}, list[Line]()
-    for line in reversed(call.lines):
-        if names & {*line.makes}:
-            names |= {*line.reads}
-            lines.append(line)
-    return lines
-
-
-def _is_at_index(line: Line) -> bool:
-    """Whether it is a product that is added where an index says."""
-    reads = [axis.at for axis in line.left[0].axes if isinstance(axis, Read)]
-    return len(line.right) > 1 and any(isinstance(at, Term) for at in reads)
 
 
 def _counts(row: Row, sizes: Mapping[str, int], times: int) -> tuple[int, int]:
     return int(row.maccs.at(sizes)) * times, int(row.flops.at(sizes)) * times
-
-
-def _sums(rows: list[tuple[Line, int, int]]) -> tuple[int, int]:
-    return sum(maccs for _, maccs, _ in rows), sum(flops for _, _, flops in rows)
 
 
 def _memory(program: Program, name: str) -> Iterator[Check]:

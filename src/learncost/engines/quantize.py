@@ -22,16 +22,18 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
     """
     rows = _in_rows(quantized, weight, sizes)
     scales = _largest(rows, quantized.kind.block)
+    if quantized.kind.learns:  # of a column of zeros too
+        scales = np.where(scales > 0, scales, np.max(scales) or 1.0)
     codes = _nearest(quantized.kind, rows, _spread(scales, quantized.kind.block, rows.shape[1]))
     arrays = {quantized.codes.name: _as_stored(quantized, codes, sizes)}
     first = quantized.scales[0]
     shape = shape_of(first.axes, sizes)
     if quantized.kind.behind:
-        largest = len(quantized.kind.levels or ()) // 2  # codes are whole numbers as products read them
-        whole = (codes.astype(int) - largest).astype(np.int8)
+        levels = quantized.kind.levels or ()
+        whole = (codes.astype(int) - len(levels) // 2).astype(np.int8)  # whole numbers, as products read them
         return {
             quantized.codes.name: _as_stored(quantized, whole, sizes),
-            first.name: (scales / largest).astype(np.float32).reshape(shape),
+            first.name: (scales / (len(levels) // 2 / levels[-1])).astype(np.float32).reshape(shape),
         }
     if quantized.second is None:
         kind = np.float16 if quantized.kind.scales == "fp16" else np.float32

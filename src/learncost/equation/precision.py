@@ -36,6 +36,7 @@ class Blocks:
     levels: tuple[float, ...] | None = None
     least: int = 0
     behind: bool = False
+    learns: bool = False
 
     def bytes(self, count: int) -> int:
         """Of so many numbers in a row: codes, and the scales of their blocks."""
@@ -73,6 +74,12 @@ BLOCKS: Mapping[str, Blocks] = {
             "zero points; a scale for each result as Krishnamoorthi 2018, Quantizing deep convolutional networks, "
             "section 3.1.1",
             tuple(code / 127 for code in range(-127, 128)), behind=True,
+        ),
+        Blocks(
+            "int8-learned", 8, 0, "fp32",
+            "Lin et al. 2022, On-device training under 256KB memory, section 2.1: a fixed scale for each result; here "
+            "the largest of its weights begins at half of what a code can say",
+            tuple(code / 64 for code in range(-127, 128)), behind=True, learns=True,
         ),
         Blocks("nf4-64", 4, 64, "fp32", "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64", _NF4),
         Blocks(
@@ -113,6 +120,8 @@ class Precision:
     frozen     of weights that do not learn and that a block multiplies by as matrices; "": as the other weights
     kept       of activations while they wait for the backward pass; "": as the other values
     products   of the factors of matrix products, which have a scale a row and a column; "": as the values
+    learned    of matrices that learn and that products alone read, whose updates are rounded at random; "": as the
+               other weights
     also       other names
     """
 
@@ -128,6 +137,7 @@ class Precision:
     frozen: str = ""
     kept: str = ""
     products: str = ""
+    learned: str = ""
     also: tuple[str, ...] = ()
 
     @cached_property
@@ -162,8 +172,8 @@ class Precision:
 
     @property
     def quantized(self) -> Blocks | None:
-        """What frozen matrices are stored in, where they have scales."""
-        return BLOCKS.get(self.frozen)
+        """What matrices are stored in that have scales: those that are frozen, or those that learn."""
+        return BLOCKS.get(self.frozen or self.learned)
 
     @property
     def computed(self) -> str:
@@ -242,6 +252,19 @@ PRECISIONS: dict[str, Precision] = {
             "int8-frozen-products", "as int8-products, frozen matrices in int8, which are not coded anew",
             "fp32", "fp32", "fp32", "fp32", "", "fp32",
             "Dettmers et al. 2022, LLM.int8(), section 2.1, whose weights are frozen", "int8-sums", products="int8",
+        ),
+        Precision(
+            "int8-learned", "fp32, matrices that learn in int8, their updates scaled and rounded at random",
+            "fp32", "fp32", "fp32", "fp32", "", "fp32",
+            "Lin et al. 2022, On-device training under 256KB memory, section 2.1: weights of 8 bits and "
+            "quantization-aware scaling; rounded as Gupta et al. 2015, Deep learning with limited numerical precision, "
+            "section 3", learned="int8-learned",
+        ),
+        Precision(
+            "int8-learned-products", "as int8-learned, and matrix products of int8 codes",
+            "fp32", "fp32", "fp32", "fp32", "", "fp32",
+            "as int8-learned; products as Dettmers et al. 2022, LLM.int8(), section 2.1", products="int8",
+            learned="int8-learned",
         ),
         Precision(
             "nf4", "bf16, frozen matrices of the blocks in 4 bits (NF4) with a scale for 64",

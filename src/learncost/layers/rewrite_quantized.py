@@ -178,6 +178,8 @@ class _Scope:
         is_index = array.kind in BLOCKS and not self.kind.behind
         dtype = "int8" if array.kind in BLOCKS and self.kind.behind else ""
         value = Value(array.axes, "index" if is_index else "constant", quantized.weight, dtype=dtype)
+        if array.kind in BLOCKS and self.kind.learns:
+            value = Value(array.axes, dtype=dtype)
         self.values[array.name] = value
         if sliced:
             if (name, array.name) not in each:

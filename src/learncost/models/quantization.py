@@ -36,7 +36,8 @@ def quantized_widths(model: Model) -> dict[str, int]:
 
 
 def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
-    """The model with its frozen matrices in the type that the precision has for them; itself where it has none.
+    """The model with its matrices that are frozen, or that learn, in the type that the precision has for them; itself
+    where it has none.
 
     Meant are the linear layers inside of blocks, as bitsandbytes has it: embeddings, norms, biases, the head, routers
     and convolutions stay as they are. Where the scale stands behind the product, it is every matrix that products alone
@@ -51,20 +52,29 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
     every, linear = kind.behind, linear_layers(model)
 
     def chosen(line: Line, inside: str, outer: str) -> bool:
-        return outer not in learning and (every or inside in linear)
+        return (outer in learning) == (kind.learns and learns) and (every or inside in linear)
 
     table, stored = with_quantized(model.table, chosen, kind)
+    if not stored and kind.learns:
+        raise InputError(
+            f"the precision {precision.name} stores matrices that learn and that products alone read, and in "
+            f"{model.configuration.name} there is none"
+        )
     if not stored:
         raise InputError(
             f"the precision {precision.name} stores frozen matrices{'' if every else ' of blocks'} as {kind.name}, and "
             f"in {model.configuration.name} none is frozen: say what learns, such as lora all-linear"
         )
     block_counts = {axis: size for weight in stored for axis, size in weight.sizes(model.sizes).items()}
+    codes = {weight.weight: weight.codes.name for weight in stored}
+    trained = None if model.trained is None else tuple(codes.get(name, name) for name in model.trained)
+    if not learns or (trained is None and not kind.learns):
+        trained = model.learning if learns else ()
     return replace(
         model,
         table=table,
         sizes={**model.sizes, **block_counts},
         quantized=stored,
         plain=model.table,
-        trained=model.learning if learns else (),
+        trained=trained,
     )

@@ -71,7 +71,13 @@ class _Group:
         return {name for line in self.lines if not {*self.rows} <= {*line.left[0].loops} for name in line.makes}
 
     def takes(self, line: Line) -> bool:
-        """Whether a line that has the same rows reads of what these make its own row alone, and no total."""
+        """Whether a line that has the same rows reads of what these make its own row alone, and no total.
+
+        Element by element it goes on where it reads what the last one makes.
+        """
+        if not self.rows:
+            last = self.lines[-1]
+            return last.left[0].loops == line.left[0].loops and not set(last.makes).isdisjoint(line.reads)
         made = {name for other in self.lines for name in other.makes}
         of_others = (term for term in line.right if isinstance(term, Term) and term.name in made)
         return self.totals.isdisjoint(line.reads) and all({*self.rows} <= {*term.axes} for term in of_others)
@@ -88,7 +94,7 @@ def _fused(lines: Iterable[Statement], axes: _Axes, names: Names) -> tuple[State
         last = parts[-1] if parts else None
         if rows is None or line.tag.kernel:
             parts.append(line)
-        elif isinstance(last, _Group) and rows and last.rows == rows and last.takes(line):
+        elif isinstance(last, _Group) and last.rows == rows and last.takes(line):
             last.lines.append(line)
         else:
             parts.append(_Group(rows, [line]))

@@ -89,7 +89,7 @@ def _within(lines: Sequence[Statement], handed: set[str], names: Names) -> tuple
     for line in lines:
         if not isinstance(line, Product) or _no_gradient(line):
             continue
-        chain = _chain(result, line.name)
+        chain = _chain(result, line)
         if not chain or _refusal(result, handed, line, chain):
             continue
         axes = line.left[0].loops
@@ -119,21 +119,34 @@ def _no_gradient(line: Product) -> str:
     return ""
 
 
-def _chain(lines: Sequence[Statement], gradient: str) -> list[Line]:
-    """The optimizer's lines that wait for a gradient, in order, with those that only they read."""
-    steps = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
-    waiting = {gradient}
+def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
+    """The optimizer's lines that wait for a gradient, in order, with those of its axes that only they read."""
+    waiting = {*product.makes}
     chain: list[Line] = []
-    for line in steps:
+    steps: list[Line] = []
+    for line in lines:
+        if not isinstance(line, Line) or not (line.tag.macro == "optimizer_step" or _scales(line, product, waiting)):
+            continue
+        steps.append(line)
         if not waiting.isdisjoint(line.reads):
             chain.append(line)
             waiting |= {*line.makes}
+    if not any(line.tag.macro == "optimizer_step" for line in chain):
+        return []
+    alike = [line for line in steps if line.left[0].loops == product.left[0].loops]
     while True:
         read = {name for line in chain for name in line.reads}
-        feeding = [line for line in steps if line not in chain and not read.isdisjoint(line.makes)]
+        feeding = [line for line in alike if line not in chain and not read.isdisjoint(line.makes)]
         if not feeding:
             return [line for line in steps if line in chain]
         chain += feeding
+
+
+def _scales(line: Line, product: Line, waiting: Collection[str]) -> bool:
+    """Whether a line scales a product's sums element by element, as behind one of whole numbers."""
+    terms = [term for term in line.right if isinstance(term, Term) and term.name in waiting]
+    alike = all(term.axes == product.left[0].axes for term in (*terms, line.left[0]))
+    return isinstance(line, Product) and not line.where and len(terms) == 1 and alike
 
 
 def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, chain: Sequence[Line]) -> str:
@@ -144,7 +157,8 @@ def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, ch
     for member in chain:
         terms = [term for term in (*member.left, *member.right) if isinstance(term, Term) and term.axes]
         whole = isinstance(member, Word) and not entry(member.word).pointwise
-        if whole or any(term.axes != axes for term in terms):
+        across = any(not set(term.axes) <= set(axes) for term in terms)
+        if whole or across or any(term.axes != axes for term in member.left):
             return "for an optimizer that does not go element by element"
     between = lines[_place(lines, line) + 1 : _place(lines, chain[-1])]
     again = {name for other in between for name in other.makes} & {*line.reads}
@@ -171,5 +185,5 @@ def _reason(scope: Sequence[Statement], handed: Collection[str], update: Word) -
             return f"a sum of {len(maker.right)}"
         if not isinstance(maker, Product):
             return f"made by {getattr(maker, 'word', 'a word')}"
-        return _no_gradient(maker) or _refusal(scope, handed, maker, _chain(scope, name)) or "made elsewhere"
+        return _no_gradient(maker) or _refusal(scope, handed, maker, _chain(scope, maker)) or "made elsewhere"
     return "made elsewhere"

@@ -56,8 +56,15 @@ class Directions:
 
     def signs(self, seed: Term, axes: Axes, name: str, tag: Tag = _TAG) -> tuple[list[Line], dict[str, Value]]:
         """The lines that make a direction along axes from a number, and what is known of what they make."""
+        return self._drawn(seed, axes, name, "coin", tag)
+
+    def numbers(self, seed: Term, axes: Axes, name: str, tag: Tag = _TAG) -> tuple[list[Line], dict[str, Value]]:
+        """As `signs`, of whole numbers below 2^24."""
+        return self._drawn(seed, axes, name, "hashed", tag)
+
+    def _drawn(self, seed: Term, axes: Axes, name: str, word: str, tag: Tag) -> tuple[list[Line], dict[str, Value]]:
         values = dict(self.values)
-        lines = self._chain(seed, axes, name, "coin", tag)
+        lines = self._chain(seed, axes, name, word, tag)
         made = {line.name: self.values[line.name] for line in lines}
         self.values = {key: value for key, value in self.values.items() if key in values or key.startswith("places.")}
         return lines, made

@@ -338,6 +338,10 @@ def step(
         from learncost.procedures.following import with_following
 
         table = with_following(table, follower, chosen.decay)
+    if any(weight.kind.learns for weight in model.quantized):
+        from learncost.procedures.rounded import with_rounded  # only where it is asked for: start-up counts
+
+        table = with_rounded(table, model)
     if rank := chosen.moves.get("projected to NUMBER"):
         from learncost.procedures.projection import with_projection
 

@@ -125,13 +125,14 @@ def _shares(line: Line, values: Values, rules: Rules) -> Iterator[Share]:
     if alias(line) and isinstance(first, Term):
         yield Share(first.name, line.name, Place.SAME)
     elif rules.updates and line.tag.macro == "optimizer_step":
-        yield from updates(line, values)
+        yield from updates((line,), values)
 
 
-def updates(line: Line, values: Values) -> Iterator[Share]:
-    """The pairs of a weight or an optimizer's state and what becomes of it."""
-    for name in line.makes:
-        if values[name].role == "new" and values[name].of in line.reads:
+def updates(lines: Sequence[Line], values: Values) -> Iterator[Share]:
+    """The pairs of a weight or an optimizer's state and what becomes of it in the lines of a call."""
+    read = {name for line in lines for name in line.reads}
+    for name in (name for line in lines for name in line.makes):
+        if values[name].role == "new" and values[name].of in read:
             yield Share(values[name].of, name, Place.OVER)
 
 

@@ -134,7 +134,7 @@ def _counted(line: Line) -> str:
 
 def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Values) -> tuple[Share, ...]:
     """Pairs of a read and a filled array that may be one memory; what is updated is."""
-    must = {(share.read, share.written) for line in lines for share in updates(line, values)}
+    must = {(share.read, share.written) for share in updates(lines, values)}
     return tuple(Share(*pair, Place.OVER if pair in must else Place.FREE) for pair in pairs)
 
 

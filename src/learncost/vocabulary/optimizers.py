@@ -104,3 +104,20 @@ _optimizer(
     kept="torch.optim.RMSprop: one average of squares",
     source="Tieleman & Hinton 2012, lecture 6.5, as torch.optim.RMSprop writes it; its alpha is the second beta",
 )
+
+define(
+    Entry(
+        "stochastic_round",
+        ("X", "S", "P"),
+        ("Y",),
+        """
+        N[_] = hashed(S[_], P[_])
+        C[_] = N[_] 5.960464477539063e-08[]
+        R[_] = X[_] + C[_]
+        Y[_] = floor(R[_])
+        """,
+        pointwise=True,
+        source="up as often as X is near to the next whole number, as the numbers S and P draw it: Gupta et al. 2015, "
+        "Deep learning with limited numerical precision, section 3",
+    )
+)

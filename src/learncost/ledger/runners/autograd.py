@@ -172,8 +172,8 @@ def _refuses(step: Step) -> str:
         return f"has values in {', '.join(TRAINED)}"
     if why := refusal(step, ()):
         return why
-    if step.kind.kept or step.kind.products:
-        return "keeps and multiplies activations as they are"
+    if step.kind.kept or step.kind.products or step.kind.learned:
+        return "has weights and activations as they are, and multiplies them so"
     if step.plan:
         return "knows no plans; --procedure recompute is torch.utils.checkpoint"
     if not procedure(step.procedure).differentiates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -71,7 +72,7 @@ def lowered(
     table = lower(Table(lines, values, outputs=tuple(outputs)), joins=False)
     normal = [line for line in table.lines if isinstance(line, Line)]
     normal = _early(normal, frozenset(turns))
-    plain = _without_logarithms(_without_points(_without_copies(normal, outputs)))
+    plain = _without_logarithms(_without_factors(_without_points(_without_copies(normal, outputs)), outputs))
     return _needed(without_twins(plain, outputs), outputs)
 
 
@@ -113,6 +114,28 @@ def is_point(line: Line) -> bool:
         return False
     plain = {axis for axis in left.axes if isinstance(axis, str)}
     return set(line.loops) <= plain
+
+
+def _without_factors(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:
+    """A product that is only added where an index says, is multiplied there: at once, as it is priced."""
+    reads = Counter(name for line in lines for name in line.reads)
+    products = {
+        line.name: line
+        for line in lines
+        if isinstance(line, Product)
+        and not (line.where or line.left[0].indexed or line.name in outputs or reads[line.name] > 1)
+        and set(line.loops) == set(line.left[0].loops)
+    }
+    result: list[Line] = []
+    for line in lines:
+        (factor, *more) = line.right or (None,)
+        if isinstance(line, Product) and line.left[0].indexed and not more and isinstance(factor, Term):
+            product = products.get(factor.name)
+            if product is not None and factor.axes == product.left[0].axes and not is_point(line):
+                line = replace(line, right=product.right)
+                result = [other for other in result if other is not product]
+        result.append(line)
+    return result
 
 
 def _without_points(lines: Sequence[Line]) -> list[Line]:

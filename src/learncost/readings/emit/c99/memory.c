@@ -5,6 +5,11 @@ static void copy(place points, const real *from, real *to) { /* by twos: in a ro
         for (place i = odd; i < points; i += 2) to[i] = from[i];
 }
 
+static void copy_codes(place points, const int8_t *from, int8_t *to) {
+    for (place odd = 0; odd < 2; odd++)
+        for (place i = odd; i < points; i += 2) to[i] = from[i];
+}
+
 static void zero(place points, real *to) {
     for (place i = 0; i < points; i++) to[i] = 0;
 }
@@ -25,13 +30,26 @@ static real missing_power(real c, uint32_t t) { /* 1 - (1 - c)^t, with all its d
     return y;
 }
 
-static void draw(place points, real mean, real deviation, uint32_t seed, real *to) { /* normal: Box and Muller 1958 */
+static real normal(uint32_t number) { /* Box and Muller 1958 */
+    const real u = ((real)(mixed(number) >> 8) + (real)0.5) / (real)16777216.0;
+    const real v = (real)(mixed(number + 1u) >> 8) / (real)16777216.0;
+    return sqrt_real((real)-2 * log_real(u)) * cos_real((real)6.28318530717958648 * v);
+}
+
+static void draw(place points, real mean, real deviation, uint32_t seed, real *to) {
     uint32_t number = mixed(seed * 0x9e3779b9u);
     for (place i = 0; i < points; i++) {
-        const real u = ((real)(mixed(number) >> 8) + (real)0.5) / (real)16777216.0;
-        const real v = (real)(mixed(number + 1u) >> 8) / (real)16777216.0;
         to[i] = mean;
-        if (deviation > 0) to[i] += deviation * sqrt_real((real)-2 * log_real(u)) * cos_real((real)6.28318530717958648 * v);
+        if (deviation > 0) to[i] += deviation * normal(number);
+        number += 2u;
+    }
+}
+
+static void draw_codes(place points, real mean, real deviation, uint32_t seed, int8_t *to) {
+    uint32_t number = mixed(seed * 0x9e3779b9u);
+    for (place i = 0; i < points; i++) {
+        const real code = floor_real(mean + deviation * normal(number) + (real)0.5);
+        to[i] = (int8_t)(code > 127 ? 127 : code < -127 ? -127 : code);
         number += 2u;
     }
 }

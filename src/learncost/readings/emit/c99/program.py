@@ -12,7 +12,7 @@ from learncost.equation.table import Table
 from learncost.readings.emit.c.c99 import BASIS, C99, products
 from learncost.readings.emit.c99.functions import called, functions, known
 from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, given, together
-from learncost.readings.emit.c99.steps import Steps
+from learncost.readings.emit.c99.steps import CODES, Steps
 from learncost.readings.emit.c99.values import initial, initializer
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.placed.kernels import Kernels
@@ -220,13 +220,13 @@ class _Writer:
         if not self._steps:
             return []
         lines, number = [], 0
-        for name, (kind, _, _) in self.given.items():
+        for name, (kind, _, dtype) in self.given.items():
             points, array = self._points(name), self.names[name]
             if kind in ("weights", "states") and name in self.content.begins:
                 mean, deviation = self.content.begins[name]
                 number += 1
                 numbers = f"(real){mean!r}, (real){deviation!r}, {self.prefix}_seed + {number}u"
-                lines.append(f"draw({points}, {numbers}, {array});")
+                lines.append(f"draw{'_codes' * (dtype == CODES)}({points}, {numbers}, {array});")
             elif kind == "states":
                 lines.append(f"zero({points}, {array});")
         lines.append(f"{self.prefix}_steps = 0;")

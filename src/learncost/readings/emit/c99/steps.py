@@ -62,7 +62,8 @@ class Steps:
         scope = _Scope(self.layout.items, self.layout.table.axes, "", ())
         lines, moved = self._statements(scope), self._moved()
         for old, new in moved.items():
-            lines.append(call_text("copy", (str(self._points(old, scope)), self._address(new, scope), self.spell(old))))
+            copy = "copy_codes" if self.layout.dtypes[new] == CODES else "copy"
+            lines.append(call_text(copy, (str(self._points(old, scope)), self._address(new, scope), self.spell(old))))
         return lines
 
     def _moved(self) -> dict[str, str]:

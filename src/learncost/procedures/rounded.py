@@ -1,0 +1,89 @@
+"""Weights that learn as codes of 8 bits: the optimizer steps the codes, and what it makes is rounded at random.
+
+For a matrix W = s c of codes c and a scale s for each of its results, by SGD:
+
+    W.drawn[d] = hashed(W.seed[], places.d[d])
+    W.once[d f] = divide(dW.codes[d f], W.scales[f])
+    W.aware[d f] = divide(W.once[d f], W.scales[f])
+    W.stepped[d f] = sgd(W.codes[d f], W.aware[d f], lr[])
+    W.whole[d f] = stochastic_round(W.stepped[d f], W.drawn[d], places.f[f])
+    W.least[d f] = maximum(W.whole[d f], -127[])
+    W.codes.new[d f] = minimum(W.least[d f], 127[])
+
+The gradient for codes is s times that for the weight, and a step of codes is the weight's over s: so the square of s is
+taken off, which is quantization-aware scaling: Lin et al. 2022, On-device training under 256KB memory, equation (5).
+Most steps are less than one code. Rounded to the nearest they would be none, so that a step is rounded up as often as
+it is near to the next code: Gupta et al. 2015, Deep learning with limited numerical precision, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Literal, Statement, Table, Tag, Term, Word
+from learncost.equation.value import Value
+from learncost.layers.codes import LARGEST
+from learncost.layers.quantized import Quantized
+from learncost.models.model import Model
+from learncost.procedures.directions import NUMBER, Directions
+
+_TAG = Tag("optimizer", macro="optimizer_step", local="rounding")
+
+
+def with_rounded(table: Table, model: Model) -> Table:
+    """The step whose optimizer makes codes of the matrices that learn as such. Raises `InputError`."""
+    stored = {weight.codes.name: weight for weight in model.quantized if weight.kind.learns}
+    learned = {new: stored[name] for name, new in table.renewed.items() if name in stored}
+    if not learned:  # the procedure changes none of them
+        return table
+    if NUMBER in table.inputs:
+        raise InputError("updates of codes are rounded at random, and this procedure draws already: take another")
+    directions, values = Directions(), dict(table.values)
+    lines: list[Statement] = []
+    for line in table.lines:
+        weight = next((learned[name] for name in line.makes if name in learned), None)
+        lines += [line] if weight is None or not isinstance(line, Word) else _rounded(line, weight, directions, values)
+    first = next(place for place, line in enumerate(lines) if isinstance(line, Line) and line.tag == _TAG)
+    lines[first:first] = [replace(line, tag=_TAG) for line in directions.lines]
+    values = directions.values | values
+    return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, NUMBER))
+
+
+def _rounded(line: Word, weight: Quantized, directions: Directions, values: dict[str, Value]) -> Iterator[Line]:
+    """The lines of the optimizer for one matrix."""
+    codes, (scale,) = line.right[0], weight.scales
+    assert isinstance(codes, Term)
+    axes, new = codes.declared, line.left[0]
+    scales = Term(scale.name, scale.axes)
+
+    def term(part: str) -> Term:
+        made = Term(f"{weight.weight}.{part}", axes)
+        values[made.name] = Value(axes)
+        return made
+
+    def word(name: str, made: Term, *given: Term | Literal) -> Word:
+        return Word((made,), given, (), _TAG, name, given=_GIVEN[name], gives=("Y",))
+
+    *outer, last = axes
+    row = Term(f"{weight.weight}.drawn", tuple(outer))
+    seed = Term(directions.seed(weight.weight), ())
+    drawing, made = directions.numbers(seed, tuple(outer), row.name, _TAG)
+    values |= made
+    yield from drawing
+    places = {name: place for place, name in enumerate(line.given)}
+    gradient = line.right[places["G"]]
+    once, aware, stepped, whole, least = map(term, ("once", "aware", "stepped", "whole", "least"))
+    yield word("divide", once, gradient, scales)
+    yield word("divide", aware, once, scales)
+    right = tuple(aware if place == places["G"] else operand for place, operand in enumerate(line.right))
+    yield replace(line, left=(stepped, *line.left[1:]), right=right)
+    yield word("stochastic_round", whole, stepped, row, Term(directions.places(base(last)), (last,)))
+    yield word("maximum", least, whole, Literal(-LARGEST))
+    values[new.name] = replace(values[new.name], dtype="int8")
+    yield word("minimum", new, least, Literal(LARGEST))
+
+
+_GIVEN = {"divide": ("X", "D"), "stochastic_round": ("X", "S", "P"), "maximum": ("X", "Z"), "minimum": ("X", "Z")}

@@ -6,6 +6,7 @@ JOBS are `{"steps": [[family, mesh, placement, optimizer]], "trainings": [[words
 found into FOLDER: for every step the largest relative difference, bytes sent and bytes priced.
 """
 
+import copy
 import json
 import os
 import sys
@@ -14,8 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as distributed
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import learncost.torch
 from learncost.engines.in_place import InPlace
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
@@ -104,12 +108,27 @@ def in_place(placed, values):
     return {name: torch.from_numpy(values[name].copy()) for name in names}
 
 
+def wrapped():
+    """A module of learncost.torch under DDP and FSDP2 beside itself on the whole batch: how far gradients are apart."""
+    torch.manual_seed(0)
+    module = learncost.torch.model("gpt2", n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=8).double()
+    tokens, targets = torch.randint(0, 32, (2, 4, 8))
+    rows = slice(2 * distributed.get_rank(), 2 * distributed.get_rank() + 2)
+    of_two = DistributedDataParallel(copy.deepcopy(module)), fully_shard(copy.deepcopy(module))
+    for each, at in ((module, slice(None)), *((each, rows) for each in of_two)):
+        torch.nn.functional.cross_entropy(each(tokens[at]).flatten(0, 1), targets[at].flatten()).backward()
+    gradients = [parameter.grad for parameter in module.parameters()]
+    shared, cut = ([parameter.grad for parameter in each.parameters()] for each in of_two)
+    others = (shared, [gradient.full_tensor() for gradient in cut])
+    return [max(float((one - two).abs().max()) for one, two in zip(gradients, other, strict=True)) for other in others]
+
+
 def work(jobs, folder):
     rank, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     if jobs.get("steps"):
         distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=number)
-        found = [differences(*case) for case in jobs["steps"]]
+        found = [*(differences(*case) for case in jobs["steps"]), *([wrapped()] if jobs.get("modules") else ())]
         distributed.destroy_process_group()
         if rank == 0:
             (folder / "steps.json").write_text(json.dumps(found))

@@ -62,7 +62,7 @@ def two(text, tmp_path_factory):
     """What two processes found, and their run."""
     folder = tmp_path_factory.mktemp("two")
     trainings = [[str(text), *TINY, "--mesh", "dp=2", "--out", str(folder / "run")]]
-    return worked(2, {"steps": SAMPLE, "trainings": trainings}, folder), folder / "run"
+    return worked(2, {"steps": SAMPLE, "trainings": trainings, "modules": True}, folder), folder / "run"
 
 
 def losses(run):
@@ -71,14 +71,17 @@ def losses(run):
 
 
 def test_a_placed_step_gives_what_one_process_gives_and_sends_what_is_priced(two):
-    for case, (worst, sent, priced, _) in zip(SAMPLE, two[0], strict=True):
+    steps = two[0][:-1]
+    for case, (worst, sent, priced, _) in zip(SAMPLE, steps, strict=True):
         assert worst < 1e-12, case
         assert sent == priced > 0, case
-    assert [ran for *_, ran in two[0]] == [
-        2,
-        1,
-        1,
-    ]  # as operators; and in place, where no line reads a part at an index
+    # As operators; and in place, where no line reads a part of an axis at an index.
+    assert [ran for *_, ran in steps] == [2, 1, 1]
+
+
+def test_modules_learn_under_ddp_and_fsdp2_as_alone(two):
+    assert len(two[0][-1]) == 2
+    assert max(two[0][-1]) < 1e-15
 
 
 def test_two_processes_train_as_one_does(two, alone):

@@ -19,6 +19,7 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.parse import parse_line
 from learncost.equation.table import Line, replace
+from learncost.faces.command import main
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped, shipped_layer, usual_names
 from learncost.ledger.cost import cost
@@ -376,3 +377,12 @@ def test_usual_names_are_of_one_layer_each() -> None:
             for spelling in line.split(","):
                 assert usual_names()[plain(spelling)] == name
                 assert word_called(spelling) is None, "a word is not a layer"
+
+
+@pytest.mark.parametrize("words", [("gpt2",), ("t5-small", "attention"), ("attention",)])
+def test_formulas_are_mathematics_of_a_page(words, capsys):
+    assert main(["formulas", *words, "--format", "mathml"]) == 0
+    math = ElementTree.fromstring(capsys.readouterr().out)
+    rows = math.findall(".//{*}mtr")
+    assert len(rows) == 2 * len(rows[::2]) >= 6
+    assert {row[1][0].text for row in rows} == {"MACCs", "FLOPs"}

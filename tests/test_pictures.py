@@ -283,8 +283,14 @@ def test_command_and_call_of_a_document_ask_for_the_same(tmp_path: Path, capsys:
     folder = tmp_path / "a reader's model; echo"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 2}))
-    names = {"model", "engine"}  # who runs the step is asked of its memory, and no setting of a cost
-    by_table, by_autograd = (document("gpt2", **SMALL, engine=engine) for engine in ("table", "autograd-for-loop"))
+    names = {
+        "model",
+        "engine",
+        "side_by_side",
+    }  # who runs the step, and what stands beside it, are no setting of a cost
+    by_table = document("gpt2", **SMALL, engine="table")
+    by_autograd = document("gpt2", **SMALL, engine="autograd-for-loop", side_by_side="bp,skip")
+    assert [each["name"] for each in by_autograd["compared"]["procedures"]] == ["bp", "skip"]
     assert by_table["command"] == by_autograd["command"]
     assert by_table["python"] == by_autograd["python"]
     assert by_table["memory"]["engine"] != by_autograd["memory"]["engine"]

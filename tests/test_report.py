@@ -179,6 +179,29 @@ def test_the_slider_changes_the_sentence_and_the_address_gives_it_back(
     opened.open(gpt2.as_uri())
 
 
+def test_who_drags_a_slider_holds_it_while_everything_follows(opened: Watched, gpt2: Path) -> None:
+    page = opened.open(gpt2.as_uri())
+    page.click("#more summary")
+    slider = page.locator('[data-more="seq_len-slider"]')
+    box = slider.bounding_box()
+    height = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.97 * box["width"], height)
+    page.mouse.down()
+    lengths = set()
+    for part in (0.9, 0.7, 0.5, 0.3):
+        page.mouse.move(box["x"] + part * box["width"], height)
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        lengths.add(int(page.evaluate("page.state.seq_len")))
+    page.mouse.up()
+    assert len(lengths) == 4
+    length = min(lengths)
+    needs = lc.memory("gpt2", engine="table", precision="bf16", seq_len=length)
+    page.wait_for_function("(peak) => String(page.view.peak) === peak", arg=str(needs.peak))
+    page.evaluate("drawSections(true)")
+    assert curve(needs).finding == page.text_content("#memory h2")
+    opened.open(gpt2.as_uri())
+
+
 def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
     page = opened.page
     name = "#inspector .name"

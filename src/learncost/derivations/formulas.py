@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from learncost.derivations.explanation import in_format
@@ -228,19 +227,10 @@ class Formulas(Readable):
         return "\n".join([*lines, r"\end{array}", *(f"% {note}" for note in self.notes)])
 
     def _mathml(self) -> str:
-        def cell(inner: str) -> str:
-            return f'<mtd style="text-align: left">{inner}</mtd>'
-
         rows = []
         for row in self._shown():
-            for label, name, count in ((row.title, "MACCs", row.maccs), (row.subtitle, "FLOPs", row.flops)):
-                formula = write.mathml_inner(self.written(count))
-                cells = f"<mtext>{escape(label)}</mtext>", f"<mtext>{name}</mtext>", formula
-                rows.append(f"<mtr>{''.join(map(cell, cells))}</mtr>")
-        notes = "".join(f"<p>{escape(note)}</p>\n" for note in self.notes)
-        table = f"<mtable>\n{chr(10).join(rows)}\n</mtable>"
-        math = f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">\n{table}\n</math>'
-        return f"<div>\n{math}\n{notes}</div>"
+            rows += [(row.title, "MACCs", self.written(row.maccs)), (row.subtitle, "FLOPs", self.written(row.flops))]
+        return write.mathml_grid(rows, self.notes)
 
 
 @question()

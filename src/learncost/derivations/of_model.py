@@ -118,6 +118,16 @@ class ModelFormulas(Shown):
         notes = (*([f"{letters}."] if letters else []), f"{convention(self.price_book)}.")
         return (Sheet(heading, ("", "", "formula = value"), tuple(rows), notes, frozenset({0, 1, 2})),)
 
+    def show(self, format: str = "table") -> str:
+        """The formulas as table, json, csv, md, latex or html, as other answers; or as mathml."""
+        if format != "mathml":
+            return super().show(format)
+        rows = []
+        for row in self.rows:
+            name = " ".join(filter(None, (row.macro_operation.replace("_", " "), row.block, row.place)))
+            rows += [(name, "MACCs", row.maccs), ("", "FLOPs", row.flops)]
+        return write.mathml_grid(rows, self.sheets()[0].notes)
+
     def to_dict(self) -> dict[str, Any]:
         """The formulas as data."""
         return {

@@ -17,15 +17,23 @@ from learncost.models.configuration import Configuration
 from learncost.pictures.data.bridge import bridge
 from learncost.pictures.data.growth import ALONG, growth
 from learncost.pictures.data.procedures import procedures, table_memories
+from learncost.procedures.procedure import INFERENCE, PROCEDURES
 
 LEARNING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 """The arguments that say what learns."""
 
 
-def comparisons(arguments: Mapping[str, Any], sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """All procedures side by side, their growth, and the conventions, for a document of the step that is asked for."""
+def comparisons(
+    arguments: Mapping[str, Any], sizes: Mapping[str, Any], dtype: str, side_by_side: str | None = None
+) -> dict[str, Any]:
+    """Procedures side by side, their growth, and the conventions, for a document of the step that is asked for.
+
+    side_by_side  names with commas between; by default the usual ones, and that of the step
+    """
+    procedure = arguments["procedure"]
+    other = procedure if procedure not in (*PROCEDURES, *INFERENCE) else ""
     same = {name: value for name, value in arguments.items() if name not in ("procedure", "on", "context", "dtype")}
-    same |= {"precision": dtype}
+    same |= {"precision": dtype, "procedures": side_by_side, "other": "" if side_by_side else other}
     if isinstance(arguments["model"], Configuration | Layer):
         return _compared(same, sizes)
     return _remembered(json.dumps(same), json.dumps(sizes))
@@ -42,8 +50,12 @@ def _compared(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[st
     book, optimizer = arguments["price_book"], arguments["optimizer"]
     result: dict[str, Any] = {"growth": {}}
     try:
-        comparison = compare(arguments["model"], None, book, **lengths, **learning, optimizer=optimizer, **sizes)
-        of_memory = {name: value for name, value in arguments.items() if name != "price_book" and value is not None}
+        settings = {**lengths, **learning, "optimizer": optimizer, **sizes}
+        comparison = compare(arguments["model"], arguments["procedures"], book, **settings)
+        if other := arguments["other"]:
+            comparison = compare(arguments["model"], (*comparison.procedures, other), book, **settings)
+        aside = ("price_book", "procedures", "other")
+        of_memory = {name: value for name, value in arguments.items() if name not in aside and value is not None}
         memories = table_memories(comparison.procedures, {**of_memory, **sizes})
         result["compared"] = procedures(comparison, memories).to_dict()
         for along in ALONG:

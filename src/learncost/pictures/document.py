@@ -67,6 +67,7 @@ def document(
     on: str | None = None,
     precision: str | None = None,
     engine: str | None = None,
+    side_by_side: str | None = None,
     **sizes: Any,
 ) -> dict[str, Any]:
     """All that the page shows of one step: its cost line by line with formulas, its memory, its time, as data.
@@ -85,6 +86,9 @@ def document(
         Which type each role has: {choices}. The default is fp32; with `on` what one trains in on it.
     engine
         Who runs the step whose memory is told: {choices}. The default is the table, line by line.
+    side_by_side
+        Which learning procedures stand side by side, with commas between: {choices}. The default is bp, recompute,
+        pepita, mempepita, or those of them that the model can learn by, and the one of the step.
 
     Raises
     ------
@@ -94,7 +98,7 @@ def document(
     arguments = {name: value for name, value in locals().items() if name != "sizes"}
     if procedure not in INFERENCE:
         arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
-    runner = arguments.pop("engine")
+    runner, beside = arguments.pop("engine"), arguments.pop("side_by_side")
     step = cost(**arguments, **sizes, by="equation")
     if step.built is not None:
         check_known(step.built.table.lines, "a report")
@@ -105,13 +109,13 @@ def document(
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "asked": _settings({**arguments, "engine": runner}, sizes),
+        "asked": _settings({**arguments, "engine": runner, "side_by_side": beside}, sizes),
         "said": _facts(step),
         "totals": _totals(step),
         **controls.to_dict(),
         "time": times(step, lines) if step.timing else None,
         "memory": _memory(arguments, sizes, step, runner),
-        **comparisons(arguments, sizes, step.dtype),
+        **comparisons(arguments, sizes, step.dtype, beside),
         "views": [name for name, view in VIEWS.items() if view.there(step)],
         "macros": [name for name in MACRO_OPERATIONS if any(line.macro == name for line in lines)],
         "lines": rows,

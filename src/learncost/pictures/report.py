@@ -12,7 +12,7 @@ from learncost.ledger.sheet import Readable
 from learncost.pictures.document import document
 from learncost.pictures.page import page
 from learncost.pictures.views import pictures
-from learncost.procedures.procedure import PROCEDURES, several
+from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.training.files import written
 
 LARGEST = 6_000_000
@@ -112,12 +112,14 @@ def report(
     if not models:
         raise InputError("a report is of a model: name one, such as gpt2 (learncost list models)")
     names = several(procedure) or tuple(PROCEDURES)
+    learning = [name for name in names if name not in INFERENCE] if procedure else []
+    side_by_side = ",".join(learning) if len(learning) > 1 else None
     documents, refused = [], []
     for model in dict.fromkeys(models):
         of_model = []
         for name in names:
             try:
-                of_model.append(document(model, name, on=on, **sizes))
+                of_model.append(document(model, name, on=on, side_by_side=side_by_side, **sizes))
                 if name == names[0]:  # the others have the same modules, and a program is laid out for one
                     of_model[-1]["views"] = pictures({"model": model, "procedure": name, "on": on, **sizes})
             except InputError as error:

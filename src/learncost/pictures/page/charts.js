@@ -71,8 +71,15 @@ function plainName(name) {
   return (name ?? "").replaceAll("_", " ");
 }
 
+const roomWidths = new Map();
+
+/** How wide a place is. Every place of a section is as wide as the others, but beside a panel: it is measured once for
+ * each width of the window, as to measure is to lay out the page. */
 function widthOf(place, least = 280) {
-  return Math.max(least, place.clientWidth || 760);
+  const room = place.closest("section")?.id,
+    key = `${room} ${place.closest(".with-panel") !== null} ${innerWidth} ${matchMedia("print").matches}`;
+  if (!room || !roomWidths.get(key)) roomWidths.set(key, place.clientWidth);
+  return Math.max(least, roomWidths.get(key) || 760);
 }
 
 /** Data of other procedures of the same model, which a document for one of them may have and another not. */

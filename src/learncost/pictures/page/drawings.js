@@ -189,6 +189,11 @@ function drawLanes(chart, place) {
   ];
 }
 
+/** A table with a head, in a box that is moved sideways where it is wider than the page. */
+function tableBox(kind, heads, body) {
+  return element("div", { class: "scroll", tabindex: 0 }, element("table", { class: kind }, element("thead", {}, element("tr", {}, ...heads)), body));
+}
+
 function drawTree(chart, place) {
   const whole = chart.rows[0]?.[2] ?? [],
     open = new Set([0]),
@@ -225,18 +230,12 @@ function drawTree(chart, place) {
       }),
     );
   draw();
-  return [
-    element(
-      "div",
-      { class: "scroll" },
-      element(
-        "table",
-        { class: "tree" },
-        element("thead", {}, element("tr", {}, element("th", {}, "module"), ...columns.map(([name]) => element("th", { class: "number" }, name)), element("th", { colspan: 2 }, `share of ${chart.columns[0][0]}`))),
-        body,
-      ),
-    ),
+  const heads = [
+    element("th", {}, "module"),
+    ...columns.map(([name]) => element("th", { class: "number" }, name)),
+    element("th", { colspan: 2 }, `share of ${chart.columns[0][0]}`),
   ];
+  return [tableBox("tree", heads, body)];
 }
 
 function drawLines(chart) {
@@ -271,16 +270,6 @@ function drawRows(chart, place, pick) {
       }),
     ),
   );
-  return [
-    element(
-      "div",
-      { class: "scroll" },
-      element(
-        "table",
-        { class: "table" },
-        element("thead", {}, element("tr", {}, ...chart.columns.map(([name, unit]) => element("th", { class: unit ? "number" : null }, name)))),
-        element("tbody", {}, ...body),
-      ),
-    ),
-  ];
+  const heads = chart.columns.map(([name, unit]) => element("th", { class: unit ? "number" : null }, name));
+  return [tableBox("table", heads, element("tbody", {}, ...body))];
 }

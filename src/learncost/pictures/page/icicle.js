@@ -28,11 +28,12 @@ function element(name, attributes = {}, ...inner) {
 
 const widths = new Map();
 const measuring = document.createElement("canvas").getContext("2d");
+const family = getComputedStyle(document.body).fontFamily;
 
 function textWidth(text, size = 13, weight = 400) {
   const key = `${weight} ${size} ${text}`;
   if (!widths.has(key)) {
-    measuring.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
+    measuring.font = `${weight} ${size}px ${family}`;
     widths.set(key, measuring.measureText(text).width);
   }
   return widths.get(key);
@@ -80,7 +81,7 @@ function label(node, room, height, root, quantity) {
 }
 
 function drawIcicle(place, root, quantity, current, choose) {
-  const width = place.clientWidth || 760;
+  const width = widthOf(place);
   const turned = width < 560 && !matchMedia("print").matches;
   const height = turned ? 560 : 4 * ROW + 3;
   const boxes = cells(root, turned ? height : width);

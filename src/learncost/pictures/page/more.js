@@ -1,12 +1,13 @@
 // The sizes of the model and the step, each with a slider, and what else may be chosen.
 "use strict";
 
-/** The sizes of the model, each with a slider where counts stay the same polynomials, and what else may be chosen. */
+let moreFields = { key: null, refresh: [] };
+
+/** The sizes of the model, each with a slider where counts stay the same polynomials, and what else may be chosen. They
+ * are made once for a model and its settings: who drags a slider, or types, holds it while the numbers change. */
 function drawMore() {
   const { step } = page,
     place = document.getElementById("more");
-  const isOpen = place.querySelector("details")?.open ?? false;
-  const focused = document.activeElement?.dataset?.more;
   const run = ["batch_size", "seq_len", "target_len", "context"],
     first = (size) => (run.includes(size.name) ? 0 : 1);
   const sizes = step.sizes
@@ -14,10 +15,14 @@ function drawMore() {
     .sort((left, right) => first(left) - first(right));
   const inSentence = ["model", "procedure", "on", "context", ...sizeKeys(step), "seq_len", "target_len", "batch_size"];
   const flags = (GIVEN.fields?.flags ?? []).filter((flag) => !inSentence.includes(flag.name));
-  const fields = element("div", { class: "fields" });
+  const key = JSON.stringify([caseName(step, "model"), sizes.map((size) => [size.name, size.changes]), flags.map((flag) => [flag.name, page.state[flag.name]])]);
+  if (key === moreFields.key) return moreFields.refresh.forEach((refresh) => refresh());
+  const isOpen = place.querySelector("details")?.open ?? false,
+    focused = document.activeElement?.dataset?.more,
+    fields = element("div", { class: "fields", onchange: () => (moreFields.key = null) }); // what is refused goes back
+  moreFields = { key, refresh: [] };
   const fill = () => {
-    if (inside.open && !fields.childElementCount)
-      fields.append(...sizes.map((size) => sliderField(size, page.view)), ...flags.map(otherField));
+    if (inside.open && !fields.childElementCount) fields.append(...sizes.map(({ name }) => sliderField(name)), ...flags.map(otherField));
   };
   const inside = element(
     "details",
@@ -31,49 +36,49 @@ function drawMore() {
   if (focused) place.querySelector(`[data-more="${focused}"]`)?.focus({ preventScroll: true });
 }
 
-function sliderField(size, view) {
-  const now = view.names[size.name],
-    id = `size-${size.name}`;
+/** A size as a field, with a slider where counts stay the same polynomials; it shows what holds now. */
+function sliderField(name) {
+  const sizeNow = () => page.step.sizes.find((size) => size.name === name),
+    size = sizeNow(),
+    id = `size-${name}`;
+  let steps = [];
   const input = element("input", {
     type: "text",
     inputmode: "numeric",
     id,
-    "data-more": size.name,
-    value: grouped(now),
+    "data-more": name,
     title: size.meaning || null,
-    onchange: (event) => choose({ [size.name]: event.target.value.replace(/[,\s]/g, "") || null }),
+    onchange: (event) => choose({ [name]: event.target.value.replace(/[,\s]/g, "") || null }),
   });
-  const most = size.most === null || size.most === undefined ? null : value(size.most, view.names);
-  const steps = stepsOf(size, most > 0n ? most : null);
-  const at = steps.reduce((best, step, index) => (step <= now ? index : best), 0);
+  const slide = (event) => choose({ [name]: String(steps[event.target.value]) }, event.type === "input");
   const slider = size.changes
     ? element("input", {
         type: "range",
         min: 0,
-        max: steps.length - 1,
         step: 1,
-        value: at,
-        "data-more": `${size.name}-slider`,
-        "aria-label": `${size.name}, ${size.meaning || "a size"}`,
-        "aria-valuetext": grouped(now),
-        oninput: (event) => {
-          input.value = grouped(steps[event.target.value]);
-          choose({ [size.name]: String(steps[event.target.value]) }, true);
-        },
+        "data-more": `${name}-slider`,
+        "aria-label": `${name}, ${size.meaning || "a size"}`,
+        oninput: slide,
+        onchange: slide,
       })
     : null;
-  const follows =
-    size.rule !== null && size.rule !== undefined && page.state[size.name] === undefined
-      ? element("span", { class: "follows" }, `follows: ${said(size.rule)}`)
-      : null;
-  return element(
-    "div",
-    { class: "field" },
-    element("label", { for: id }, size.name.replaceAll("_", " ")),
-    input,
-    slider,
-    follows,
-  );
+  const follows = element("span", { class: "follows" });
+  const refresh = () => {
+    const { rule, most } = sizeNow(),
+      now = page.view.names[name],
+      limit = most === null || most === undefined ? null : value(most, page.view.names);
+    input.value = grouped(now);
+    follows.textContent = rule !== null && rule !== undefined && page.state[name] === undefined ? `follows: ${said(rule)}` : "";
+    if (!slider) return;
+    slider.setAttribute("aria-valuetext", grouped(now));
+    if (slider.matches(":active")) return; // who drags it says where it stands
+    steps = stepsOf(sizeNow(), limit > 0n ? limit : null);
+    slider.max = steps.length - 1;
+    slider.value = steps.reduce((best, step, index) => (step <= now ? index : best), 0);
+  };
+  refresh();
+  moreFields.refresh.push(refresh);
+  return element("div", { class: "field" }, element("label", { for: id }, name.replaceAll("_", " ")), input, slider, follows);
 }
 
 /** Where a slider can stand: powers of two, their halves between, and the document's own value. */

@@ -100,17 +100,27 @@ function render(all = false) {
 
 let later = null;
 
+const unseen = new Set(); // sections that are not in view, which are drawn a moment later
+const inView =
+  "IntersectionObserver" in window
+    ? new IntersectionObserver(
+        (entries) => entries.forEach(({ target, isIntersecting }) => unseen[isIntersecting ? "delete" : "add"](target.id)),
+        { rootMargin: "200px" },
+      )
+    : null;
+
 /** Draw what is seen now, and the rest when nothing has changed for a moment. */
 function drawSections(all = false) {
   const place = document.getElementById("sections");
   clearTimeout(later);
-  const rects = SECTIONS.map(({ id }) => document.getElementById(id)?.getBoundingClientRect());
   let left = false;
-  SECTIONS.forEach((section, at) => {
+  SECTIONS.forEach((section) => {
     let block = document.getElementById(section.id);
-    if (!block) place.append((block = element("section", { id: section.id, "aria-label": section.word })));
-    const visible = all || !section.drawn || (rects[at] && rects[at].bottom > -200 && rects[at].top < innerHeight + 200);
-    if (!visible) return (left = true);
+    if (!block) {
+      place.append((block = element("section", { id: section.id, "aria-label": section.word })));
+      inView?.observe(block);
+    }
+    if (!all && section.drawn && unseen.has(section.id)) return (left = true);
     const rests = section.rests ? JSON.stringify([section.rests(), innerWidth, matchMedia("print").matches]) : null;
     if (rests !== null && section.drawn?.rests === rests && section.drawn.step === page.step) return;
     block.classList.toggle("hidden", section.draw(block) === false);

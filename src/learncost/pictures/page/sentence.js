@@ -17,20 +17,36 @@ function titleOf(procedure) {
   ).split(":")[0];
 }
 
+const keptFields = new Map();
+
+/** A field of the sentence, made anew only where something else would be in it, or something was chosen in it: who types
+ * keeps what is typed while numbers change. */
+function kept(name, inside, make) {
+  const key = JSON.stringify(inside),
+    before = keptFields.get(name);
+  if (before?.key === key) return before.field;
+  const field = make();
+  field.addEventListener("change", () => keptFields.delete(name));
+  keptFields.set(name, { key, field });
+  return field;
+}
+
 /** A choice among several; where there is one, its name. */
 function chooser(key, name, current, titles = (option) => option) {
   const options = optionsOf(key);
   if (options.length < 2) return element("b", {}, titles(current));
   if (GIVEN.api && key === "model") return modelPicker(current, options, name);
   if (!options.includes(current)) options.unshift(current);
-  return element(
-    "select",
-    {
-      "aria-label": name,
-      "data-control": key,
-      onchange: (event) => choose({ [key]: event.target.value, at: page.state.at }),
-    },
-    ...options.map((option) => element("option", { value: option, selected: option === current }, titles(option))),
+  return kept(key, [current, options], () =>
+    element(
+      "select",
+      {
+        "aria-label": name,
+        "data-control": key,
+        onchange: (event) => choose({ [key]: event.target.value, at: page.state.at }),
+      },
+      ...options.map((option) => element("option", { value: option, selected: option === current }, titles(option))),
+    ),
   );
 }
 
@@ -38,7 +54,7 @@ let modelList = null;
 
 function modelPicker(current, options, name) {
   modelList ??= element("datalist", { id: "models" }, ...options.map((option) => element("option", { value: option })));
-  const input = element("input", {
+  const input = kept("model", current, () => element("input", {
     type: "text",
     value: current,
     list: "models",
@@ -49,7 +65,7 @@ function modelPicker(current, options, name) {
     autocomplete: "off",
     onfocus: (event) => event.target.select(),
     onchange: (event) => event.target.value.trim() && choose({ model: event.target.value.trim(), at: null }),
-  });
+  }));
   return element("span", {}, input, modelList);
 }
 
@@ -58,7 +74,7 @@ function sizeField(name, label) {
   const size = page.step.sizes.find((candidate) => candidate.name === name),
     now = grouped(page.view.names[name]);
   if (!size.changes && !GIVEN.api) return element("b", {}, now);
-  return element("input", {
+  return kept(name, now, () => element("input", {
     type: "text",
     inputmode: "numeric",
     value: now,
@@ -69,7 +85,7 @@ function sizeField(name, label) {
     onfocus: (event) => event.target.select(),
     onchange: (event) => choose({ [name]: event.target.value.replace(/[,\s]/g, "") || null }),
     onkeydown: (event) => stepField(event, name),
-  });
+  }));
 }
 
 /** Arrow keys go up and down by the next round number. */
@@ -166,12 +182,12 @@ function deviceField(said) {
   const options = (choicesOf("on") ?? []).map((choice) => choice.name);
   if (!options.length) return element("b", {}, said.device);
   const current = page.state.on === "none" ? "" : (said.device ?? page.state.on ?? "");
-  return element(
+  return kept("on", [current, said.device], () => element(
     "select",
     { "aria-label": "Device", "data-control": "on", onchange: (event) => choose({ on: event.target.value || "none" }) },
     element("option", { value: "" }, said.device ? "no device" : "no device yet"),
     ...options.map((option) => element("option", { value: option, selected: option === current }, option)),
-  );
+  ));
 }
 
 /** The exact numbers, and what they count. */

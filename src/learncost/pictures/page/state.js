@@ -115,12 +115,14 @@ function chosenSizes(step, state) {
   return chosen;
 }
 
-let waiting = null;
+let waiting = null,
+  underWay = false;
 
-/** Ask a moment later, once for many changes: what the polynomials answer is shown already. */
+/** Ask a moment later, once for many changes: what the polynomials answer is shown already. While a question is under
+ * way no other is asked: its answer is drawn, and what was chosen last is asked then. */
 function soon(state) {
   clearTimeout(waiting);
-  waiting = setTimeout(() => ask(state), 60);
+  waiting = setTimeout(() => underWay || ask(state), 60);
 }
 
 /** What a state asks the server for. */
@@ -149,11 +151,14 @@ async function ask(state, isEntry = false) {
     key = queryKey(state, ofViews()),
     query = queryOf(state);
   document.body.classList.add("asking");
+  underWay = true;
   try {
     const answer = await fetch(`${GIVEN.api}?${query}`, page.config ? { method: "POST", body: page.config } : {});
     const content = await answer.json();
     if (number !== questions) return;
+    underWay = false;
     page.answered = key;
+    if (!answer.ok && key !== queryKey(page.state, ofViews())) return render(); // something else is chosen by now
     if (!answer.ok) {
       Object.assign(page, page.good);
       page.answered = queryKey(page.state, ofViews());
@@ -170,7 +175,10 @@ async function ask(state, isEntry = false) {
   } catch (error) {
     if (number === questions) problem(`The server does not answer: ${error.message}`);
   } finally {
-    if (number === questions) document.body.classList.remove("asking");
+    if (number === questions) {
+      underWay = false;
+      document.body.classList.remove("asking");
+    }
   }
 }
 

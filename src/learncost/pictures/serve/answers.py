@@ -18,7 +18,7 @@ from learncost.pictures.serve.replies import API, JSON, NONCE, Answer, Pairs, re
 from learncost.pictures.trace import trace
 from learncost.pictures.views import VIEWS
 
-_OF_MEMORY = {flag.name for flag in flags_of(document)} - {flag.name for flag in flags_of(cost)}
+_OF_DOCUMENT = {flag.name for flag in flags_of(document)} - {flag.name for flag in flags_of(cost)}
 
 FIRST: Mapping[str, str] = {"model": "gpt2", "on": "NVIDIA A100 SXM 40GB"}
 """What the first view is of."""
@@ -48,9 +48,11 @@ def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
         if route == "view":
             name, rest = _named("view", VIEWS, pairs)
             view, keywords = VIEWS[name], arguments(rest, config)
+            taken = {flag.name for flag in flags_of(view.question)}
+            keywords = {key: given for key, given in keywords.items() if key in taken or key not in _OF_DOCUMENT}
             return Answer(200, JSON, as_json(view.question(**view.taken(keywords)).to_dict()).encode())
         form, rest = _named("as", EXPORTS, pairs)
-        keywords = {name: value for name, value in _arguments(rest, config).items() if name not in _OF_MEMORY}
+        keywords = {name: value for name, value in _arguments(rest, config).items() if name not in _OF_DOCUMENT}
         kind, make = EXPORTS[form]
         return Answer(200, kind, make(keywords), f"learncost.{form}")
     except InputError as error:

@@ -78,6 +78,7 @@ def choices() -> Mapping[str, Any]:
     return {
         "model": models + generic,
         "procedure": [{"name": procedure.name, "title": procedure.title} for procedure in procedures.values()],
+        "side_by_side": [{"name": procedure.name, "title": procedure.title} for procedure in LEARNING.values()],
         "price_book": [{"name": book.name, "title": book.title} for book in every().values()],
         "on": [
             {"name": device.name, "title": device.source, "also": list(device.names)} for device in devices().values()

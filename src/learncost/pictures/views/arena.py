@@ -25,10 +25,26 @@ def arena(model: Any, **sizes: Any) -> Picture:
     InputError
         As for `lc.memory`, and for a step that is too large.
     """
+    return _laid(model, sizes)
+
+
+SMALL = 64 * 2**20
+"""Bytes of a step that a report lays out for a microcontroller: what the largest have with memory beside them."""
+
+
+def small_arena(model: Any, **sizes: Any) -> Picture:
+    """The same of a step that a microcontroller may hold. Raises `InputError` for others, too."""
+    return _laid(model, sizes, SMALL)
+
+
+def _laid(model: Any, sizes: dict[str, Any], most: int | None = None) -> Picture:
+    """The picture of a step that takes at most so many bytes as the table says."""
     table = memory(model, **sizes, engine=TABLE)
     assert isinstance(table, Memory)
     if why := too_large(table):
         raise InputError(why)
+    if most is not None and table.peak > most:
+        raise InputError(f"the step takes {size_of(table.peak)}, more than {size_of(most)}")
     answer = memory(model, **sizes, engine=ENGINE)
     assert isinstance(answer, Memory)
     laid = answer.arena
@@ -65,16 +81,3 @@ def arena(model: Any, **sizes: Any) -> Picture:
         "Choose a smaller model by its sizes above, or another plan, to see what a microcontroller takes.",
     )
     return Picture(title, lead, charts, notes, command_of(("memory",), model, {**sizes, "engine": ENGINE}))
-
-
-SMALL = 64 * 2**20
-"""Bytes of a step that a report lays out for a microcontroller: what the largest have with memory beside them."""
-
-
-def small_arena(model: Any, **arguments: Any) -> Picture:
-    """The same of a step that a microcontroller may hold. Raises `InputError` for others, too."""
-    table = memory(model, **arguments, engine=TABLE)
-    assert isinstance(table, Memory)
-    if table.peak > SMALL:
-        raise InputError(f"the step takes {size_of(table.peak)}, more than {size_of(SMALL)}")
-    return arena(model, **arguments)

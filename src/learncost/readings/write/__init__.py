@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from html import escape
 
 from learncost.equation.count import Count
 from learncost.equation.table import Line, Repeat, Table
@@ -22,6 +23,7 @@ __all__ = [
     "in_symbols",
     "latex",
     "mathml",
+    "mathml_grid",
     "mathml_inner",
     "one_width",
     "plain",
@@ -80,6 +82,17 @@ def size(axis: str) -> Count:
 def mathml_inner(count: Count) -> str:
     """A count in MathML without the `math` element around it, to stand in a larger formula."""
     return _mathml(node(count))
+
+
+def mathml_grid(rows: Iterable[tuple[str, str, Count]], notes: Iterable[str]) -> str:
+    """Counts in MathML below each other, each behind its name and what it counts; notes as paragraphs under them."""
+    lines = []
+    for name, unit, count in rows:
+        cells = f"<mtext>{escape(name)}</mtext>", f"<mtext>{escape(unit)}</mtext>", mathml_inner(count)
+        lines.append("<mtr>" + "".join(f'<mtd style="text-align: left">{cell}</mtd>' for cell in cells) + "</mtr>")
+    table = "\n".join(["<mtable>", *lines, "</mtable>"])
+    paragraphs = "".join(f"<p>{escape(note)}</p>\n" for note in notes)
+    return f"<div>\n{_wrapped(f'{chr(10)}{table}{chr(10)}', display=True)}\n{paragraphs}</div>"
 
 
 def breakable(count: Count) -> str:

@@ -120,9 +120,14 @@ def _is_float(kind: str) -> bool:
 
 
 def parse_inputs(texts: Iterable[str] | Mapping[str, Any]) -> tuple[Input, ...]:
-    """Inputs as lines say them, or by name what follows the colon. Raises `InputError`."""
-    lines = [f"{name}: {text}" for name, text in texts.items()] if isinstance(texts, Mapping) else texts
-    inputs = tuple(parse_input(line) for line in lines)
+    """Inputs as lines say them, or by name what follows the colon, or a value of another kind. Raises `InputError`."""
+    if isinstance(texts, Mapping):
+        inputs = tuple(
+            parse_input(f"{name}: {text}") if isinstance(text, str) else Input(name, value=text)
+            for name, text in texts.items()
+        )
+    else:
+        inputs = tuple(parse_input(line) for line in texts)
     names = [each.name for each in inputs]
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise InputError(f"the input {twice[0]} is said twice")
@@ -165,6 +170,13 @@ def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
         yield sizes
 
 
+def _are_texts(values: Iterable[Any]) -> bool:
+    """Whether inputs are said in words: texts, and beside them what is no tensor."""
+    every = tuple(values)
+    texts = any(isinstance(value, str) for value in every)
+    return texts and all(value is None or isinstance(value, str | bool | int | float) for value in every)
+
+
 def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input, ...] | Mapping[str, Any]:
     """What a caller says of a module's inputs: texts by name, or tensors by name or in the order of forward.
 
@@ -175,7 +187,7 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
     from learncost.models.imported.export import arguments
 
     parameters = inspect.signature(module.forward).parameters
-    if isinstance(said, Mapping) and said and all(isinstance(value, str) for value in said.values()):
+    if isinstance(said, Mapping) and _are_texts(said.values()):
         if symbols:
             raise InputError("texts say themselves which sizes stay open: leave `symbols` out")
         return parse_inputs(said)

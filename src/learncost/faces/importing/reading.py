@@ -53,7 +53,7 @@ def imported(wanted: Target, how: How) -> Remembered:
 def _read(wanted: Target, inputs: Sequence[Input], how: How) -> tuple[Remembered, set[Path]]:
     from learncost.faces.importing.build import built
     from learncost.faces.importing.user_file import watched
-    from learncost.models.imported.refusals import OnValuesError
+    from learncost.models.imported.refusals import NotExportedError, OnValuesError
     from learncost.models.imported.whole import table_of
 
     said: list[str] = []
@@ -68,11 +68,11 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How) -> tuple[Remembered
         ways |= {"say": said.append, "real": lambda: built(wanted, True, said.append).module}
         try:
             text, described = table_of(building.module, given, str(wanted), **ways)
-        except OnValuesError:
+        except (NotExportedError, OnValuesError):
             if wanted.name:
                 raise
             text, described = table_of(building.module.eval(), given, str(wanted), **ways)
-            said.append(f"{wanted} is read as in evaluation: in training it draws numbers to decide what it computes")
+            said.append(f"{wanted} is read as in evaluation: in training it does what PyTorch cannot export")
         if how.as_run:
             said.append("the table has the operations of one run, of these sizes and with the branches that it took")
     return Remembered(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(said)), files

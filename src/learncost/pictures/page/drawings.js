@@ -191,7 +191,7 @@ function drawLanes(chart, place) {
 
 /** A table with a head, in a box that is moved sideways where it is wider than the page. */
 function tableBox(kind, heads, body) {
-  return element("div", { class: "scroll", tabindex: 0 }, element("table", { class: kind }, element("thead", {}, element("tr", {}, ...heads)), body));
+  return scrollBox("table", element("table", { class: kind }, element("thead", {}, element("tr", {}, ...heads)), body));
 }
 
 function drawTree(chart, place) {

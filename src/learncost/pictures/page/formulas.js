@@ -64,7 +64,7 @@ section("formulas", "formulas", (place) => {
 });
 
 function formulaLine(view, line, quantity) {
-  const equation = element("div", { class: "scroll" }),
+  const equation = scrollBox("formula"),
     count = element("div", { class: "scroll count" }),
     formula = line.formulas?.[quantity];
   equation.innerHTML = mathOf(view.step, line.mathml);

@@ -26,6 +26,11 @@ function element(name, attributes = {}, ...inner) {
   return node;
 }
 
+/** A box that is moved sideways where what is in it is wider, by keys too. */
+function scrollBox(name, ...inner) {
+  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": name }, ...inner);
+}
+
 const widths = new Map();
 const measuring = document.createElement("canvas").getContext("2d");
 const family = getComputedStyle(document.body).fontFamily;

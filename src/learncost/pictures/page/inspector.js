@@ -43,7 +43,7 @@ function chain(view, line, quantity) {
   const counted = QUANTITIES[quantity].exact ? quantity : "flops";
   const formula = line.formulas?.[counted];
   if (formula) {
-    const why = element("div", { class: "scroll" });
+    const why = scrollBox("formula");
     why.innerHTML = mathOf(view.step, formula.mathml);
     add(
       counted === quantity ? "why" : counted === "flops" ? "FLOPs" : counted,
@@ -64,7 +64,7 @@ function chain(view, line, quantity) {
       }[line.bound] ?? line.bound,
     );
   if (line.mathml !== undefined) {
-    const equation = element("div", { class: "scroll" });
+    const equation = scrollBox("formula");
     equation.innerHTML = mathOf(view.step, line.mathml);
     add(line.equation ? `(${line.equation})` : "line", equation);
   }

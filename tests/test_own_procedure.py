@@ -46,6 +46,12 @@ def test_with_the_weights_for_matrices_and_one_block_it_is_bp():
         ("schedule = 3", "schedule is a list of texts"),
         ("schedule", "is no file with a procedure"),
         ('schedule = ["forward", "backward, stopped at home, update"]', "home"),
+        ('schedule = ["forward", "backward, update by tangents"]', "cannot have backward and update by tangents"),
+        ('schedule = ["forward", "backward, groups of 2, update"]', "has groups of NUMBER, which needs loss at blocks"),
+        (
+            'schedule = ["forward, tangents along linears", "backward, update"]',
+            "needs update by tangents or given SIGNAL",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, text, message):
@@ -54,6 +60,27 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, text, message):
     with pytest.raises(lc.InputError, match=message) as refusal:
         lc.cost("gpt2", str(path), seq_len=8)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["sign-concordant", "local-feedback"])
+def test_a_way_of_a_paper_is_one_file(name):
+    """Liao et al. 2016, uSF, and local losses with feedback alignment inside of a block: no code, and bp's cost."""
+    file = f"examples/procedures/{name}.toml"
+    model = build(small("gpt2"))
+    table = step(model, file, "adamw")
+    sizes = small_sizes(table)
+    arrays = sound_arrays(table, sizes)
+    assert tally(name, table, arrays, sizes).passed
+    # Where the weights are their signs, or what is read is the weights, it is the procedure that it changes.
+    plain = step(model, "bp" if name == "sign-concordant" else "local")
+    given = {key: arrays[key] for key in arrays if key in (*plain.inputs, *plain.weights)}
+    given |= {key: np.sign(given[key]) for key in model.table.weights if name == "sign-concordant"}
+    own = step(model, file)
+    read = {key: given[own.values[key].of] for key in own.inputs if key.endswith(".F")}
+    expected = values_of(plain, given, sizes)
+    found = values_of(own, {**given, **read}, sizes)
+    assert bool(read) == (name == "local-feedback")
+    assert all(np.array_equal(found[f"d{key}"], expected[f"d{key}"]) for key in model.table.weights)
 
 
 def test_a_file_that_is_not_there_is_refused():

@@ -120,7 +120,7 @@ def verify(
         report = compute(model, procedure)
         return report if every or len(report.checks) <= FEW else replace(report, summed=True)
     if engine is None and (settings or sizes):
-        raise InputError(f"--{next(iter((*settings, *sizes))).replace('_', '-')} is for --engine torch or jax")
+        raise InputError(f"--{next(iter((*sizes, *settings))).replace('_', '-')} is for --engine torch or jax")
     if engine == "c99":
         from learncost.derivations.verified_c99 import verify_c99
 

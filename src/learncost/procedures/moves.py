@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 
 from learncost.equation.errors import InputError
 
@@ -41,6 +42,47 @@ MOVES: Mapping[str, str] = {
     "update by both sides": "weight_update",
 }
 """What a schedule may say, in capitals what is named there, and the macro-operation that it is a pass of."""
+
+
+_BACK = {"forward", "backward", "backward reading NAME for weights", "update"}
+_FOLLOWED, _PROJECTED = "NAME follows weights", "projected to NUMBER"
+_CUT = {*_BACK, "forward again", "stopped at PLACE", "given SIGNAL at PLACE"}
+_LOCAL = {*_BACK, "loss at blocks by HEAD", "groups of NUMBER"}
+
+TOGETHER: tuple[frozenset[str], ...] = tuple(
+    map(
+        frozenset,
+        (
+            *({*moves, last} for moves in (_CUT, _LOCAL) for last in (_FOLLOWED, _PROJECTED)),
+            {"forward", "forward again", "backward", "update of PART", "update of blocks by turns"},
+            {"forward in two streams", "forward again from outputs", "backward", "update", _PROJECTED},
+            {"forward", "tangents along PLACE", "update by tangents"},
+            {"forward", "tangents along PLACE", "backward", "given SIGNAL at PLACE", "update"},
+            {"forward at plus", "forward at minus", "times NUMBER", "update by both sides"},
+        ),
+    )
+)
+"""The moves that one schedule may have together: what none of these has would be passed over."""
+
+
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "groups of NUMBER": ("loss at blocks by HEAD",),
+    "NAME follows weights": ("backward reading NAME for weights",),
+    "tangents along PLACE": ("update by tangents", "given SIGNAL at PLACE"),
+    "times NUMBER": ("forward at plus",),
+    "forward again from outputs": ("forward in two streams",),
+}
+"""The moves that say nothing without another one, or one of some."""
+
+
+def fault(forms: Collection[str]) -> str:
+    """What is wrong with the moves of a schedule together; empty where nothing is."""
+    if not any(together.issuperset(forms) for together in TOGETHER):
+        pairs = combinations(dict.fromkeys(forms), 2)
+        wrong = next((pair for pair in pairs if not any(each.issuperset(pair) for each in TOGETHER)), forms)
+        return f"cannot have {' and '.join(wrong)}"
+    lonely = next((form for form in forms if not set(NEEDS.get(form, forms)) & set(forms)), "")
+    return f"has {lonely}, which needs {' or '.join(NEEDS[lonely])}" if lonely else ""
 
 
 @dataclass(frozen=True)

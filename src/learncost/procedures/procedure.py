@@ -15,7 +15,7 @@ from learncost.equation.table import Table, walk
 from learncost.layers.cuts import NONE
 from learncost.layers.derive import derive
 from learncost.models.model import Model, Structure
-from learncost.procedures.moves import MOVES, Move, move
+from learncost.procedures.moves import MOVES, Move, fault, move
 from learncost.procedures.optimizer import optimizer, with_optimizer
 
 if TYPE_CHECKING:
@@ -216,9 +216,11 @@ def _read(path: str, text: str) -> Procedure:
     if not row.get("schedule"):
         raise InputError(f"{path} needs a schedule, such as {json_of(LEARNING['bp'].schedule)}")
     read = Procedure(path, **{"title": path, "source": path, **row})
-    forms = {move_of.form for move_of in read.all_moves}  # refuses a move that nobody knows
+    forms = [move_of.form for move_of in read.all_moves]  # refuses a move that nobody knows
     if not read.learns or "update by differences" in forms:
         raise InputError(f"{path}: a schedule of one's own ends in update, update by tangents or by both sides")
+    if wrong := fault(forms):
+        raise InputError(f"{path}: its schedule {wrong}")
     return read
 
 
@@ -315,6 +317,10 @@ def step(
         from learncost.procedures.local_losses import by_local_losses
 
         table, gradients = by_local_losses(model, chosen)
+        if reading := chosen.moves.get("backward reading NAME for weights"):
+            from learncost.procedures.feedback import with_feedback
+
+            table = with_feedback(table, reading, chosen.lines)
     elif "update by tangents" in chosen.moves:
         from learncost.procedures.forward_gradients import by_tangents
 

@@ -79,7 +79,10 @@ class _Loop:
         for name in line.shared:
             inner.layouts[name] = scope.layout(name)
             self._take(name, scope.axes[name], scope.value(name).text)
-        inner.like = self.sources[0].text if self.sources else scope.like
+        # What comes as a parameter is there to the end; what was unpacked goes when nothing reads it any more.
+        unpacked = {self.names.of(name) for statement in opened for name in statement.makes}
+        lasting = [source.text for source in self.sources if source.text not in unpacked]
+        inner.like = next(iter((*lasting, *(source.text for source in self.sources), scope.like)))
         inner.statements = [*opened]
         handed = {carry.end for carry in line.carry} | {stacked for stacked, _ in line.keep}
         read, scope.read = scope.read, []

@@ -203,3 +203,9 @@ def test_a_layers_lines_are_explained():
     ):
         with pytest.raises(lc.InputError, match=message):
             lc.explain(layer, procedure=name)
+
+
+def test_what_a_turn_reads_types_of_is_there_to_its_end():
+    """A backward turn that is handed kept values alone, of which one goes before another is scattered."""
+    answer = lc.memory(small("deepseek_v2"), procedure="forward-gradient-activities", seq_len=6, engine="numpy")
+    assert answer.peak > 0

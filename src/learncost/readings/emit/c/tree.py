@@ -259,7 +259,10 @@ def walk(*parts: object) -> Iterator[Tree]:
     waiting = [*reversed(parts)]
     while waiting:
         part = waiting.pop()
-        if isinstance(part, Tree):
+        if isinstance(part, Element):  # how long its first axis is, no offset says
+            yield part
+            waiting += (part.operands, part.extents[1:], part.array)
+        elif isinstance(part, Tree):
             yield part
             waiting += reversed(vars(part).values())
         elif isinstance(part, tuple):

@@ -143,7 +143,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         "benchmarks/digest.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="keep today's numbers")
+    parser.add_argument(
+        "--write", action="store_true", help="keep today's numbers; those of --presets among the others"
+    )
     parser.add_argument("--answers", type=Path, help="a folder for every answer")
     parser.add_argument("--against", type=Path, help="a folder of answers to compare with")
     parser.add_argument("--presets", default="", help="with commas between; all of them and all layers by default")
@@ -175,7 +177,9 @@ def main() -> int:
                     print(line.replace("\t", "  "), f"    before: {before}", sep="\n")
     print(f"{asked:,} questions, {len(digest):,} lines, {differing:,} differ", file=sys.stderr)
     if given.write:
-        KEPT.write_text("\n".join(digest) + "\n")
+        renewed = dict(line.split("\t", 1) for line in digest)
+        every = {**kept, **renewed} if given.presets else renewed
+        KEPT.write_text("".join(f"{name}\t{answer_line}\n" for name, answer_line in every.items()))
     return int(bool(differing))
 
 

@@ -5,6 +5,7 @@ programs, on PyTorch, in place wherever kernels can be compiled, and on JAX. The
 after the fifth are the same to 1e-9. All families on all engines: pytest tests/test_five_steps.py -m "slow or not slow"
 """
 
+from copy import deepcopy
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,7 @@ import learncost as lc
 import test_decoder_values as decoders
 import test_encoder_values as encoders
 import test_families_experts as experts
+import test_scans_and_chunks as scans
 from decoder_places import places_of
 from encoder_places import PLACES
 from foreign_models import float64, numpy_of, shaken
@@ -65,6 +67,10 @@ MODELS = {
     "gemma3_text": ("Gemma3ForCausalLM", decoders.MODELS["gemma3_text"][0]),
     "mpt": ("MptForCausalLM", decoders.MODELS["mpt"][0]),
     **{name: (f"{experts.PREFIX[kind_of(name)]}{LM}", experts.tiny(name)[0]) for name in experts.MODELS},
+    "mamba": ("MambaForCausalLM", scans.MODELS["mamba"]),
+    "mamba2": ("Mamba2ForCausalLM", scans.MODELS["mamba2"]),
+    "rwkv": ("RwkvForCausalLM", scans.MODELS["rwkv"]),
+    "llama4_text": ("Llama4ForCausalLM", scans.MODELS["llama4_text"]),
 }
 ENGINES = ("table", "numpy", "torch", "jax")
 
@@ -123,6 +129,9 @@ def seen(family, model, module, values):
     parameters = dict(module.named_parameters(remove_duplicate=False))  # a tied one goes by both names
     if kind in experts.PREFIX:
         found = experts.places_of(values, table, module, experts.MODELS[family][1])
+    elif kind in scans.PLACES:
+        places = scans.places_of(family, model, module)
+        found = {name: ([parameters[at] for at in names], *how) for name, (names, *how) in places.items()}
     elif kind in PLACES or kind == "gpt2":
         places = PLACES[kind](values["architectures"][0]) if kind in PLACES else gpt_places("gpt2", 3)
         found = {}
@@ -154,7 +163,7 @@ def seen(family, model, module, values):
 def trained(family, optimizer):
     """Five steps at transformers: our configuration, weights before and after, batches, the loss before every step."""
     architecture, keys = MODELS[family]
-    values = {**keys, "model_type": kind_of(family), "architectures": [architecture]}
+    values = {**deepcopy(keys), "model_type": kind_of(family), "architectures": [architecture]}
     configuration = read(values)
     model = build(configuration)
     draw = np.random.default_rng(5)
@@ -164,6 +173,7 @@ def trained(family, optimizer):
         gelu = torch.nn.GELU(approximate="tanh")
         patch.setattr(transformers.models.bloom.modeling_bloom.BloomGelu, "forward", lambda _, given: gelu(given))
         module = module_of(values, architecture, "cpu")
+        module.config.use_cache = False  # RWKV has states there of another width than its keys
         shaken(module)  # but for buffers: what corrects DeepSeek-V3's choice of experts begins as zeros, here as there
         now = seen(family, model, module, values)
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -168,6 +168,22 @@ STACKS = {
 }  # fmt: skip
 
 
+def places_of(name, model, module):
+    """For every weight of ours: the names of their parameters, the view, and whether there is one for each turn."""
+    theirs = dict(module.named_parameters())
+    places = PLACES[name.partition(",")[0]](module.config) | {"head.W": ("lm_head.weight", turned)}
+    if "lm_head.weight" not in theirs:
+        places["head.W"] = "head.weight", turned
+    stacks = STACKS.get(name, {"": range(module.config.num_hidden_layers)})
+    found = {}
+    for weight in model.table.weights:
+        kind = next(kind for kind in stacks if weight.startswith(kind) or weight in places)
+        at, view = places[weight if weight in places else weight.removeprefix(kind)]
+        found[weight] = [at.format(turn) for turn in stacks[kind]] if "{}" in at else [at], view, "{}" in at
+    assert {at for names, *_ in found.values() for at in names} == set(theirs)
+    return found
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_every_gradient(name):
     model = build(read({"model_type": name.partition(",")[0], **MODELS[name]}))
@@ -177,27 +193,16 @@ def test_loss_and_every_gradient(name):
     loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens), use_cache=False).loss
     loss.backward()
     theirs = dict(module.named_parameters())
-    places = PLACES[name.partition(",")[0]](module.config) | {"head.W": ("lm_head.weight", turned)}
-    if "lm_head.weight" not in theirs:
-        places["head.W"] = "head.weight", turned
-    stacks = STACKS.get(name, {"": range(module.config.num_hidden_layers)})
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share}
     arrays |= made_inputs(model.configuration, {"M": LENGTH})
-    found, read_of = {}, set()
-    for weight in model.table.weights:
-        kind = next(kind for kind in stacks if weight.startswith(kind) or weight in places)
-        at, view = places[weight if weight in places else weight.removeprefix(kind)]
-        names = [at.format(turn) for turn in stacks[kind]] if "{}" in at else [at]
-        read_of.update(names)
-        found[weight] = names, view, "{}" in at
+    found = places_of(name, model, module)
 
     def ours(parameters, view, stacked):
         several = [view(numpy_of(value)) for value in parameters]
         return np.stack(several) if stacked else several[0]
 
-    assert read_of == set(theirs)
     arrays |= {weight: ours([theirs[at] for at in names], *how) for weight, (names, *how) in found.items()}
     chosen = {"t": model.sizes["t"]} if "topk" in str(model.table) else {}
     result = lc.run(model.table, {**arrays, **chosen, "dloss": np.array(1.0)})

@@ -11,10 +11,14 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from learncost.equation.errors import InputError
+
 SOURCES = {"fp32": ("float", "both", "memory"), "fp64": ("double", "both", "memory")}
 """Of each type the files beside this one that have its functions."""
 
 _NAME = re.compile(r"^static \w+ \**(\w+)\(", re.MULTILINE)
+
+_OF_A_NUMBER = re.compile(r"(?!product_)[a-z0-9]+_real")
 
 
 @cache
@@ -43,6 +47,16 @@ def functions(text: str, dtype: str) -> list[str]:
 
     add(called(text))
     return [texts[name] for name in order]
+
+
+def check_written(text: str, dtype: str) -> None:
+    """Refuse what calls a mathematical function that none of the files has: no library stands beside a program."""
+    missing = [name for name in called(text) if _OF_A_NUMBER.fullmatch(name) and name not in known(dtype)]
+    if missing:
+        raise InputError(
+            f"c99 has no {missing[0].removesuffix('_real')} of its own: write {missing[0]} into "
+            "src/learncost/readings/emit/c99/both.c; --backend c takes the one of the C library"
+        )
 
 
 def called(text: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from learncost.equation.table import Table
 from learncost.readings.emit.c.c99 import BASIS, C99, products
-from learncost.readings.emit.c99.functions import called, functions, known
+from learncost.readings.emit.c99.functions import called, check_written, functions, known
 from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, given, together
 from learncost.readings.emit.c99.steps import CODES, Steps
 from learncost.readings.emit.c99.values import initial, initializer
@@ -124,6 +124,7 @@ class _Writer:
         kernels = [function.text for function in self.kernels.functions]
         begin = self._begin()
         body = "\n".join((*tables, *kernels, *turns, *entries, *self._halves(), *begin))
+        check_written(body, self.dtype)
         used = functions(body, self.dtype)
         arenas = [
             f"static {_ARENA_TYPES[n]} {n}[{points}];" for n, points in together([*self.layouts.values()]).items()

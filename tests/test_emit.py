@@ -297,3 +297,10 @@ def test_the_command_writes_what_the_function_gives(tmp_path, capsys):
     assert path.read_text(encoding="utf-8") == lc.emit("norm", "torch")
     assert "Written by learncost" in lc.emit("norm", "torch")
     assert "learncost emit norm --backend torch" in lc.emit("norm", "torch")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["key_distances", "places"])
+def test_a_layer_of_constants_begins_with_a_number_of_the_library(name, backend):
+    table, sizes = shipped_layer(name).table, {"M": 4, "N": 3}
+    assert worst(execute(table, backend, {}, sizes), expected(table, {}, sizes))[1] == 0

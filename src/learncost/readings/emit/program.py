@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -141,6 +142,7 @@ class _Writer:
         self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
         self.scope.codes = _codes(table)
         self.scope.narrow = frozenset(name for name, value in table.known.items() if value.dtype)
+        self.made_first: list[Made] = []
         self.scope.like = self._like(paths)
         self.scope.weights_of = {
             paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights
@@ -188,14 +190,19 @@ class _Writer:
         return (f"the new state_{end}", weight) if weight else ("the new weights", value.of)
 
     def _like(self, paths: Mapping[str, str]) -> str:
-        """The array whose type all numbers have: the first weight, or the first input that is no index or condition."""
+        """The array whose type all numbers have: the first weight, or the first input that is no index or condition.
+
+        Where there is none, such as in a layer of constants, the program begins with a number of the library's type.
+        """
         conditions = condition_names(self.lowered.lines)
-        names = [
-            *self.table.weights,
-            *(n for n in self.table.inputs if n not in self.table.indices and n not in conditions),
-            *self.table.inputs,
-        ]
-        return paths.get(names[0]) or self.identifiers.of(names[0]) if names else ""
+        numbers = (n for n in self.table.inputs if n not in self.table.indices and n not in conditions)
+        for name in (*self.table.weights, *numbers):
+            return paths.get(name) or self.identifiers.of(name)
+        number = self.identifiers.of("number", "like")
+        device = f", device={self.identifiers.of(n)}.device" if (n := next(iter(self.table.inputs), "")) else ""
+        zero = f"{self.backend.module}.zeros((){device if self.backend.name == 'torch' else ''})"
+        self.made_first = [Made(f"{number} = {zero}")]
+        return number
 
     # The whole.
 
@@ -218,9 +225,10 @@ class _Writer:
             parameters.append(Parameter(MESH, MESH_TYPE))
         about = f"Returns {', '.join(self._says(tree) for tree in results)}."
         body = function.freed(scope, {*table.inputs, *table.weights})
-        self.turns.functions.append(
-            function.text(self.function, parameters, about, [*constants, *first, *places, *mask_lines], body)
-        )
+        begin = [*constants, *first, *places, *mask_lines]
+        if any(scope.like in re.findall(r"\w+", statement.text) for statement in (*begin, *body)):
+            begin = [*self.made_first, *begin]
+        self.turns.functions.append(function.text(self.function, parameters, about, begin, body))
         return Program(
             self._text(),
             self.function,

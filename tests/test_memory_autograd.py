@@ -218,3 +218,10 @@ def test_without_a_cache_queries_and_values_stay_views_of_one_product(monkeypatc
     monkeypatch.setattr(example_module, "batch_of", lambda *asked: {**batch_of(*asked), "use_cache": False})
     monkeypatch.setattr(example_module, "MODULE", "transformers-uncached")
     assert example_module.predicted(*case) == pytest.approx(most(lambda: example_module.train(*case)), rel=0.01)
+
+
+def test_a_read_in_another_shape_is_a_view() -> None:
+    """DeepSeek-V3's scores in groups of experts: torch's `view`."""
+    answer = lc.memory("deepseek-v3", num_hidden_layers=5, engine="autograd", seq_len=8)
+    assert not [array.name for array in answer.arrays if array.name.endswith(".grouped")]
+    assert [array.name for array in answer.arrays if array.name.endswith(".C.all")]

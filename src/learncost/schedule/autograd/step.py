@@ -293,8 +293,8 @@ class _Scope:
             return tensor
         index = next((read.at.name for read in reads if read.at.name), "")
         keeps = term.name not in self.weights  # torch.gather keeps what it reads, an embedding does not
-        if not index:
-            return tensor.slice(elements)
+        if not index:  # as many of them are the same ones in another shape
+            return tensor if elements == tensor.elements else tensor.slice(elements)
         places = self._found(index, values)
         if keeps and self.step.settings.module.attention == "disentangled":
             places = places.copied()  # clamped in every layer
@@ -504,7 +504,8 @@ class _Scope:
 def _pooled(line: Line) -> Term | None:
     """What a line takes the largest, or the mean, of in windows; None where it does not."""
     terms = [term for term in line.right if isinstance(term, Term)]
-    reduces = entry(line.word).kind == "reduction" if isinstance(line, Word) else isinstance(line, Product)
+    sums = isinstance(line, Product) and bool(line.sides.sums)
+    reduces = entry(line.word).kind == "reduction" if isinstance(line, Word) else sums
     return terms[0] if len(terms) == 1 and reduces and terms[0].beyond and len(line.left) == 1 else None
 
 

@@ -25,6 +25,9 @@ CONFIG = {
     "n_positions": 64,
 }
 
+SEEN = ("top", "memory", "time", "growth", "formulas")
+"""Places of the page at which a slider is dragged."""
+
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
@@ -134,6 +137,9 @@ def test_a_slider_of_the_largest_model_answers_at_once(opened: Watched) -> None:
 
     times = []
     for at in range(40):
+        if not at % 8:
+            page.evaluate("(id) => document.getElementById(id).scrollIntoView()", SEEN[at // 8])
+            page.wait_for_timeout(300)
         begun = worked()
         page.evaluate(
             """(size) => new Promise((done) => {
@@ -143,10 +149,12 @@ def test_a_slider_of_the_largest_model_answers_at_once(opened: Watched) -> None:
             1024 + 64 * at,
         )
         times.append(worked() - begun)
-    assert sorted(times)[37] < 0.2  # half of that on a quiet machine: neighbours share its caches
+    page.evaluate("scrollTo(0, 0)")
+    assert sorted(times)[37] < 0.1  # a third of that on a quiet machine: neighbours share its caches
     until(page, f"{lc.cost('llama-3.1-405b', seq_len=1024 + 64 * 39).total.flops:,} FLOPs")
     assert opened.requests == []
-    assert opened.errors == []
+    assert [error for error in opened.errors if "400" not in error] == []  # a program in C99 of it is refused
+    opened.errors.clear()
 
 
 def test_files_are_what_is_shown(opened: Watched) -> None:

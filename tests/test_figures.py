@@ -103,6 +103,16 @@ def test_numbers_beside_a_figure_are_not_written_over_what_is_there(
     assert (tmp_path / name).read_text() == '{"mine": 1}'
 
 
+@pytest.mark.parametrize("name", ["numbers.csv", "numbers.json", "a.json"])
+def test_a_path_after_data_is_told_where_numbers_go(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text("{}")
+    assert main(["figure", "procedures", "gpt2", "--data", name, "-o", "a.svg"]) == 2
+    assert f"--data takes no path, so {name} is none of the models" in capsys.readouterr().err
+
+
 def test_numbers_of_a_figure_are_written_again(tmp_path: Path) -> None:
     words = ["figure", "procedures", "gpt2", "--data", "-o", str(tmp_path / "a.svg"), "--seq-len"]
     assert [main([*words, length]) for length in ("32", "16")] == [0, 0]

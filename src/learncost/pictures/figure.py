@@ -12,7 +12,16 @@ from learncost.ledger.question import flags_typed, question
 from learncost.ledger.sheet import Sheet, Shown
 from learncost.models.wording import counted, shown
 from learncost.pictures.figures import FIGURES, module_of
-from learncost.pictures.figures.make import ENDINGS, check_data, needs_matplotlib, plotted, save, save_data, sentences
+from learncost.pictures.figures.make import (
+    ENDINGS,
+    check_data,
+    check_no_path,
+    needs_matplotlib,
+    plotted,
+    save,
+    save_data,
+    sentences,
+)
 from learncost.training.files import path_of
 
 
@@ -102,6 +111,7 @@ def figure(
     if wide not in (1, 2):
         raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
     if data:
+        check_no_path(models, path)
         check_data(path)
     needs_matplotlib()
     drawing = {"procedures": procedures, "engine": engine, "along": along, "against": against}

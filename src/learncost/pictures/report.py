@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.ledger.memory import Memory, memory
 from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
 from learncost.pictures.document import document
 from learncost.pictures.page import page
-from learncost.pictures.views import pictures
+from learncost.pictures.views import VIEWS, pictures
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.training.files import written
 
@@ -120,6 +123,7 @@ def report(
         for name in names:
             try:
                 of_model.append(document(model, name, on=on, side_by_side=side_by_side, **sizes))
+                _add_usual(of_model[-1], model, sizes)
                 if name == names[0]:  # the others have the same modules, and a program is laid out for one
                     of_model[-1]["views"] = pictures({"model": model, "procedure": name, "on": on, **sizes})
             except InputError as error:
@@ -139,3 +143,15 @@ def report(
             temporary.write_text(html, encoding="utf-8")
     procedures = tuple(dict.fromkeys(each["said"]["procedure"] for each in documents))
     return Report(html, path, tuple(dict.fromkeys(models)), procedures, tuple(refused))
+
+
+def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> None:
+    """Beside the memory of the table what the usual runner takes, as `learncost memory` tells it."""
+    if "usual" not in step["memory"]:
+        return
+    taken = {**VIEWS["runners"].taken(sizes), "procedure": step["said"]["procedure"]}
+    taken = {name: value for name, value in taken.items() if name not in ("on", "dtype", "engine")}
+    with suppress(InputError):
+        usual = memory(model, **taken | {"precision": step["said"]["dtype"]})
+        assert isinstance(usual, Memory)
+        step["memory"]["usual"] = {"engine": usual.engine, "peak": usual.peak, "module": usual.module}

@@ -119,6 +119,16 @@ def check_data(path: Path) -> None:
         raise InputError(f"{there} there already and no numbers of a figure: give -o another name, or leave --data out")
 
 
+def check_no_path(models: Sequence[object], path: Path) -> None:
+    """Refuse a path where --data takes none: it would be read as a model. Raises `InputError`."""
+    beside = _data_paths(path)
+    for model in models:
+        name = Path(model) if isinstance(model, str) else None
+        if name and (name.suffix == ".csv" or name in beside or (name.suffix == ".json" and not name.exists())):
+            written_to = " and ".join(other.name for other in beside)
+            raise InputError(f"--data takes no path, so {name} is none of the models: the numbers go to {written_to}")
+
+
 def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple[Path, Path]:
     """Write the numbers of a figure beside it: a table as .csv, everything as .json. Raises `InputError`."""
     rows = [row for each in data for row in each.rows()]

@@ -1,11 +1,19 @@
 // Formulas: every line of the step as an equation with what it costs, and what is printed wrong.
 "use strict";
 
-let formulasOpen = null;
+let formulasOpen = null,
+  formulasOf = { step: null, quantity: null, refresh: [] };
 
+/** Formulas are laid out once for a document: while its sizes change, only the numbers beside them do. */
 section("formulas", "formulas", (place) => {
   const { step, view } = page,
+    quantity = QUANTITIES[shownQuantity()].exact ? shownQuantity() : "flops",
     groups = new Map();
+  if (formulasOf.step === step && formulasOf.quantity === quantity) {
+    formulasOf.refresh.forEach((refresh) => refresh());
+    return formulasOf.refresh.length > 0;
+  }
+  formulasOf = { step, quantity, refresh: [] };
   for (const line of view.lines) {
     if (line.mathml === undefined) continue;
     const key = `${passName(line.macro)}: ${layerName(line, step.said.two_sided)}`;
@@ -14,22 +22,18 @@ section("formulas", "formulas", (place) => {
   }
   if (!groups.size) return false;
   place.classList.add("long");
-  const quantity = QUANTITIES[shownQuantity()].exact ? shownQuantity() : "flops";
   if (!groups.has(formulasOpen))
     formulasOpen = [...groups.keys()].find((key) => /attention/.test(key)) ?? [...groups.keys()][0];
   const inside = [...groups].map(([key, lines]) => {
-    const total = lines.reduce((all, line) => all + line.values[quantity], 0n);
-    const details = element(
-      "details",
-      {},
-      element(
-        "summary",
-        {},
-        `${key} · ${QUANTITIES[quantity].short(total)} ${quantity === "bytes" ? "" : QUANTITIES[quantity].title}`,
-      ),
-    );
+    const total = () => lines.reduce((all, { place }) => all + page.view.lines[place].values[quantity], 0n);
+    const summary = element("summary"),
+      details = element("details", {}, summary);
+    refreshed(() => {
+      const unit = quantity === "bytes" ? "" : QUANTITIES[quantity].title;
+      summary.textContent = `${key} · ${QUANTITIES[quantity].short(total())} ${unit}`;
+    });
     const fill = () =>
-      details.childElementCount === 1 && details.append(...lines.map((line) => formulaLine(view, line, quantity)));
+      details.childElementCount === 1 && details.append(...lines.map((line) => formulaLine(step, line, quantity)));
     details.addEventListener("toggle", () => details.open && fill());
     if (formulasOpen === key) {
       details.open = true;
@@ -46,9 +50,13 @@ section("formulas", "formulas", (place) => {
     ),
   );
   const letters = element("p", { class: "caption" });
-  letters.innerHTML = step.legend
-    .map((letter) => `${letter.mathml} = ${grouped(view.axes[letter.axis] ?? exact(letter.value))}`)
-    .join(", ");
+  step.legend.forEach((letter, at) => {
+    const name = element("span"),
+      now = element("span");
+    name.innerHTML = letter.mathml;
+    refreshed(() => (now.textContent = ` = ${grouped(page.view.axes[letter.axis] ?? exact(letter.value))}`));
+    letters.append(at ? ", " : "", name, now);
+  });
   const groupsPlace = element("div", { class: "formula-groups" }, ...inside);
   place.replaceChildren(
     ...heading(
@@ -63,18 +71,26 @@ section("formulas", "formulas", (place) => {
   );
 });
 
-function formulaLine(view, line, quantity) {
-  const equation = scrollBox("formula"),
+/** Do something now, and again when the sizes have changed. */
+function refreshed(act) {
+  act();
+  formulasOf.refresh.push(act);
+}
+
+function formulaLine(step, line, quantity) {
+  const number = element("span", { class: "number" }),
+    equation = scrollBox("formula"),
     count = element("div", { class: "scroll count" }),
     formula = line.formulas?.[quantity];
-  equation.innerHTML = mathOf(view.step, line.mathml);
-  if (formula) count.innerHTML = mathOf(view.step, formula.mathml);
+  equation.innerHTML = mathOf(step, line.mathml);
+  if (formula) count.innerHTML = mathOf(step, formula.mathml);
+  refreshed(() => (number.textContent = formula ? `= ${grouped(page.view.lines[line.place].values[quantity])}` : "0"));
   return element(
     "div",
     { class: "formula-line", "data-line": line.place },
     element("span", { class: "equation" }, line.equation ? `(${line.equation})` : ""),
     equation,
     count,
-    element("span", { class: "number" }, formula ? `= ${grouped(line.values[quantity])}` : "0"),
+    number,
   );
 }

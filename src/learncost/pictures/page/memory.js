@@ -45,10 +45,12 @@ section(
   () => Object.values(page.view.names).map(String),
 );
 
-/** What the step takes as it is run by default, where that is another runner than the table. */
-function usualSaid(memory) {
-  const { usual } = memory;
-  if (!usual || usual.engine === memory.engine || page.view.changed) return "";
+/** What the step takes as it is run by default, where that is another runner than the table; or where that is told. */
+function usualSaid({ usual }) {
+  if (!usual) return "";
+  if (usual.peak === undefined)
+    return GIVEN.api ? ` learncost memory tells by default what PyTorch’s ${usual.engine} takes: it stands among the runners.` : "";
+  if (usual.engine === page.step.memory.engine || page.view.changed) return "";
   return ` As PyTorch’s ${usual.engine} runs it (${usual.module}): ${bytes(exact(usual.peak))} at the peak, which learncost memory tells by default.`;
 }
 

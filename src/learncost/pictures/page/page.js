@@ -93,7 +93,6 @@ function render(all = false) {
   if (GIVEN.api && page.answered !== queryKey(state, ofViews())) soon(state);
   drawSentence();
   drawMore();
-  drawCost();
   drawSections(all === true);
   drawFooter();
 }
@@ -103,30 +102,46 @@ let later = null;
 const unseen = new Set(); // sections that are not in view, which are drawn a moment later
 const inView =
   "IntersectionObserver" in window
-    ? new IntersectionObserver(
-        (entries) => entries.forEach(({ target, isIntersecting }) => unseen[isIntersecting ? "delete" : "add"](target.id)),
-        { rootMargin: "200px" },
+    ? new IntersectionObserver((entries) =>
+        entries.forEach(({ target, isIntersecting }) => unseen[isIntersecting ? "delete" : "add"](target.id)),
       )
     : null;
 
-/** Draw what is seen now, and the rest when nothing has changed for a moment. */
+/** Draw what is seen now; the rest when nothing has changed for a moment, each by itself, so that none waits for all. */
 function drawSections(all = false) {
-  const place = document.getElementById("sections");
+  const place = document.getElementById("sections"),
+    left = all || !unseen.has("cost") ? [] : [drawCost];
   clearTimeout(later);
-  let left = false;
+  if (!left.length) drawCost();
   SECTIONS.forEach((section) => {
     let block = document.getElementById(section.id);
     if (!block) {
       place.append((block = element("section", { id: section.id, "aria-label": section.word })));
       inView?.observe(block);
     }
-    if (!all && section.drawn && unseen.has(section.id)) return (left = true);
-    const rests = section.rests ? JSON.stringify([section.rests(), innerWidth, matchMedia("print").matches]) : null;
-    if (rests !== null && section.drawn?.rests === rests && section.drawn.step === page.step) return;
-    block.classList.toggle("hidden", section.draw(block) === false);
-    section.drawn = { rests, step: page.step };
+    if (!all && section.drawn && unseen.has(section.id)) left.push(() => drawSection(section));
+    else drawSection(section);
   });
-  if (left) later = setTimeout(() => drawSections(true), 90);
+  const drawRest = () => {
+    left.shift()();
+    if (left.length) later = setTimeout(drawRest, 0);
+    else drawLinks();
+  };
+  if (left.length) later = setTimeout(drawRest, 90);
+  drawLinks();
+}
+
+/** Draw a section where it is of something else than it was. */
+function drawSection(section) {
+  const block = document.getElementById(section.id),
+    rests = section.rests ? JSON.stringify([section.rests(), innerWidth, matchMedia("print").matches]) : null;
+  if (rests !== null && section.drawn?.rests === rests && section.drawn.step === page.step) return;
+  block.classList.toggle("hidden", section.draw(block) === false);
+  section.drawn = { rests, step: page.step };
+}
+
+/** The words in the head, which lead to the sections that are there. */
+function drawLinks() {
   const links = [
     ["cost", "cost"],
     ...SECTIONS.filter(({ id }) => !document.getElementById(id).classList.contains("hidden")).map(({ id, word }) => [
@@ -222,6 +237,7 @@ function start() {
   page.answered = queryKey({});
   page.good = { state: {}, config: null };
   page.state = stateOf(location.hash);
+  inView?.observe(document.getElementById("cost"));
   drawExport();
   takeDrops();
   render();

@@ -154,6 +154,10 @@ async function ask(state, isEntry = false) {
   underWay = true;
   try {
     const answer = await fetch(`${GIVEN.api}?${query}`, page.config ? { method: "POST", body: page.config } : {});
+    if (number === questions && answer.ok && key !== queryKey(page.state, ofViews()) && answeredHere()) {
+      answer.body?.cancel();
+      return soon(page.state);
+    }
     const content = await answer.json();
     if (number !== questions) return;
     underWay = false;
@@ -180,6 +184,18 @@ async function ask(state, isEntry = false) {
       document.body.classList.remove("asking");
     }
   }
+}
+
+/** Whether the polynomials of the document that is shown answer what is chosen: sizes alone differ from what it was
+ * asked for. An answer to an earlier question is then older than what is shown. */
+function answeredHere() {
+  const { state, config } = page.good,
+    others = ofViews();
+  const changed = Object.keys({ ...state, ...page.state }).filter(
+    (key) => !(key in VIEW_KEYS) && !others.has(key) && state[key] !== page.state[key],
+  );
+  const size = (key) => page.current.sizes.find(({ name }) => name === key);
+  return config === page.config && changed.every((key) => size(key)?.changes);
 }
 
 /** What of a state only the server can answer, as a key; `others` are names that the document is not asked with. */

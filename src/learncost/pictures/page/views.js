@@ -83,7 +83,8 @@ function askView(view, state) {
       state.refused = answer.ok ? null : (content.error ?? `The server said ${answer.status}.`);
       if (answer.ok) state.picture = content;
       state.number += 1;
-      drawSections(true);
+      drawSection(SECTIONS.find(({ id }) => id === view.name));
+      drawLinks();
     } catch (error) {
       problem(`The server does not answer: ${error.message}`);
     }

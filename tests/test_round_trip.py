@@ -3,6 +3,9 @@
 import pytest
 
 from learncost.layers.layer import shipped, shipped_layer
+from learncost.models.families import FAMILIES
+from learncost.models.model import build
+from learncost.models.small import small
 from learncost.proof.round_trip import round_trip
 from learncost.proof.sample import small_sizes
 
@@ -43,3 +46,11 @@ def test_what_is_emitted_is_read_back(name):
     assert trip.read["matmul"] == trip.written["matmul"]
     if name not in COMPOSED:
         assert trip.read["run"][0] == trip.written["run"][0]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "vit" else pytest.mark.slow) for n in FAMILIES])
+def test_a_family_is_read_back(name):
+    table = build(small(name)).table
+    trip = round_trip(table, small_sizes(table))
+    assert trip.apart < 1e-10
+    assert trip.read["matmul"] == trip.written["matmul"]

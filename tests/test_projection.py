@@ -101,7 +101,11 @@ def test_every_count_and_every_plan(family):
 @pytest.mark.parametrize(
     ("schedule", "more", "message"),
     [
-        ('["forward at plus", "forward at minus", "update by both sides, projected to 4"]', {}, "directions are drawn"),
+        (
+            '["forward at plus", "forward at minus", "update by both sides, projected to 4"]',
+            {},
+            "cannot have forward at plus and projected to NUMBER",
+        ),
         ('["forward", "backward, update, projected to some"]', {}, "no move is called 'projected to some'"),
         ('["forward", "backward, update, projected to 4"]', {"held": 0}, "held is a whole number of steps from 1"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from learncost.engines.numpy_engine import Training
 from learncost.engines.weights import DEVIATION
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Table
+from learncost.equation.table import Product, Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.ledger.run import lengths_of
@@ -178,6 +178,16 @@ def program_of(
     )
 
 
+def _of_weights(step: Table) -> list[str]:
+    """What weights are multiplied to: a pass runs all its layers, as it is counted, even where nobody reads the last.
+
+    What comes behind them, such as the loss of a pass run again, is no part of the program.
+    """
+    weights = set(step.weights)
+    products = (line for line in step.lines if isinstance(line, Product))
+    return [line.name for line in products if not weights.isdisjoint(line.reads)]
+
+
 def _tables(
     training: Training, batch: Mapping[str, Any], settings: Settings
 ) -> tuple[dict[str, Table], dict[str, int], str]:
@@ -188,7 +198,7 @@ def _tables(
         raise InputError(f"{sizes['B']} sequences are not {parts} equal microbatches: give a multiple of {parts}")
     sizes["B"] //= parts
     step = written_once(without_gradients(prepared.table))
-    step = needed(step, step.outputs)  # what nobody reads, as the loss of a pass run again, is no part of the program
+    step = replace(needed(step, (*step.outputs, *_of_weights(step))), outputs=step.outputs)
     tables: dict[str, Table] = {}
     if settings.entry != "predict":
         tables["step"] = step

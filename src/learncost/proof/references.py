@@ -218,6 +218,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "power": lambda X, Z: np.array([x**z for x, z in zip(X.ravel(), Z.ravel(), strict=True)]).reshape(X.shape),
     "hashed": hashed,
     "coin": lambda X, Z: hashed(X, Z, 31) * -2.0 + 1,
+    "stochastic_round": lambda X, S, P: X - X % 1 + (X % 1 + hashed(S, P) / 2**24 >= 1),
     "stop_gradient": lambda X: X + 0,
     "cumsum": lambda X: X @ np.triu(np.ones((X.shape[-1],) * 2)),
     "reversed_cumsum": lambda X: X @ np.tril(np.ones((X.shape[-1],) * 2)),

@@ -1,6 +1,7 @@
 """Presets that are tables: published models whose family no file describes, read from their packages' own modules.
 
-DiT's is typed from its paper: diffusers' class has other parameters.
+DiT's is typed from its paper: diffusers' class has other parameters. CLIP's stands as it was read: its loss counts rows by
+`len`, which fixes the batch of an export. Both are held to their module, or paper, as the others are.
 
     pip install 'learncost[test,zoo]'
     python benchmarks/table_presets.py               # all of them
@@ -45,7 +46,7 @@ class Published:
     aliases: tuple[str, ...] = ()
     sizes: str = "B=1"
     inputs: tuple[str, ...] = field(default=())
-    typed: bool = False  # its table stands there already, written from the paper
+    stands: bool = False  # its table stands there already, and is not read again
 
 
 IMAGENET = {"num_labels": 1000}
@@ -84,7 +85,7 @@ PUBLISHED = (
         "Radford et al. 2021, section 2; safetensors of openai/clip-vit-base-patch32, 151,277,313",
         151_277_313,
         {"model_type": "clip", "architectures": ["CLIPModel"]},
-        ("openai/clip-vit-base-patch32",), (), "B=2 M=77",
+        ("openai/clip-vit-base-patch32",), (), "B=2 M=77", stands=True,
     ),
     Published(
         "siglip-base-patch16-224", "SigLIP, base, images of 224: both towers and the sigmoid loss",
@@ -112,7 +113,7 @@ PUBLISHED = (
         "dit-xl-2-256", "DiT-XL/2 on images of 256, with classes", "Peebles & Xie 2023, section 3.2 and table 4",
         675_129_632,
         {"model_type": "dit-xl-2", "hidden_size": 1152, "depth": 28, "num_heads": 16, "input_size": 32},
-        ("facebook/dit-xl-2-256",), ("dit-xl-2",), typed=True,
+        ("facebook/dit-xl-2-256",), ("dit-xl-2",), stands=True,
     ),
 )  # fmt: skip
 
@@ -135,9 +136,11 @@ def written(model: Published) -> dict[str, Any]:
     """Write the table of one model, and return what the index says of it."""
     entry: dict[str, Any] = {"title": model.title, "source": model.source, "hub": list(model.hub)}
     entry |= {"aliases": list(model.aliases)} if model.aliases else {}
-    if model.typed:
+    if model.stands:
         made = layer((TABLES / f"{model.name}.table").read_text(encoding="utf-8"))
-        return {**entry, "parameters": _counted(model, made), "config": model.config, "usual": {}}
+        _counted(model, made)
+        index: dict[str, dict[str, Any]] = json.loads((TABLES / "index.json").read_text(encoding="utf-8"))
+        return index[model.name]
     module = None
     with without_memory():
         module = module_of(model.config)

@@ -1,7 +1,7 @@
 """Presets that are tables: published models whose family no file describes, read from their packages' own modules.
 
-DiT's is typed from its paper: diffusers' class has other parameters. CLIP's stands as it was read: its loss counts rows by
-`len`, which fixes the batch of an export. Both are held to their module, or paper, as the others are.
+DiT's is typed from its paper: diffusers' class has other parameters. CLIP's stands as it was read: its loss counts rows
+by `len`, which fixes the batch of an export. Both are held to their module, or paper, as the others are.
 
     pip install 'learncost[test,zoo]'
     python benchmarks/table_presets.py               # all of them

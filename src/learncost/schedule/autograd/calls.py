@@ -24,6 +24,11 @@ class Call:
     makes: tuple[Term, ...]
 
     @property
+    def title(self) -> str:
+        """What curves and lists call it."""
+        return "+".join(term.name for term in self.makes)
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """The names that it needs from others."""
         makes = {name for line in self.lines for name in line.makes}

@@ -18,6 +18,10 @@ class Parts(Call):
     axis: str
     places: tuple[int, ...]
 
+    @property
+    def title(self) -> str:
+        return self.value
+
 
 def with_parts(
     lines: Sequence[Statement], outputs: Collection[str], axes: Mapping[str, tuple[str, ...]]

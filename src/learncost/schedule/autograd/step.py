@@ -198,7 +198,7 @@ class _Scope:
             else:
                 if isinstance(call, Linear | Loss) and not self.around:
                     self.step.embedded.clear()  # the model has returned, and its head begins
-                self.step.tape.label = "+".join(term.name for term in call.makes)
+                self.step.tape.label = call.title
                 self._call(call, values)
             for name in call.reads:
                 left[name] -= 1

@@ -132,6 +132,26 @@ def test_many_devices_are_as_the_commands_have_them(client):
     assert all(line[4] for line in marked)
 
 
+def test_an_interleaved_pipeline_is_drawn_with_two_stages_on_a_device(client):
+    few = {**MESH, "n_layer": 4, "batch_size": 4, "mesh": "pp=2,dp=2"}  # two microbatches, which are all drawn
+    picture = view(client, "devices", **few, schedule="interleaved")
+    lanes = chart(picture, "lanes")["lanes"]
+    assert [name for name, _ in lanes] == ["stages 1 and 3", "stages 2 and 4"]
+    for _, slices in lanes:
+        assert sorted((kind, number) for kind, number, *_ in slices) == sorted(
+            (kind, number) for kind in ("forward", "backward") for number in "12" for _ in range(2)
+        )
+        ends = [0.0, *(end for *_, end in slices)]
+        assert all(begin >= end - 1e-12 for (*_, begin, _), end in zip(slices, ends, strict=False))
+    asked = {name: value for name, value in few.items() if name != "cluster"}
+    step = lc.run_cost("gpt2", tokens=1e6, on="DGX A100", schedule="interleaved", **asked).spread.step
+    assert max(end for _, slices in lanes for *_, end in slices) == pytest.approx(step.seconds - step.once)
+    refused = client.get(
+        "/api/view", params={"view": "devices", "model": "gpt2", **few, "schedule": "interleaved", "batch_size": 6}
+    )
+    assert "no multiple of the 2 devices of an interleaved pipeline" in refused.json()["error"]
+
+
 def test_without_a_mesh_the_fastest_are_shown_and_one_is_picked(client):
     picture = view(client, "devices", seq_len=16, batch_size=16, devices=4, **SMALL)
     found = lc.search("gpt2", "DGX H100", 4, seq_len=16, batch_size=16, **SMALL)

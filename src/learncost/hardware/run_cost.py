@@ -204,7 +204,8 @@ def run_cost(
         The devices as axes, such as pp=4,dp=8,tp=8: the time is then that of a step over it, with the links of the
         cluster. On a cluster (`learncost list clusters`) without one, the fastest that fits is taken.
     schedule
-        The schedule of the pipeline, pp of the mesh: 1f1b, gpipe or zb-h1.
+        The schedule of the pipeline, pp of the mesh: gpipe, 1f1b, interleaved, with two stages on a device, or
+        zb-h1.
     price_book
         What counts as an operation: matmul, as utilization is counted, or another (`learncost list price-books`).
     dtype

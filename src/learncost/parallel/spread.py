@@ -14,6 +14,7 @@ from learncost.ledger.run import prepare
 from learncost.models.model import Model
 from learncost.models.wording import shown
 from learncost.parallel.account import Account
+from learncost.parallel.candidates import CHUNKS
 from learncost.parallel.rates import sustained
 from learncost.parallel.search import batch_of, search
 from learncost.parallel.segments import blocks_of
@@ -22,6 +23,7 @@ from learncost.placement.clauses import Clause, clauses
 from learncost.placement.mesh import Mesh
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.placement.presets import chosen
+from learncost.schedule.pipeline import KINDS
 
 PLAN = "flash,fused"
 """Attention without stored scores, and pointwise lines in kernels, as the libraries of large trainings have them."""
@@ -80,7 +82,8 @@ def spread(
             f"{batch:,} sequences cannot be cut over {' and '.join(account.batch_axes)}, {shares:,} parts: the next "
             f"batch_size that can is {larger:,}"
         )
-    way = Way(grid.sizes, 1, batch // shares, schedule)
+    chunks = CHUNKS[0] if KINDS[schedule].several and grid.sizes.get(PIPELINE, 1) > 1 else 1
+    way = Way(grid.sizes, 1, batch // shares, schedule, chunks)
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
     return Spread(step, text, max(cluster.device.memory_gb) * 1e9, True)
@@ -120,7 +123,6 @@ def described(step: StepTakes) -> str:
 
 def checked_schedule(name: str) -> str:
     """A schedule that a mesh may be asked for with."""
-    known = ("1f1b", "gpipe", "zb-h1")
-    if name not in known:
-        raise InputError(f"schedule must be one of {', '.join(known)}, not {shown(name)}")
+    if name not in KINDS:
+        raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(name)}")
     return name

@@ -112,6 +112,7 @@ class StepTakes(Displayed):
     seconds    of the step: passes in the pipeline, then what is once a step (`once`)
     bubble     what the pipeline adds, as a share of its busiest device
     computing  seconds that the busiest device computes; `waiting`, those it waits for collectives
+    passes     seconds of a microbatch by the letter of a pass, on each stage by its number
     """
 
     way: Way
@@ -128,6 +129,7 @@ class StepTakes(Displayed):
     low: float = 1.0
     high: float = 1.0
     groups: Mapping[str, Group] = field(default_factory=dict)
+    passes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:
@@ -298,6 +300,7 @@ def step_of(
         low=rates.low,
         high=rates.high,
         groups=mesh_groups,
+        passes={name: tuple(columns[name]) for name in "FBW"},
     )
 
 

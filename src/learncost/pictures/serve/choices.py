@@ -89,7 +89,7 @@ def choices() -> Mapping[str, Any]:
             {"name": cluster.name, "title": f"{cluster.devices} x {cluster.device.name} a node"}
             for cluster in clusters().values()
         ],
-        "schedule": [{"name": kind.name, "title": kind.title} for kind in KINDS.values() if not kind.several],
+        "schedule": [{"name": kind.name, "title": kind.title} for kind in KINDS.values()],
         "placement": [{"name": row.name, "title": row.title} for row in PLACEMENTS.values()],
         "mesh": {"parts": mesh_parts()},
         "plan": [{"name": plan.spelling, "title": plan.title} for plan in PLANS.values()],

@@ -69,7 +69,8 @@ def over_devices(
     devices
         How many devices there are, where no mesh is given. The default is 8.
     schedule
-        The schedule of the pipeline, pp of the mesh: 1f1b, gpipe or zb-h1.
+        The schedule of the pipeline, pp of the mesh: gpipe, 1f1b, interleaved, with two stages on a device, or
+        zb-h1.
     batch_size
         Sequences of a step, of all devices together. The default is about 4 million tokens.
     on
@@ -183,7 +184,8 @@ def _pick(model: Any, found: Found) -> dict[str, str]:
     axes = [axis for axis in found.step.way.mesh if axis != PIPELINE]
     texts = {each.zero: each.text for each in structures(model, [precision_of(found.precision)], PLANS[:1], axes)}
     place = ", ".join(text for text in texts[found.zero].split(", ") if text.split(" over ")[1].split()[0] in axes)
-    return {"mesh": str(found.step.way), "place": place}
+    way = found.step.way
+    return {"mesh": str(way), "place": place} | ({"schedule": way.schedule} if way.stages > 1 else {})
 
 
 def _held(step: StepTakes, device: int | None = None) -> dict[str, float]:
@@ -205,10 +207,11 @@ def _taken(many: Spread) -> list[Chart]:
     """The step's time by cause, the memory of each device, the pipeline, and what is sent."""
     step = many.step
     held = [_held(step, device) for device in range(len(step.stages))]
+    word = "stage" if step.way.chunks == 1 else "device"
     rows = list[Bar]()
     for parts, group in groupby(range(len(held)), held.__getitem__):
         places = list(group)
-        name = f"stage {places[0] + 1}" + (f" to {places[-1] + 1}" if len(places) > 1 else "")
+        name = f"{word} {places[0] + 1}" + (f" to {places[-1] + 1}" if len(places) > 1 else "")
         rows.append(Bar(name if len(held) > 1 else "every device", parts))
     charts: list[Chart] = [
         Bars("Time of a step by cause", "seconds", (Bar("a step", _causes(step)),)),
@@ -243,14 +246,14 @@ def _taken(many: Spread) -> list[Chart]:
 def _pipeline(step: StepTakes) -> Lanes:
     """The passes of the first microbatches on every stage."""
     way = step.way
-    few = min(way.microbatches, 2 * way.stages + 2)
-    forward, backward, update = (
-        [getattr(stage, name) for stage in step.stages] for name in ("forward", "backward", "update")
-    )
-    ran = run(schedule_of(way.schedule, way.stages, few), forward, backward, update, step.stages[0].sent)
+    few = min(way.microbatches, 2 * way.stages + (2 if way.chunks == 1 else 0))
+    order = schedule_of(way.schedule, way.stages, few, way.chunks)
+    forward, backward, update = (step.passes[name] for name in "FBW")
+    ran = run(order, forward, backward, update, step.stages[0].sent)
+    word = "stage" if way.chunks == 1 else "stages"
     lanes = tuple(
         (
-            f"stage {device + 1}",
+            f"{word} {' and '.join(str(chunk * way.stages + device + 1) for chunk in range(way.chunks))}",
             tuple((PASSES[each.kind], str(each.microbatch + 1), begin, end) for each, begin, end in times),
         )
         for device, times in enumerate(ran.times)

@@ -127,7 +127,7 @@ function drawSections(all = false) {
     if (left.length) later = setTimeout(drawRest, 0);
     else drawLinks();
   };
-  if (left.length) later = setTimeout(drawRest, 90);
+  if (left.length) later = setTimeout(drawRest, 250);
   drawLinks();
 }
 

@@ -504,9 +504,10 @@ class _Scope:
 def _pooled(line: Line) -> Term | None:
     """What a line takes the largest, or the mean, of in windows; None where it does not."""
     terms = [term for term in line.right if isinstance(term, Term)]
-    sums = isinstance(line, Product) and bool(line.sides.sums)
-    reduces = entry(line.word).kind == "reduction" if isinstance(line, Word) else sums
-    return terms[0] if len(terms) == 1 and reduces and terms[0].beyond and len(line.left) == 1 else None
+    if len(terms) != 1 or not terms[0].beyond or len(line.left) != 1:
+        return None
+    sums = isinstance(line, Product) and not {*terms[0].loops} <= {*line.left[0].loops}
+    return terms[0] if sums or (isinstance(line, Word) and entry(line.word).kind == "reduction") else None
 
 
 def _local(call: Call | Repeat) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -70,9 +70,8 @@ def exact_at_blocks(model: Model, chosen: Procedure, name: str) -> Iterator[Chec
         plain, lines=lines, values={**plain.values, "handed": stack}, outputs=(*plain.outputs, e, "handed")
     )
     arrays = arrays_of(model, plain, sizes)
-    try:
-        values = values_of(watched, arrays, sizes)
-    except ValueError:  # positions that follow from other sizes, such as patches of an image
+    values = _of_one_token(watched, arrays, sizes)
+    if values is None:
         yield Check(name, compared, "it has no inputs of one token", None)
         return
     scores, handed = values[e].reshape(-1), values["handed"]
@@ -82,6 +81,14 @@ def exact_at_blocks(model: Model, chosen: Procedure, name: str) -> Iterator[Chec
     exact = np.stack([np.outer(scores, turn.reshape(-1)) / (scores @ scores) for turn in handed])
     found = gradients_of(model, table, sizes, {**arrays, matrix: exact})
     yield held(name, compared, found, {key: values[f"d{key}"] for key in found})
+
+
+def _of_one_token(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Mapping[str, Any] | None:
+    """The values of a table; None where positions follow from other sizes, such as patches of an image."""
+    try:
+        return values_of(table, arrays, sizes)
+    except ValueError:
+        return None
 
 
 def exact_at_linears(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
@@ -99,9 +106,8 @@ def exact_at_linears(model: Model, chosen: Procedure, name: str) -> Iterator[Che
     axes = [*plain.axes[scores], *(axis for at in given.values() for axis in at.values[at.name].axes)]
     sizes |= {base(axis): 1 for axis in axes if base(axis) not in wide}
     arrays = arrays_of(model, plain, sizes)
-    try:
-        values = values_of(watched, arrays, sizes)
-    except ValueError:  # positions that follow from other sizes, such as patches of an image
+    values = _of_one_token(watched, arrays, sizes)
+    if values is None:
         yield Check(name, compared, "it has no inputs of one token", None)
         return
     e, exact = values[scores].reshape(-1), {}

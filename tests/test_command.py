@@ -247,6 +247,11 @@ def test_errata_as_data(capsys):
     assert json.loads(capsys.readouterr().out)["books"]["paper-corrected"] == "mended"
     assert main(["errata", "--format", "md"]) == 0
     assert capsys.readouterr().out.count("\n|") == len(errata()) + 2
+    assert main(["errata", "--like", "Weight_Update", "--json"]) == 0
+    with_text = {entry["id"] for entry in json.loads(capsys.readouterr().out)}
+    assert with_text == {erratum.id for erratum in errata() if "weight_update" in str(erratum).lower()}
+    assert "no errata have 'xyzzy'" in refused(["errata", "--like", "xyzzy"], capsys)
+    assert "give one of the two" in refused(["errata", "E2", "--like", "mha"], capsys)
 
 
 def test_interruption(monkeypatch, capsys):

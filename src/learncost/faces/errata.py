@@ -17,6 +17,8 @@ from learncost.models.wording import nearest, shown
 def errata(
     name: str | None = None,
     /,
+    *,
+    like: str | None = None,
 ) -> Errata:
     """Errata of the publications behind learncost: where, printed, right, and what it does to a total.
 
@@ -24,6 +26,8 @@ def errata(
     ----------
     name
         The name of an erratum, such as E2, which is shown whole. Without it, all of them are shown in a table.
+    like
+        Only the errata that have this text in one of their fields, such as backward or Hoffmann.
 
     Commands
     --------
@@ -31,8 +35,14 @@ def errata(
         All errata.
     learncost errata E2
         One of them: what is printed, what is right.
+    learncost errata --like backward
+        Those of backward passes.
     """
-    return Errata(every()) if name is None else Errata((_one(name),), alone=True)
+    if name is None:
+        return Errata(every() if like is None else _like(like))
+    if like is not None:
+        raise InputError(f"like chooses among all errata, and {shown(name)} is one: give one of the two")
+    return Errata((_one(name),), alone=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +66,14 @@ def _one(name: str) -> Erratum:
         ids = [erratum.id for erratum in every()]
         raise InputError(f"no erratum is called {shown(name)}{nearest(name, ids)} (there are {', '.join(ids)})")
     return by_id[name.lower()]
+
+
+def _like(text: str) -> tuple[Erratum, ...]:
+    """Those in which a text stands, in capitals or not."""
+    with_text = tuple(e for e in every() if any(text.lower() in str(value).lower() for value in asdict(e).values()))
+    if not with_text or not text.strip():
+        raise InputError(f"no errata have {shown(text)} in a field")
+    return with_text
 
 
 def _books(erratum: Erratum) -> str:

@@ -24,6 +24,7 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
+from learncost.layers.parts import OUTSIDE_BLOCKS, part_of
 from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
 from learncost.models.configuration import configure
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Format = Literal["text", "latex", "mathml", "json"]
-
-_OUTSIDE_BLOCKS = frozenset({"embedding", "positions", "sinusoidal_positions", "head", "loss", "pooler"})
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class Formulas(Readable):
             notes.append("h d_k is written d_model.")
         book = self.price_book
         compares = find_procedure(self.procedure).compares
-        if self.layer == "embedding" and compares and self.rows[0].passes == 1:
+        if part_of(self.layer) == "embedding" and compares and self.rows[0].passes == 1:
             notes.append("Forward: all passes together, the modulated one being dense.")
         elif book.rule == "executed" and compares:
             notes.append(f"Besides, {self.procedure} compares values; `learncost cost` counts those lines, too.")
@@ -355,11 +354,11 @@ def _rows(topic: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tupl
         return tuple(Formula(macro, *cost) for macro, cost in priced.items()), ()
     costs = {**priced, "recomputation": priced["forward"]}
     passes = dict(find_procedure(procedure).passes)
-    if topic.name in _OUTSIDE_BLOCKS:
+    if part_of(topic.name) in OUTSIDE_BLOCKS:
         passes.pop("recomputation", None)
     mine: tuple[str, ...] = ()
     others: tuple[Formula, ...] = ()
-    if topic.name == "embedding":
+    if part_of(topic.name) == "embedding":
         groups = {
             kind: tuple(n for n, procedure_of in PROCEDURES.items() if procedure_of.compares == kind)
             for kind in (False, True)

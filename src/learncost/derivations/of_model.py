@@ -12,7 +12,8 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line
 from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
-from learncost.ledger.run import Run, shown_layer
+from learncost.layers.parts import shown_layer
+from learncost.ledger.run import Run
 from learncost.ledger.sheet import WIDTH, Sheet, Shown, number
 from learncost.ledger.sheet import Row as Cells
 from learncost.ledger.show import convention

@@ -31,6 +31,7 @@ from learncost.equation.table import (
 )
 from learncost.equation.value import Value
 from learncost.layers.called import expanded, own_equations
+from learncost.layers.parts import PART, SHOWN
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable, spell
 from learncost.vocabulary import Entry, canonical, entries, entry, plain
@@ -162,7 +163,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             said.append(line)
         elif stated.take(line):
             said.append(line)
-        elif line.strip() and not line.strip().startswith(ALSO):
+        elif line.strip() and not line.strip().startswith((ALSO, PART, SHOWN)):  # said in the files of those that ship
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
     parsed = defined(header, parse_lines(lines[1:]), layers or {}, spelled(roles, header), equations)

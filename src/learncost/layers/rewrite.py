@@ -10,6 +10,8 @@ from learncost.equation.value import Value
 from learncost.layers.layer import Layer
 from learncost.vocabulary import entry
 
+DROPOUT = "dropout"  # the layer of the lines that dropout adds
+
 
 def rewritten(layer: Layer, change: Callable[[Line], Iterable[Line]], **table: object) -> Layer:
     """The layer with every line replaced by what `change` makes of it."""
@@ -88,7 +90,7 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
         undropped, mask = Term(f"{left.name}.whole", left.axes), Term(f"{left.name}.mask", left.axes)
         values[undropped.name], values[mask.name] = Value(left.declared), Value(left.declared, "mask", left.name)
         masks.append(mask.name)
-        tag = Tag("dropout", local=left.name, locals=(undropped.name, mask.name), binding=line.tag.binding)
+        tag = Tag(DROPOUT, local=left.name, locals=(undropped.name, mask.name), binding=line.tag.binding)
         return (
             replace(line, left=(undropped, *line.left[1:]), tag=replace(line.tag, local=undropped.name)),
             Product((left,), (undropped, mask), line.where, tag),

@@ -24,6 +24,7 @@ from learncost.equation.count import base
 from learncost.equation.table import Line, Product, Repeat, Statement, Table, Tag, Term, Word, features
 from learncost.equation.value import Value
 from learncost.layers.codes import LAYER, Values, coded
+from learncost.layers.parts import of_part
 from learncost.layers.recompute import pairs
 from learncost.layers.spelling import condition_names
 from learncost.vocabulary import entry
@@ -62,7 +63,13 @@ class _Step:
     def _keeps(self, line: Line, value: Value) -> bool:
         """Whether what a forward line makes may be kept as codes."""
         several = len(line.left) > 1 or line.left[0].indexed or bool(line.where)
-        if is_backward(line) or several or line.tag.layer in ("loss", LAYER) or line.name in self.conditions:
+        if (
+            is_backward(line)
+            or several
+            or of_part(line, "loss")
+            or line.tag.layer == LAYER
+            or line.name in self.conditions
+        ):
             return False
         word = entry(line.word) if isinstance(line, Word) else None
         if word is not None and (word.truth or word.kind == "choice" or word.makes == "logarithms"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, product
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
+from learncost.layers.parts import Part, part_of
 from learncost.ledger.reasons import LEFT_OUT, SCORES
-from learncost.ledger.run import Run, shown_layer
+from learncost.ledger.run import Run
 from learncost.models.wording import shown
 from learncost.readings.price import Row
 
@@ -40,8 +41,8 @@ _PARTS = {
         *("forward", "recomputation", "backward", "weight_update", "optimizer_step"),
     ),
 }
-_OUTSIDE = {
-    "": frozenset[str](),
+_OUTSIDE: Mapping[str, frozenset[Part]] = {
+    "": frozenset(),
     "without the head": frozenset({"head", "loss"}),
     "without embedding and head": frozenset({"embedding", "positions", "head", "loss"}),
 }
@@ -196,8 +197,8 @@ def all_ways(run: Run, conventions: Conventions) -> Iterator[Said]:
             rows = run.rows("bp", book)
         except InputError:
             continue
-        for (part, macros), (without, layers) in product(_PARTS.items(), _OUTSIDE.items()):
-            part_rows = [row for row in rows if row.macro_operation in macros and shown_layer(row.layer) not in layers]
+        for (part, macros), (without, parts) in product(_PARTS.items(), _OUTSIDE.items()):
+            part_rows = [row for row in rows if row.macro_operation in macros and part_of(row.layer) not in parts]
             if without and len(part_rows) == len([row for row in rows if row.macro_operation in macros]):
                 continue
             if part.endswith("step") and not any(row.macro_operation == "optimizer_step" for row in rows):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from learncost.books.formula import FORMULA
 from learncost.equation.count import total
 from learncost.equation.table import Line, Product, Word
+from learncost.layers.parts import Part, part_of
 from learncost.layers.products import matrix_maccs
-from learncost.ledger.run import rows_of, shown_layer
+from learncost.layers.rewrite import DROPOUT
+from learncost.ledger.run import rows_of
 from learncost.models.model import Model
 from learncost.readings.price import Book, Row
 
@@ -57,12 +59,11 @@ def _grouped(term: Callable[[Row], str], rows: Iterable[Row], plain: Iterable[Ro
 
 # Books that price lines.
 
-_LAYERS = {
+_PARTS: Mapping[Part, str] = {
     "residual": "residual sums",
     "positions": "positions",
     "loss": "log-softmax and loss",
     "head": "log-softmax and loss",
-    "dropout": "dropout",
 }
 
 
@@ -82,11 +83,14 @@ def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
         through = {jacobians[name] for name in (line.name, *line.reads) if name in jacobians}
         if through:
             return f"{_word(*through)} backward through the explicit Jacobian"
-        if row.layer == "embedding" or (row.layer == "error_projection" and row.layer in book.one_hot):
+        part = part_of(row.layer)
+        if part == "embedding" or row.layer in book.one_hot:
             return "embedding as a product with one-hot rows" if row.layer in book.one_hot else "embedding"
-        if (layer := shown_layer(row.layer)) in _LAYERS:
-            return _LAYERS[layer]
-        if "norm" in row.layer or (isinstance(line, Word) and "normalize" in line.word):
+        if part in _PARTS:
+            return _PARTS[part]
+        if row.layer == DROPOUT:
+            return "dropout"
+        if part == "norm" or (isinstance(line, Word) and "normalize" in line.word):
             return "normalization"
         if isinstance(line, Word):
             return _word(line.word)

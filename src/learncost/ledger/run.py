@@ -13,6 +13,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision, precision_of
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
+from learncost.layers.parts import shown_layer
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, run_sizes
@@ -42,21 +43,6 @@ if TYPE_CHECKING:
 
 LARGEST_TRAINING = 10**18  # tokens
 BY = {"layer": (), "macro-operation": (), "equation": (), "kind": (), "module": ()}
-
-# What the layers are called in the ledger.
-_SHOWN = {
-    "": "shared_weights",  # no layer's: the gradients of weights that several turns of a repeat share are added
-    "sinusoidal_positions": "positions",
-    "token_types": "positions",
-    "plain_norm": "norm",
-    "feed_forward_without_biases": "feed_forward",
-    "masked_lm_transform": "head",
-    "clamped_mixture_of_experts": "mixture_of_experts",
-    "sigmoid_mixture_of_experts": "mixture_of_experts",
-    "softmax_mixture_of_experts": "mixture_of_experts",
-    "gated_shared_expert": "shared_experts",
-    "latent_key_attention": "latent_attention",
-}
 
 
 @lru_cache(maxsize=64)
@@ -395,11 +381,6 @@ def _rows(
         )
         result.append(row)
     return tuple(result)
-
-
-def shown_layer(layer: str) -> str:
-    """What a layer of a model's table is called in the ledger."""
-    return _SHOWN.get(layer, layer)
 
 
 def _repeat(part: Price, passes: int) -> int:

@@ -19,12 +19,13 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import check_known
 from learncost.layers.layer import Layer
+from learncost.layers.parts import shown_layer
 from learncost.ledger.cost import cost
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.memory_step import Step
 from learncost.ledger.question import flags_of, flags_typed, question
 from learncost.ledger.record import Cost
-from learncost.ledger.run import adaptation_of, prepare, shown_layer
+from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.runners import TABLE, USUAL
 from learncost.ledger.show import convention, title
 from learncost.models.argument import layer_given

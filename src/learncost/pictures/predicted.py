@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from learncost.equation.count import size_of
 from learncost.equation.table import Line, Repeat, Statement, Table, alias
-from learncost.ledger.run import shown_layer
+from learncost.layers.parts import shown_layer
 from learncost.ledger.timing import Timing
 from learncost.pictures.timeline import Counter, Pen, Process, changes
 from learncost.procedures.procedure import MACRO_OPERATIONS

@@ -10,8 +10,9 @@ from typing import TypeAlias
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Repeat, Table, Word, walk
-from learncost.models.purposes import activates, attentions
+from learncost.equation.table import Line, Repeat, Table, Word, walk
+from learncost.layers.parts import NORM, is_norm
+from learncost.models.purposes import activates, attentions, layers_that
 from learncost.plans.plan import planned
 from learncost.plans.recompute import SEGMENTS
 from learncost.readings.live import Live, live
@@ -60,7 +61,9 @@ def chosen(
     if budget is None:
         is_worth = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
         return ",".join((*plan, *cheap) if is_worth else plan)
-    ladder = ["", *cheap, *(f"{choice}+feed_forward" for choice in cheap), "recompute=all", *segments(table, sizes)]
+    networks = "".join(f"+{layer}" for layer in _networks(table))
+    ladder = ["", *cheap, *(choice + networks for choice in cheap if networks), "recompute=all"]
+    ladder += segments(table, sizes)
     needs: dict[str, int] = {}
     endings = ("", "in-product") if "at-once" in plan else ("",)  # no gradient of a product stored, for no FLOP more
     for more, ending in product(ladder, endings):
@@ -120,12 +123,22 @@ def frugal(
 
 def nearly_free(table: Table) -> tuple[str, ...]:
     """The recomputation of the activations and norms of the blocks; empty where they have neither."""
-    lines = [line for line, turns in walk(table.lines) if turns and line.tag.macro == "forward"]
+    lines = _of_blocks(table)
     attending = frozenset().union(*attentions(lines))
     words = [line for line in lines if isinstance(line, Word) and activates(line)]
     parts = dict.fromkeys(line.word for line in words if line.tag.layer not in attending)
-    norms = ["norm"] if any("norm" in line.tag.layer.split("_") for line in lines) else []
+    norms = [NORM] if any(is_norm(line.tag.layer) for line in lines) else []
     return (f"recompute={'+'.join((*parts, *norms))}",) if parts or norms else ()
+
+
+def _networks(table: Table) -> tuple[str, ...]:
+    """The layers of the blocks that are networks of their own at every token: they activate, and attend to nothing."""
+    lines = _of_blocks(table)
+    return tuple(sorted(layers_that(lines, activates) - frozenset().union(*attentions(lines))))
+
+
+def _of_blocks(table: Table) -> list[Line]:
+    return [line for line, turns in walk(table.lines) if turns and line.tag.macro == "forward"]
 
 
 def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:

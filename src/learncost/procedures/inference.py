@@ -17,6 +17,7 @@ from learncost.equation.displayed import Displayed
 from learncost.equation.table import Line, Operand, Product, Read, Repeat, Statement, Sum, Table, Tag, Term, Word, walk
 from learncost.equation.value import Value
 from learncost.layers.layer import Layer, marked
+from learncost.layers.parts import of_part
 from learncost.procedures.decoding import ALL, CACHED, Decoding, Kept, axis_of, cache
 from learncost.procedures.keys import TOKENS
 from learncost.procedures.needed import needed
@@ -146,7 +147,7 @@ def scored(table: Table) -> str:
 
 def _last_only(table: Table) -> Table:
     """The head on the last position of each sequence alone: its layer reads there, and has no axis of positions."""
-    head_values = {line.name for line in table.lines if isinstance(line, Line) and line.tag.layer == "head"}
+    head_values = {line.name for line in table.lines if isinstance(line, Line) and of_part(line, "head")}
     if not head_values:
         return table
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 from learncost.equation.table import Line, Product, Sum
+from learncost.layers.parts import is_norm
 from learncost.layers.products import matrix_maccs
 
 Item = TypeVar("Item")
@@ -54,7 +55,7 @@ def is_bias(line: Line, product: Line) -> bool:
 
 def of_norm(line: Line) -> bool:
     """Whether it is a line of a norm; sums of the parts of a gradient are not."""
-    return "norm" in (*line.tag.layer.split("_"), *line.tag.operator.split("_")) and line.tag.local != "merge"
+    return line.tag.local != "merge" and (is_norm(line.tag.layer) or is_norm(line.tag.operator))
 
 
 def leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.layers.parts import shown_layer
 from learncost.ledger.record import Cost, LedgerRow
-from learncost.ledger.run import shown_layer
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from learncost.equation.precision import BLOCKS, Precision, precision_of
 from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features, walk
 from learncost.equation.value import Value
 from learncost.layers.names import scores, written_once
+from learncost.layers.parts import of_part
 from learncost.layers.rewrite_quantized import makes_scales
 from learncost.layers.spelling import condition_names
 
@@ -95,7 +96,7 @@ def _pure(table: Table, kind: Precision) -> set[str]:
     if kind.states != "bf16":
         wide |= states | {table.renewed[name] for name in states}
     for line, _ in walk(table.lines):
-        if line.tag.layer == "loss" or makes_scales(line):
+        if of_part(line, "loss") or makes_scales(line):
             wide |= {*line.makes}
     return {name for name, value in table.known.items() if value.axes and name not in wide}
 

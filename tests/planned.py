@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from learncost.equation.count import base
+from learncost.equation.count import base, shape_of
 from learncost.equation.table import Read, Repeat, walk
 from learncost.layers.lower import lower
 from learncost.models.configuration import configure
@@ -58,7 +58,7 @@ def given(table, sizes, seed=0):
     ranges |= {outer: ranges[inside] for inside, outer in stacks.items() if inside in ranges}
     values = {}
     for name in (*table.inputs, *table.weights):
-        shape = [sizes[base(axis)] for axis in table.axes[name]]
+        shape = shape_of(table.axes[name], sizes)
         if name in table.indices:
             values[name] = generator.integers(0, ranges[name], shape)
         elif name in table.weights:

@@ -7,6 +7,7 @@ import pytest
 
 import learncost as lc
 from learncost.equation.count import shape_of
+from learncost.equation.table import walk
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.plans.plan import planned
@@ -14,6 +15,7 @@ from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
 from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
+from planned import given, results, sizes_of, table_of
 
 FAMILIES = ["gpt2", "llama", "bert", "vit", "gemma2", "bart", "albert"]
 
@@ -174,3 +176,27 @@ def test_its_gradients_are_those_of_feedback_alignment():
     arrays |= {n: draw.standard_normal(shape_of(table.axes[n], sizes)) for n in table.inputs if n not in arrays}
     (first, _), (second, _) = (gradients(model, name, sizes, arrays) for name in ("fa", "kolen-pollack"))
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.alike(every=2)
+@pytest.mark.parametrize("procedure", ["local", "local-groups", "local-shared"])
+@pytest.mark.parametrize("model", ["gpt2", "llama-2-7b", "albert-base-v2"])
+def test_heads_of_blocks_take_turns_over_sequences_too(model, procedure):
+    sizes = sizes_of(model, num_hidden_layers=4)
+    table = table_of(model, procedure, num_hidden_layers=4)
+    values = given(table, sizes)
+    plain = results(table, values, sizes)
+
+    def wide(table):
+        terms = [term for line, _ in walk(table.lines) for term in line.left]
+        return [term for term in terms if {"B", "v"} <= {*term.declared}]
+
+    assert wide(table)
+    for text in ("head,at-once", "flash,fused,head,in-product,recompute=gelu+silu+norm"):
+        turned = planned(table, text)
+        assert not wide(turned), text
+        computed = results(turned, values, sizes)
+        assert computed.keys() == plain.keys()
+        for name, array in plain.items():
+            np.testing.assert_allclose(computed[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
+        assert tally(model, turned, sound_arrays(turned, sizes), sizes).passed, text

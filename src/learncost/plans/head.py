@@ -35,6 +35,8 @@ def head(table: Table) -> Table:
 
     That is so where the loss is no sum over positions of a log softmax, and where scores are read by others or wanted.
     """
+    lines = tuple(_inside(line, table) for line in table.lines)
+    table = table if lines == table.lines else replace(table, lines=lines)
     part = _part(table)
     if part is None:
         return table
@@ -52,6 +54,19 @@ def head(table: Table) -> Table:
     dropped = turns.made_inside - turns.stacks - later
     values = {name: value for name, value in table.values.items() if name not in dropped} | turns.outer
     return replace(table, lines=(*table.lines[:begin], *middle, *table.lines[end:]), values=values)
+
+
+def _inside(line: Statement, around: Table) -> Statement:
+    """A repeat in whose turns the head and its loss stand, as those of local losses do; any other line as it is."""
+    if not isinstance(line, Repeat):
+        return line
+    outputs = (*(carry.end for carry in line.carry), *(name for name, _ in line.keep))
+    turn = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=outputs)
+    turned = head(turn)
+    if turned is turn:
+        return line
+    line = replace(line, lines=turned.lines)
+    return replace(line, values={name: value for name, value in turned.values.items() if name in line.inside})
 
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:

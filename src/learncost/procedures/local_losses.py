@@ -57,6 +57,7 @@ class _Local:
     inputs: dict[str, Value] = field(default_factory=dict)  # weights of the blocks' own heads
     values: dict[str, Value] = field(default_factory=dict)
     parts: dict[str, list[str]] = field(default_factory=dict)  # of every gradient
+    whole: dict[str, str] = field(default_factory=dict)  # parts that stand alone, each with the gradient that it is
 
     def __post_init__(self) -> None:
         lines = self.model.table.lines
@@ -107,7 +108,9 @@ class _Local:
             if weight in self.parts:
                 lines += self.total(weight, "weight_update")
                 gradients[weight] = f"d{weight}"
-        values |= self.values | self.inputs | {"dloss": Value((), "gradient", "loss")}
+        lines = [line.renamed(self.whole) for line in lines]
+        values |= {name: value for name, value in self.values.items() if name not in self.whole}
+        values |= self.inputs | {"dloss": Value((), "gradient", "loss")}
         result = replace(
             table,
             lines=tuple(lines),
@@ -119,9 +122,12 @@ class _Local:
         return replace(result, weights=table.weights, inputs=(*table.inputs, "dloss", *self.inputs)), gradients
 
     def total(self, name: str, macro: str) -> list[Line]:
-        """The sum of all parts of a gradient, under the gradient's name."""
+        """The sum of all parts of a gradient, under the gradient's name, which a part that stands alone gets itself."""
         axes = self.axes(name)
         self.values[f"d{name}"] = Value(axes, "gradient", name)
+        if len(self.parts[name]) == 1:
+            self.whole |= dict.fromkeys(self.parts[name], f"d{name}")
+            return []
         right = tuple(Term(part, axes) for part in self.parts[name])
         tag = Tag(macro=macro, local="merge")
         return [Sum((Term(f"d{name}", axes),), right, (), tag, (1,) * len(right))]

@@ -27,7 +27,7 @@ from learncost.devices.rates import rates
 from learncost.equation.errors import InputError
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.price import price
 from learncost.readings.time import Time
 from learncost.readings.time import time as predicted

@@ -20,7 +20,8 @@ from learncost.books.book import book, price
 from learncost.ledger.run import ledger
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.procedures.procedure import procedure, step
+from learncost.procedures.procedure import procedure
+from learncost.procedures.step import step
 
 REPEATS = 41
 

@@ -28,7 +28,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
 from learncost.plans.planner import memory
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings import write as print_reading
 from learncost.readings.price import price
 from learncost.vocabulary import entries

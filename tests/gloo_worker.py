@@ -33,7 +33,7 @@ from learncost.placement.mesh import mesh
 from learncost.placement.place import place
 from learncost.placement.presets import chosen
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays
 from learncost.readings.run import execute
 from learncost.training.torch_engine import Emitted

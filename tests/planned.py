@@ -7,7 +7,7 @@ from learncost.equation.table import Read, Repeat, walk
 from learncost.layers.lower import lower
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.run import execute
 
 SMALL = {"hidden_size": 12, "num_attention_heads": 3, "vocab_size": 17, "num_hidden_layers": 2}

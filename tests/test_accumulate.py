@@ -9,7 +9,7 @@ from learncost.engines.emitted import Programs
 from learncost.models.configuration import configure
 from learncost.models.model import run_sizes
 from learncost.procedures.accumulation import accumulated
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.price import price
 from learncost.training.engine import NumPyEngine
 from learncost.training.options import Options

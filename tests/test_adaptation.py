@@ -20,7 +20,7 @@ from learncost.models.configuration import configure
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build
 from learncost.models.parts import spans
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from sampling import sampled
 
 transformers = pytest.importorskip("transformers")

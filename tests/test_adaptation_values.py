@@ -18,7 +18,7 @@ from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.quantization import quantized
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.run import execute, infer_sizes
 
 transformers = pytest.importorskip("transformers")

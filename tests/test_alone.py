@@ -9,7 +9,7 @@ from learncost.layers.alone import alone, shape
 from learncost.layers.lower import _is_normal, _Lowering, lower
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.price import executed, price
 
 MODELS = ["gpt2", "transformer-base", "bert-base", "distilbert-base", "gpt3-jiang"]

@@ -17,7 +17,7 @@ from learncost.equation.parse import parse_line
 from learncost.equation.table import Kernel, Line, Repeat
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.emit.c import kernel, source, writable
 
 pytestmark = needs_compiler

@@ -9,7 +9,8 @@ from contests import problem, rows, setting
 from learncost.contest.entrant import Entrant, Training
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.procedures.procedure import LEARNING, PROCEDURES, step
+from learncost.procedures.procedure import LEARNING, PROCEDURES
+from learncost.procedures.step import step
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 50}
 LLAMA = {"model_type": "llama", "intermediate_size": 24, "max_position_embeddings": 32, **SIZES}
@@ -100,7 +101,7 @@ def modulated(mode, scale=None):
     training = Training(setting("vit", "sgd", dtype="fp64"), Entrant("pepita", mode))
     inputs = {**problem("vit").training.rows(rows(3)), **problem("vit").fixed}
     values = dict(training.prepare(**inputs).values)
-    from learncost.procedures.procedure import step as step_of
+    from learncost.procedures.step import step as step_of
     from learncost.readings.run import execute
 
     table = step_of(training.model, "pepita", "sgd", mode=mode)

@@ -13,7 +13,7 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import program
 from learncost.training.engines import engine

@@ -9,7 +9,8 @@ from learncost.layers.lower import lower
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.procedures.procedure import PROCEDURES, step
+from learncost.procedures.procedure import PROCEDURES
+from learncost.procedures.step import step
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import fill, program, unfold
 from learncost.readings.run import execute as definition

@@ -8,7 +8,7 @@ from hugging_face import flops_of, module_of, parameters_of, read
 from learncost.equation.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.price import parameters
 from sampling import sampled
 

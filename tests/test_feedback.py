@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

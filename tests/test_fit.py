@@ -35,7 +35,7 @@ from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 
 batch, room, model = json.loads(sys.argv[1])
 built = build(configure("gpt2", model))

@@ -22,7 +22,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit.placed import placed
 from learncost.readings.run import execute

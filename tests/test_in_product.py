@@ -12,7 +12,7 @@ from learncost.plans.in_product import updates
 from learncost.plans.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.emit.placed import placed
 from planned import given, sizes_of, table_of

@@ -6,7 +6,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.schedule import lifetimes
 from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS
 from unrolled import unrolled

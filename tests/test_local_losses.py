@@ -12,7 +12,7 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
 from planned import given, results, sizes_of, table_of

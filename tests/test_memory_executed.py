@@ -14,7 +14,7 @@ from learncost.models.model import build, run_sizes
 from learncost.plans.executed import executed
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings import rooms
 
 KIB, MIB = 2**10, 2**20

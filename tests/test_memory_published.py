@@ -11,7 +11,7 @@ from learncost.ledger.memory_measured import measured
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.live import live
 
 LAYERS, BATCH, LENGTH, HEADS, WIDTH = 7, 2, 5, 3, 12

@@ -11,7 +11,7 @@ from learncost.layers.split import Part, split
 from learncost.models.from_layer import from_layer
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.run import execute as run
 from planned import given, results, sizes_of, table_of
 from programs import execute, worst

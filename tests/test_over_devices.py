@@ -12,7 +12,7 @@ from learncost.placement.place import place
 from learncost.placement.presets import chosen
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.live import live
 
 SIZES = {"vocab_size": 50304, "seq_len": 256, "n_layer": 3}

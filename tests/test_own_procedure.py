@@ -6,7 +6,7 @@ import pytest
 import learncost as lc
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
 

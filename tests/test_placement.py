@@ -20,7 +20,7 @@ from learncost.placement.mesh import mesh
 from learncost.placement.place import place
 from learncost.placement.presets import PLACEMENTS, chosen
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
 from learncost.proof.placements import verify_placements
 from learncost.readings.run import collected as run_collected

@@ -11,7 +11,7 @@ from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen, memory
 from learncost.procedures.clipping import with_clipping
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.price import parameters
 from planned import sizes_of, table_of
 

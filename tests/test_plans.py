@@ -16,7 +16,7 @@ from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import PLANS, plan_of, planned
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from planned import MODELS, given, results, sizes_of, table_of
 from programs import execute, worst
 

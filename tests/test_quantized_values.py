@@ -13,7 +13,7 @@ from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.quantization import quantized
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 
 SHORT = "short"
 """Blocks of three, so that those of small models end with a part."""

@@ -12,7 +12,7 @@ from learncost.layers.derive import derive
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
 

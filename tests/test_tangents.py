@@ -14,7 +14,8 @@ from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.tangent import tangent
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.procedures.procedure import LEARNING, step
+from learncost.procedures.procedure import LEARNING
+from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
 from learncost.proof.tangents import along, with_tangent

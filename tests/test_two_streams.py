@@ -8,7 +8,7 @@ from learncost.equation.table import Repeat
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.plans.plan import planned
-from learncost.procedures.procedure import run_by, step
+from learncost.procedures.step import run_by, step
 from learncost.proof.check import tally, values_of
 from learncost.proof.stepped import arrays_of, sizes_of
 

@@ -18,7 +18,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.flash import QUERIES
 from learncost.plans.plan import planned
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof import engine_operators
 from learncost.proof.engine import BLOCKS, places
 from learncost.proof.engine_in_place import Watch

@@ -7,7 +7,7 @@ from fractions import Fraction
 from learncost.bench.subject import Subject
 from learncost.books.book import book
 from learncost.equation.table import Line
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.price import price
 from learncost.readings.time import MatrixProduct, matrix_product
 from learncost.vocabulary.optimizers import OPTIMIZERS

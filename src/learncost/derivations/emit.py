@@ -26,7 +26,7 @@ from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.emit import program
 from learncost.readings.emit.placed import placed, standalone
 from learncost.version import __version__

@@ -25,8 +25,9 @@ from learncost.procedures.accumulation import Accumulated, accumulated
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.procedure import MODES, step
+from learncost.procedures.procedure import MODES
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.step import step
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.emit.precision import typed
 from learncost.readings.run import execute

@@ -17,7 +17,7 @@ from learncost.models.from_layer import from_layer
 from learncost.models.model import Model, axes_of
 from learncost.models.wording import nearest
 from learncost.procedures.inference import scored
-from learncost.procedures.procedure import run_by, turns_of
+from learncost.procedures.step import run_by, turns_of
 from learncost.readings.run import infer_sizes
 
 

@@ -24,7 +24,7 @@ from learncost.models.model import Model, build
 from learncost.models.quantization import changed
 from learncost.procedures.inference import scored
 from learncost.procedures.optimizer import DEFAULT
-from learncost.procedures.procedure import run_by, turns_of
+from learncost.procedures.step import run_by, turns_of
 from learncost.readings.emit.precision import typed
 
 

@@ -19,7 +19,7 @@ from learncost.placement.presets import chosen
 from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
-from learncost.procedures.procedure import step as step_of
+from learncost.procedures.step import step as step_of
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import KIND
 from learncost.vocabulary.optimizers import OPTIMIZERS

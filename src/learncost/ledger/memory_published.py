@@ -18,7 +18,7 @@ from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number
 from learncost.models.configuration import Configuration
 from learncost.models.families import instead
 from learncost.models.model import Model
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.live import levels
 
 PROCEDURES = ("bp", "recompute", "pepita", "mempepita")

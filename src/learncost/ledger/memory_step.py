@@ -23,8 +23,9 @@ from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
-from learncost.procedures.procedure import PAPER, step, trained_by
+from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.step import step, trained_by
 from learncost.readings.live import Instant, Live, Stretch, levels, live, moments, stretches
 from learncost.schedule.autograd.module import module_named
 from learncost.schedule.autograd.running import Running

@@ -21,8 +21,8 @@ from learncost.placement.presets import chosen
 from learncost.placement.stages import pipeline_of, place_stages
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import default_optimizer, without_gradients
-from learncost.procedures.procedure import step
 from learncost.procedures.staged import staged
+from learncost.procedures.step import step
 
 RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 """By which convention bytes are told that a device sends."""

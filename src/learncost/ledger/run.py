@@ -22,15 +22,9 @@ from learncost.models.tables import letters_of
 from learncost.models.wording import counted, shown
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.procedure import (
-    MACRO_OPERATIONS,
-    PROCEDURES,
-    Procedure,
-    adaptation,
-    step,
-    trained_by,
-)
+from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES, Procedure
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.step import adaptation, step, trained_by
 from learncost.readings.active import active_parameters
 from learncost.readings.price import Book, Price, Row, parameters, price
 

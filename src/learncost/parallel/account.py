@@ -29,7 +29,7 @@ from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed, place
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import state_of, without_gradients
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.readings.live import Stretch, stretches
 from learncost.readings.price import Row, price
 from learncost.readings.time import Rates

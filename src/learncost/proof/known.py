@@ -16,9 +16,10 @@ from learncost.models.model import Model
 from learncost.models.parts import Parts, repeats
 from learncost.procedures.forward_gradients import by_two_sides
 from learncost.procedures.places import blocks
-from learncost.procedures.procedure import Procedure, run_by, step, trained_by, turns_of
+from learncost.procedures.procedure import Procedure
 from learncost.procedures.projection import with_projection
 from learncost.procedures.signals import signals
+from learncost.procedures.step import run_by, step, trained_by, turns_of
 from learncost.proof.check import sound_arrays, values_of
 from learncost.proof.known_given import exact_at_blocks, exact_at_linears, slope_of_activities
 from learncost.proof.report import Check

@@ -16,8 +16,9 @@ from learncost.layers.tangent import MARK
 from learncost.models.model import Model
 from learncost.procedures.directions import Site, sites
 from learncost.procedures.places import blocks, linears
-from learncost.procedures.procedure import Procedure, step
+from learncost.procedures.procedure import Procedure
 from learncost.procedures.signals import signals
+from learncost.procedures.step import step
 from learncost.proof.check import values_of
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes

@@ -26,8 +26,8 @@ from learncost.placement.presets import chosen
 from learncost.placement.stages import Pipeline, pipeline_of, place_stages
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import step
 from learncost.procedures.staged import staged
+from learncost.procedures.step import step
 from learncost.proof.check import Values, sound_arrays, survived, values_of
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes

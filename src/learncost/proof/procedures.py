@@ -9,8 +9,9 @@ import numpy as np
 
 from learncost.equation.errors import InputError
 from learncost.models.model import Model
-from learncost.procedures.procedure import LEARNING, step, trained_by
+from learncost.procedures.procedure import LEARNING
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.step import step, trained_by
 from learncost.proof.check import sound_arrays, survived, tally, values_of
 from learncost.proof.known import known
 from learncost.proof.report import Check

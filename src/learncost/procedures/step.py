@@ -1,0 +1,195 @@
+"""The tables of a step: a schedule's moves over a model's table, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table, walk
+from learncost.layers.cuts import NONE
+from learncost.layers.derive import derive
+from learncost.models.model import Model, Structure
+from learncost.procedures.optimizer import optimizer, with_optimizer
+from learncost.procedures.procedure import LEARNING, MODES, PAPER, Procedure, procedure
+
+if TYPE_CHECKING:
+    from learncost.models.adaptation import Adaptation
+
+
+def adaptation(chosen: Procedure, turn: int = 0) -> Adaptation | None:
+    """What learns under a procedure that says so itself; `turn` is the number of the block, where they take turns."""
+    if not chosen.chooses:
+        return None
+    from learncost.models.adaptation import Adaptation  # only where it is asked for: start-up counts
+
+    return Adaptation(layers=str(turn)) if chosen.by_turns else Adaptation((chosen.part,))
+
+
+def turns_of(model: Model, chosen: Procedure) -> int:
+    """How many blocks take turns; 1 where none do."""
+    if not chosen.by_turns:
+        return 1
+    from learncost.models.parts import Parts, repeats
+
+    return sum(map(Parts(model).turns, repeats(model.table)))
+
+
+def trained_by(model: Model, name: str, turn: int = 0) -> Model:
+    """The model with the weights that learn under a procedure: itself, but for one that updates a part.
+
+    turn  where blocks take turns, the number of the one that learns
+    """
+    chosen = procedure(name)
+    if chosen.cuts:
+        gradients = _reached(Structure(model), chosen)
+        learning = tuple(weight for weight in model.learning if weight in gradients)
+        return model if learning == model.learning else replace(model, trained=learning)
+    part = adaptation(chosen, turn)
+    is_split = any(model.table.values[weight].group for weight in model.table.weights)
+    if part is None or (chosen.by_turns and is_split):  # it is the model of a turn already
+        return model
+    from learncost.models.adaptation import adapted
+
+    try:
+        return adapted(model, part)
+    except InputError as refusal:
+        if not chosen.by_turns:
+            raise
+        name_of = model.configuration.name
+        raise InputError(
+            f"{chosen.name} needs one stack of blocks with weights of their own, which {name_of} does not have"
+        ) from refusal
+
+
+def run_by(model: Model, name: str) -> Model:
+    """The model whose forward pass a procedure runs: itself, but for one that has other blocks."""
+    chosen = procedure(name)
+    if "forward in two streams" not in chosen.moves:
+        return model
+    from learncost.procedures.two_streams import in_two_streams
+
+    return in_two_streams(model, chosen.name)
+
+
+@lru_cache(maxsize=64)
+def _reached(structure: Structure, chosen: Procedure) -> frozenset[str]:
+    """The weights that get something for a gradient."""
+    return frozenset(_by_gradients(structure.model, chosen, False)[1])
+
+
+def step(
+    model: Model,
+    name: str,
+    optimizer_name: str | None = None,
+    jacobian: bool = False,
+    mode: str = PAPER,
+    turn: int = 0,
+) -> Table:
+    """One training step as a table: passes, updates and, where one is named, the optimizer.
+
+    Its inputs are the model's, the gradients of its outputs where nothing else says what to learn, and the scalars of
+    the procedure and the optimizer; its outputs the model's, the weights' updates and, with an optimizer, the new
+    weights and states.
+    jacobian   backward through explicit Jacobians, as the paper prices it
+    mode       of a procedure that has several: "paper", or "stable"
+    turn       where blocks take turns, the number of the one that learns
+    """
+    chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
+    model = run_by(trained_by(model, name, turn), name)
+    if chosen.compares:
+        from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
+
+        table, gradients = by_differences(model, chosen, MODES[mode])
+    elif "loss at blocks by HEAD" in chosen.moves:
+        from learncost.procedures.local_losses import by_local_losses
+
+        table, gradients = by_local_losses(model, chosen)
+        if reading := chosen.moves.get("backward reading NAME for weights"):
+            from learncost.procedures.feedback import with_feedback
+
+            table = with_feedback(table, reading, chosen.lines)
+    elif "update by tangents" in chosen.moves:
+        from learncost.procedures.forward_gradients import by_tangents
+
+        table, gradients = by_tangents(model, chosen)
+    elif "update by both sides" in chosen.moves:
+        from learncost.procedures.forward_gradients import by_two_sides
+
+        table, gradients = by_two_sides(model, chosen)
+    else:
+        table, gradients = _by_gradients(model, chosen, jacobian)
+    if model.kept:
+        table = _kept(table, chosen)
+    if model.whole:
+        from learncost.layers.rewrite_whole import with_whole
+
+        table = with_whole(table)
+    if stepping is None:
+        return table
+    table = with_optimizer(table, gradients, stepping)
+    if follower := chosen.moves.get("NAME follows weights"):
+        from learncost.procedures.following import with_following
+
+        table = with_following(table, follower, chosen.decay)
+    if any(weight.kind.learns for weight in model.quantized):
+        from learncost.procedures.rounded import with_rounded  # only where it is asked for: start-up counts
+
+        table = with_rounded(table, model)
+    if rank := chosen.moves.get("projected to NUMBER"):
+        from learncost.procedures.projection import with_projection
+
+        table = with_projection(table, model, chosen, int(rank))
+    return table
+
+
+def _kept(table: Table, chosen: Procedure) -> Table:
+    """The step with codes of what waits for its backward pass."""
+    from learncost.layers.rewrite_kept import with_kept  # only where it is asked for: start-up counts
+
+    if set(chosen.schedule) - set(LEARNING["bp"].schedule) - set(LEARNING["recompute"].schedule):
+        raise InputError(f"activations in int8 wait for the backward pass of bp and recompute, not of {chosen.name}")
+    return with_kept(table)
+
+
+def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:
+    """The step of a schedule with a backward pass: nothing is derived that no weight that learns needs."""
+    reading = chosen.moves.get("backward reading NAME for weights")
+    if reading and model.quantized:
+        raise InputError(f"{chosen.name} reads other matrices for weights, which quantized ones have no room for")
+    cuts, drawn, made = NONE, {}, None
+    if chosen.cuts:
+        from learncost.procedures.signals import signals
+
+        made = signals(model, chosen)
+        cuts, drawn = made.cuts, dict(made.inputs)
+    wanted = (*model.differentiated, *model.learning)
+    derived = derive(model.table, wanted=wanted, jacobian=jacobian, cuts=cuts)
+    table = derived.step
+    if made is not None and made.directions is not None:
+        from learncost.procedures.forward_gradients import with_tangents
+
+        return with_tangents(model, derived, made)
+    read = {name for line, _ in walk(table.lines) for name in line.reads}
+    drawn = {name: value for name, value in drawn.items() if name in read}
+    if drawn:
+        table = replace(table, values={**table.values, **drawn}, inputs=(*table.inputs, *drawn))
+    if model.quantized:
+        from learncost.layers.rewrite_quantized import made_again  # only where it is asked for: start-up counts
+
+        table = made_again(table)
+    if "forward again" in chosen.moves:
+        from learncost.layers.recompute import recomputed
+
+        table = recomputed(table, chosen=lambda line: True, whole=True)
+    if "forward again from outputs" in chosen.moves:
+        from learncost.layers.inverse import inverted
+
+        table = inverted(table)
+    if reading:
+        from learncost.procedures.feedback import with_feedback
+
+        table = with_feedback(table, reading, chosen.lines)
+    return table, {name: gradient for name, gradient in derived.gradients.items() if name in model.table.weights}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from inspect import Parameter
+from itertools import chain
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -124,6 +126,7 @@ class Listed(Shown):
     columns: dict[str, Cell] = field(default_factory=dict)
     heading: str = ""
     notes: tuple[str, ...] = ()
+    noted: Callable[[Known], Iterable[str]] = field(default=lambda entry: ())  # what stands under the table, once each
 
     def to_dict(self) -> Any:
         """As the JSON has it: a list."""
@@ -132,7 +135,8 @@ class Listed(Shown):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         rows = tuple(Row(tuple(cell(entry) for cell in self.columns.values())) for entry in self.entries)
         left = frozenset(place for place, name in enumerate(self.columns) if name not in _NUMBERS)
-        return (Sheet(self.heading, tuple(self.columns), rows, self.notes, left),)
+        notes = dict.fromkeys(note for entry in self.entries for note in self.noted(entry))
+        return (Sheet(self.heading, tuple(self.columns), rows, (*self.notes, *notes), left),)
 
 
 @cache
@@ -193,7 +197,15 @@ def _support() -> Listed:
     groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])
     columns: dict[str, Cell] = {"model type": _field("name")}
     columns |= {group: partial(_done, group) for group in groups}
-    return Listed(entries, {**columns, "what it cannot, and why": _reasons})
+    numbers = {reason: str(place) for place, reason in enumerate(dict.fromkeys(chain(*map(_why, entries))), start=1)}
+
+    def noted(entry: Known) -> Iterable[str]:
+        return (f"{numbers[reason]}: {reason}." for reason in _why(entry))
+
+    def cannot(entry: Known) -> str:
+        return ", ".join(f"{' and '.join(names)} ({numbers[reason]})" for reason, names in _why(entry).items())
+
+    return Listed(entries, {**columns, "what it cannot (why, below)": cannot}, noted=noted)
 
 
 def _done(group: str, entry: Known) -> str:
@@ -202,17 +214,13 @@ def _done(group: str, entry: Known) -> str:
     return "yes" if not any(reasons) else f"{reasons.count('')} of {len(reasons)}"
 
 
-def _reasons(entry: Known) -> str:
-    """Every reason once, behind the fields that have it."""
-    reasons = {reason: None for reason in entry["reasons"].values() if reason}
-    having = {
-        reason: [field for field, field_reason in entry["reasons"].items() if field_reason == reason]
-        for reason in reasons
-    }
-    every = len(entry["reasons"])
-    return "; ".join(
-        f"{'everything' if len(names) == every else ', '.join(names)}: {reason}" for reason, names in having.items()
-    )
+def _why(entry: Known) -> dict[str, list[str]]:
+    """Every reason once, in words that do not name the family, with the fields that have it."""
+    having: dict[str, list[str]] = {}
+    for name, reason in entry["reasons"].items():
+        if reason:
+            having.setdefault(re.sub(rf"\b{re.escape(entry['name'])}\b", "it", reason), []).append(name)
+    return having
 
 
 def _sizes() -> Listed:

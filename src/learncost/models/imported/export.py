@@ -32,7 +32,7 @@ class Exported:
     learns: Mapping[str, bool] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     wants_gradient: Mapping[str, bool] = field(default_factory=dict)
-    where_open: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # of a letter: an input's dimension
+    where_open: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # a letter's dimension in an input
     fixed: Mapping[str, int] = field(default_factory=dict)  # letters that the module allows one size alone
     same_sizes: Mapping[Any, Any] = field(default_factory=dict)  # symbols of one letter, with the first of them
 
@@ -110,6 +110,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         ):
             if word.isdigit():
                 continue
+            where_open.setdefault(word, (name, dim))
             expression: Any = None if isinstance(size, int) else size.node.expr
             if expression is None or expression.is_Integer:  # a loop over it, say, was run as often as it is long
                 fixed[word] = int(size)
@@ -118,9 +119,6 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
                 same_sizes[expression] = first_of[word]
             first_of.setdefault(word, expression)
             letters.setdefault(str(first_of[word]), word)
-            where_open.setdefault(word, (name, dim))
-    for word in fixed:
-        where_open.pop(word, None)
     outputs = [
         spec.arg.name if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name") else None
         for spec in signature.output_specs

@@ -16,6 +16,7 @@ from learncost.models.imported.constants import Constants, Mask
 from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
 from learncost.models.imported.opaque import opaque
 from learncost.models.imported.refusals import is_local
+from learncost.models.imported.sized import lines_of, number_of, plain
 from learncost.models.imported.views import Stored, View
 
 Rule = Callable[..., Any]
@@ -163,6 +164,8 @@ class Reader:
             return self.unmasked(value)
         if isinstance(value, Outside):
             return self.outside(value, "constant")
+        if (expression := _expression(value)) is not None and isinstance(view := lines_of(self, expression), View):
+            return view
         raise self.refusal(f"{value!r} is no tensor")
 
     def start(self, value: Any) -> int | None:
@@ -227,23 +230,17 @@ class Reader:
         return Outside(node, first, lambda view: look(self, view, *arguments[1:], **named))
 
     def number(self, value: Any) -> Number | None:
-        """A number, or a size, as an operand; None for a tensor."""
+        """A number, or what follows from a size, as an operand; None for a tensor, and for what takes lines."""
+        if isinstance(value, Number):
+            return value
         if isinstance(value, bool | int | float):
             return Number(float(value))
-        if hasattr(value, "node") and hasattr(value.node, "expr"):
-            return self.sized(value.node.expr)
-        if hasattr(value, "free_symbols"):
-            return self.sized(value)
+        if (expression := _expression(value)) is not None:
+            return number_of(expression)
         if isinstance(value, Outside):
             known = self.constant(value)
             return None if known is None else Number(known)
         return None
-
-    def sized(self, expression: Any) -> Number:
-        """A number that sizes give: `c M^p` of one symbol."""
-        if expression.is_number:
-            return Number(float(expression))
-        raise self.refusal(f"the number {expression}, which follows from sizes")
 
     def constant(self, value: Outside) -> float | None:
         """The number that a tensor outside holds everywhere, where the graph says so."""
@@ -342,7 +339,7 @@ class Reader:
         """A line over each element; operands are spread over each other from the last dimension on."""
         numbers = [self.number(operand) for operand in operands]
         views = [None if n is not None else self.view(o) for n, o in zip(numbers, operands, strict=True)]
-        most = max(len(view.dims) for view in views if view is not None)
+        most = max((len(view.dims) for view in views if view is not None), default=0)
         reads: list[tuple[View, Letters] | Number] = []
         for number, view in zip(numbers, views, strict=True):
             if view is None:
@@ -442,6 +439,14 @@ TAKES_CHOSEN = ("indexing",)
 
 TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
 """Operators that may read masked scores as they are."""
+
+
+def _expression(value: Any) -> Any:
+    """What a number of a graph says in sizes; None for other values."""
+    if hasattr(value, "free_symbols") or hasattr(getattr(value, "node", None), "expr"):
+        size = size_of(value)
+        return None if isinstance(size, int) else plain(size)
+    return None
 
 
 def _same_many(value: Outside, source: Outside, kind: str) -> bool:

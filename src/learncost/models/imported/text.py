@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.models.imported.axes import Axis, Size, equal, leaves
@@ -112,9 +112,12 @@ class Names:
 
 @dataclass
 class Writer:
-    """Writes lines. `symbols` are the letters that sizes are called by, `reserved` names that no axis may have."""
+    """Writes lines. `symbols` are the letters that sizes are called by, `stated` the sizes that letters are known to
+    have where the axes have numbers.
+    """
 
     symbols: dict[str, str]
+    stated: Mapping[str, Size] = field(default_factory=dict)
     values: Names = field(default_factory=Names)
     axes: Names = field(default_factory=Names)
     names: dict[Stored, str] = field(default_factory=dict)
@@ -130,13 +133,15 @@ class Writer:
         """What a class of axes is called: a symbol by its letter, others by what a rule calls them."""
         root = axis.root
         if root not in self.letters:
-            text = str(root.size)
-            if text in self.symbols:
-                self.letters[root] = self.symbols[text]
-            else:
+            size, letter = root.size, ""
+            if str(size) not in self.symbols:
                 letter = self.axes.unique(root.letter or "n", "")
-                self.letters[root] = letter
-                self.sizes[letter] = root.size
+                size = self.stated.get(letter, size)
+            if str(size) in self.symbols:
+                letter = self.symbols[str(size)]
+            else:
+                self.sizes[letter] = size
+            self.letters[root] = letter
         return self.letters[root]
 
     def line(self, equation: Equation) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported import rules  # noqa: F401 - the rules register themselves
-from learncost.models.imported.axes import Axis, equal
+from learncost.models.imported.axes import Axis, Size, equal
 from learncost.models.imported.constants import Constants
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
@@ -28,6 +28,7 @@ class Imported:
     weights   the parameters' paths, by name: one, or those of all turns
     outputs   their names, and `output_nodes` the nodes of the graph that give them
     derived   sizes that follow from open ones, as expressions
+    sizes     of the letters that the layer has beside the open ones
     """
 
     text: str
@@ -38,6 +39,7 @@ class Imported:
     outputs: Sequence[str]
     output_nodes: Sequence[str]
     derived: Mapping[str, str]
+    sizes: Mapping[str, Size] = field(default_factory=dict)
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
         """A size that follows from others, given these."""
@@ -76,7 +78,21 @@ def read_module(
     InputError
         For what PyTorch cannot export or what no rule reads, with the user's own line.
     """
-    exported = export(module, inputs, symbols or {})
+    return read_exported(export(module, inputs, symbols or {}), module, name=name, fold=fold, unknown=unknown)
+
+
+def read_exported(
+    exported: Exported,
+    module: Any,
+    *,
+    name: str = "",
+    fold: bool = True,
+    unknown: str = "refuse",
+    stated: Mapping[str, Size] = {},
+) -> Imported:
+    """The layer that an exported module is; `stated` are sizes by the letters that the layer has for them, where more
+    is known of one than the number that it has in this export. Raises `InputError`.
+    """
     SAME_SIZES.set(exported.same_sizes)
     constants = Constants(_tensors(exported, module))
     reader = Reader(exported.program.graph, allows_unknown=unknown == "zero", constants=constants)
@@ -92,7 +108,7 @@ def read_module(
             reader.read(node)
         elif node.op == "output":
             outputs = _outputs(reader, exported, node)
-    return _written(reader, exported, weights, outputs, name or type(module).__name__, fold)
+    return _written(reader, exported, weights, outputs, name or type(module).__name__, fold, stated)
 
 
 WITHOUT_GRADIENT = (
@@ -223,6 +239,7 @@ def _written(
     outputs: Sequence[tuple[str, View, str]],
     name: str,
     fold: bool,
+    stated: Mapping[str, Size],
 ) -> Imported:
     recorder = reader.recorder
     recorder.module, recorder.operator = "", "output"
@@ -235,7 +252,7 @@ def _written(
     if fold:
         learned = _learned(equations, exported, weights)
         items = folded(items, results, learned.__contains__)
-    layer_text = LayerText(items, results, exported, weights, Writer(exported.symbols))
+    layer_text = LayerText(items, results, exported, weights, Writer(exported.symbols, stated))
     writer = layer_text.writer
     writer.values.taken |= set(exported.symbols.values())
     layer_text.prepare([label for label, *_ in outputs])
@@ -251,6 +268,7 @@ def _written(
         tuple(map(writer.name, results)),
         tuple(node for *_, node in outputs),
         {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
+        writer.sizes,
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.models.imported.inputs import Input, attempts, checked, examples_of, symbols_of, tensors
+from learncost.models.imported.axes import Size
+from learncost.models.imported.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
 from learncost.models.imported.refusals import FixedError, NotExportedError, OnValuesError, exports
 
 
@@ -34,8 +36,10 @@ def table_of(
     real     builds the module with values in its parameters, where this one has none
     """
     from learncost.models.imported.as_run import straight
+    from learncost.models.imported.export import Exported, export
     from learncost.models.imported.parts import in_parts
-    from learncost.models.imported.walk import read_module
+    from learncost.models.imported.varied import told, varied
+    from learncost.models.imported.walk import Imported, read_exported
 
     name = type(module).__name__
 
@@ -43,14 +47,31 @@ def table_of(
         with exports(called):
             whole = straight(module, values) if as_run else module
             taken = {key: value for key, value in values.items() if not as_run or hasattr(value, "shape")}
-            imported = read_module(whole, taken, letters, name=name, unknown=unknown, fold=fold)
-        for letter, size in imported.exported.fixed.items():
-            raise FixedError(
-                f"{called} cannot be read with {letter} open: its code fixes it to {size}, as a loop over it does, or "
-                "an input whose size is a number does; "
-                f"write the number itself, as in {_with(values, letters, letter, size)}"
-            )
-        return imported.text
+            exported = export(whole, taken, letters)
+
+            def at(sizes: Mapping[str, int]) -> Exported:
+                stage(f"reading {name} at {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
+                words = {
+                    key: " ".join(str(sizes.get(word, word)) for word in text.split()) for key, text in letters.items()
+                }
+                return export(whole, sized(values, sizes, letters), words)
+
+            def table(exported: Exported, stated: Mapping[str, Size]) -> Imported:
+                return read_exported(exported, whole, name=name, unknown=unknown, fold=fold, stated=stated)
+
+            first = table(exported, {})
+            if not exported.fixed:
+                return first.text
+            with suppress(InputError):
+                if answer := varied(first, at, table, _numbers(values)):
+                    imported, tried = answer
+                    say(remark := told(called, tried))
+                    return f"% {remark}\n{imported.text}"
+        letter, size = next(iter(exported.fixed.items()))
+        raise FixedError(
+            f"{called} cannot be read with {letter} open: its code fixes it to {size}, as a loop over it does, or an "
+            f"input whose size is a number does; write the number itself, as in {_with(values, letters, letter, size)}"
+        )
 
     def parts(values: Mapping[str, Any], error: InputError) -> str:
         """The parts of a module that cannot be exported, where that is asked for."""
@@ -108,3 +129,8 @@ def _described(value: Any) -> str:
     """A value in words: a tensor by its type and its sizes."""
     shape = getattr(value, "shape", None)
     return " ".join(map(str, (str(value.dtype).removeprefix("torch."), *shape))) if shape is not None else repr(value)
+
+
+def _numbers(values: Mapping[str, Any]) -> set[int]:
+    """All sizes of the example values."""
+    return {int(size) for value in values.values() for size in getattr(value, "shape", ())}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from learncost.models.imported.equations import Number
 from learncost.models.imported.reader import Outside, Reader, rule
 from learncost.models.imported.views import View
 
@@ -60,6 +61,8 @@ def neg(reader: Reader, x: View) -> View:
 def div(reader: Reader, x: Any, z: Any) -> View:
     if isinstance(z, int | float) and not isinstance(z, bool):
         return reader.view(x) if z == 1 else reader.multiply(x, 1.0 / z)
+    if not isinstance(z, Outside) and (number := reader.number(z)) is not None:
+        return reader.multiply(x, Number(1.0 / number.value, number.axes, -number.power))
     return reader.word("divide", x, z)
 
 

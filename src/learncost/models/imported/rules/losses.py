@@ -35,10 +35,7 @@ def cross_entropy(
     logs = reader.along("log_softmax", x, [classes], hint="P") if x.dims[classes] else reader.multiply(0.0, x)
     if isinstance(targets, View) or targets.node.meta["val"].dtype.is_floating_point:
         if smoothing:
-            classes_count = logs.shape[classes]
-            if not isinstance(classes_count, int):
-                raise reader.refusal("label smoothing over classes without a fixed number")
-            targets = reader.add(reader.multiply(targets, 1.0 - smoothing), smoothing / classes_count)
+            targets = reader.add(reader.multiply(targets, 1.0 - smoothing), smoothing / logs.shape[classes])
         taken = reader.multiply(logs, targets)
         if weight is not None:
             by_class = reader.view(weight)
@@ -56,11 +53,7 @@ def cross_entropy(
 
 
 def _times(reader: Reader, total: View, count: Size, reduction: int) -> View:
-    if reduction == 2:
-        return total
-    if not isinstance(count, int):
-        raise reader.refusal("a mean over a number of answers without a fixed size")
-    return reader.multiply(total, 1.0 / count)
+    return total if reduction == 2 else reader.multiply(total, 1 / count)
 
 
 def nll(
@@ -111,8 +104,6 @@ def _smoothed(
     all_classes = summed(reader, logs, [classes])
     others = list(range(len(all_classes.dims)))
     spread = reader.recorder.line("product", [(all_classes, others), (shares, others)], [] if reduction else others)
-    if not isinstance(count, int):
-        raise reader.refusal("label smoothing over classes without a fixed number")
     return reader.add(reader.multiply(plain, 1.0 - smoothing), reader.multiply(spread, smoothing / count))
 
 

@@ -70,7 +70,7 @@ def variance(reader: Reader, x: View, dims: Sequence[int], correction: float, ke
     for dim in dims:
         size = size * x.shape[dim]
     if not isinstance(size, int):
-        raise reader.refusal("a variance with a correction along an axis without a fixed size")
+        return reader.multiply(summed(reader, squares, dims, None, keepdim), 1 / (size - correction)), middle
     return summed(reader, squares, dims, Number(1.0 / (size - correction)), keepdim), middle
 
 

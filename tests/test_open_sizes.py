@@ -1,0 +1,82 @@
+"""Sizes that stay open where a module's code computes with them, or makes numbers of them while it is exported."""
+
+import math
+
+import pytest
+
+import learncost as lc
+
+torch = pytest.importorskip("torch")
+
+from learncost.models.imported.walk import read_module  # noqa: E402 - it needs torch
+from learncost.proof.imported import parity  # noqa: E402
+
+
+class Of(torch.nn.Module):
+    """What a function makes of a linear layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+def numbers_of_sizes(x):
+    rows, length, _ = x.shape
+    return (
+        x / length,
+        x + rows,
+        x.sum() / x.numel(),
+        x * (length**2 + 3 * rows - 1) / 7,
+        x * length**-0.5 - 1 / rows,
+        x.abs() ** length,
+        x.sum(1) / max(1, length - 1),
+        x * (length // 2),
+        x.clamp(max=0.1 * length),
+        x.std(1),
+        torch.where(x > 0, x, rows),
+        torch.nn.functional.cross_entropy(x, torch.full_like(x, 0.2), label_smoothing=0.1),
+    )
+
+
+def test_numbers_that_follow_from_open_sizes_are_lines():
+    module = Of(numbers_of_sizes)
+    torch.manual_seed(1)
+    read = read_module(module, (torch.randn(3, 5, 6),), {"x": "B M 6"})
+    for sizes in ((3, 5), (4, 9), (6, 6)):
+        apart = parity(module, (torch.randn(*sizes, 6),), read)
+        assert (apart.value, apart.gradient) == (pytest.approx(0, abs=1e-14), pytest.approx(0, abs=1e-13))
+
+
+def contrast(count):
+    def loss(x):
+        scores = x @ x.T
+        places = torch.arange(count(scores))
+        return torch.nn.functional.cross_entropy(scores, places) + torch.cat([x[: count(x)], x]).sum()
+
+    return Of(loss)
+
+
+def test_a_length_that_code_makes_a_number_of_stays_open():
+    told = lc.from_module(contrast(lambda x: x.shape[0]), {"x": "float B 6"})
+    fixed = lc.from_module(contrast(len), {"x": "float B 6"})
+    assert fixed.text.replace("n2", "n") == told.text
+    assert "follows: n2=2*B" in fixed.text
+    number = lc.from_module(contrast(len), {"x": "float 6 6"})
+    assert lc.cost(fixed, B=6).total == lc.cost(number).total
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.stack([x[:, i].sin() for i in range(len(x[0]))]),
+        lambda x: x / math.sqrt(len(x[0])),
+        lambda x: x.sin() if len(x[0]) > 50 else x,
+    ],
+)
+def test_what_a_length_decides_besides_is_refused(function):
+    with pytest.raises(lc.InputError, match=r"M open: its code fixes it to .*; write the number"):
+        lc.from_module(Of(function), {"x": "float B M 6"})

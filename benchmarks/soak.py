@@ -185,7 +185,8 @@ def _soak(process: int, address: str, count: int, minutes: float, several: int, 
     before = worked(process)
     while any(client.is_alive() for client in clients):
         time.sleep(0.5)
-        done = sum(len(client.seconds) for client in clients) / max(1, count)
+        asked = sum(len(client.seconds) for client in clients) / max(1, count)
+        done = max(asked, (time.monotonic() - began) / (60 * minutes))  # whichever ends it
         levels.append((done, memory(process)))
     statuses = sum((client.statuses for client in clients), Counter())
     seconds = sorted(own for client in clients for own in client.seconds)

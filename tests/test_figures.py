@@ -276,6 +276,38 @@ def test_a_terminal_has_the_picture_and_a_pipe_nothing_of_it(
     assert len(drawn) >= 12
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [("complexity", "a picture needs numbers"), ("compare vit-b-16", "vit-b-16 reads 197 positions")],
+)
+def test_an_answer_without_a_picture_says_why_below_it(
+    words: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 0
+    piped = capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        screen = on_a_terminal(f"{words} --plot", patch)
+    assert screen.split()[: len(piped.split())] == piped.split()
+    assert f"No picture: {reason}" in screen
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("crossover vit-b-16", "reads 197 positions"),
+        ("scaling vit-b-16 --along length", "reads 197 positions"),
+        ("crossover resnet-18", "resnet-18 has no length"),
+        ("scaling resnet-18 gpt2 --along length", "resnet-18 has no length"),
+    ],
+)
+def test_no_figure_is_drawn_over_a_length_that_a_model_does_not_have(
+    words: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["figure", *words.split(), "-o", str(tmp_path / "a.svg")]) == 2
+    assert reason in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_picture_of_memory_is_as_high_as_its_bytes() -> None:
     answer = lc.memory("gpt2", engine="table", seq_len=1024)
     rows = terminal.plot(answer, 80).split("\n")[1 : terminal.HIGH + 1]

@@ -16,7 +16,7 @@ import learncost as lc
 from browsing import Watched, chromium
 from learncost.faces.command import main
 from learncost.pictures.data.curve import curve
-from learncost.pictures.report import report
+from learncost.pictures.report import Report, report
 
 DEVICE = "A100-SXM-40GB"
 
@@ -200,6 +200,79 @@ def test_who_drags_a_slider_holds_it_while_everything_follows(opened: Watched, g
     page.evaluate("drawSections(true)")
     assert curve(needs).finding == page.text_content("#memory h2")
     opened.open(gpt2.as_uri())
+
+
+STANDS = """(chosen) => {
+  choose({ ...chosen, grow: chosen.grow ?? null }, true);
+  render(true);
+  const marks = [...document.querySelectorAll("section .stands")];
+  const said = Object.fromEntries(marks.map((mark) => [mark.closest("section").id, mark.textContent]));
+  choose(Object.fromEntries(Object.keys(chosen).map((name) => [name, null])), true);
+  render(true);
+  return said;
+}"""
+"""By section what it says of the sizes that it stays at, where others are chosen."""
+
+
+def test_what_no_slider_moves_says_at_which_sizes_it_stands(opened: Watched) -> None:
+    page = opened.page
+    assert page.evaluate(STANDS, {}) == {}
+    said = page.evaluate(STANDS, {"seq_len": "256"})
+    assert said.keys() == {"conventions"}  # growth over the length has all lengths
+    assert said["conventions"].endswith("It stands at what the report was made with: seq len 1,024.")
+    said = page.evaluate(STANDS, {"num_hidden_layers": "3", "hidden_size": "1536", "grow": "batch"})
+    assert said.keys() == {"conventions", "growth"}
+    assert {text.partition("with: ")[2] for text in said.values()} == {"num hidden layers 12; hidden size 768."}
+
+
+MLP = """
+net(x targets share; W1 W2) -> loss
+  A[B f] = x[B d] W1[d f] @ first linear
+  R[B f] = relu(A[B f]) @ first relu
+  Z[B c] = R[B f] W2[f c] @ second linear
+  P[B c] = log_softmax[c](Z[B c])
+  L[B] = P[B c=targets[B]]
+  loss[] = L[B] share[B]
+targets: index of c
+share: share of targets
+constants: x
+sizes: f=12 d=8 c=5
+"""
+
+
+def test_a_table_of_no_sequences_has_no_length(browser: Any, tmp_path: Path) -> None:
+    table, path = tmp_path / "net.table", tmp_path / "report.html"
+    table.write_text(MLP)
+    report(str(table), procedure="bp", output=str(path), B=6)
+    watched = Watched(browser)
+    page = watched.open(path.as_uri())
+    assert page.text_content("#sentence").startswith(f"One training step of {table} on a batch of ")
+    assert {size["name"] for size in given_to(page)["sizes"]} == {"batch_size", "f", "d", "c"}
+    agree(page, {"batch_size": 9, "f": 5}, str(table), "bp", None)
+    said = page.evaluate(STANDS, {"batch_size": "9"})
+    assert said.keys() == {"conventions", "arena", "modules"}  # growth over the batch has all batches
+    assert {text.partition("with: ")[2] for text in said.values()} == {"batch size 6."}
+    page.evaluate("choose({ batch_size: '9' })")
+    page.wait_for_function("page.view.names.batch_size === 9n")
+    words = shlex.split(page.evaluate("callOf().command"))[2:]
+    assert words == [str(table), "--batch-size", "9"]
+    assert watched.errors == []
+    page.close()
+
+
+def test_a_notebook_shows_a_report_whose_sliders_move(browser: Any, gpt2: Path) -> None:
+    answer = Report(gpt2.read_text(encoding="utf-8"), gpt2, ("gpt2",), ("bp", "pepita"))
+    watched = Watched(browser)
+    watched.page.set_content(answer._repr_html_())
+    frame = watched.page.frames[1]
+    frame.wait_for_selector("html[data-ready]")
+    frame.fill('[data-control="seq_len"]', "4")
+    frame.press('[data-control="seq_len"]', "Enter")
+    step = lc.cost("gpt2", seq_len=4)
+    frame.wait_for_function(f"document.getElementById('exactly').textContent.includes('{step.total.flops:,}')")
+    assert watched.errors == []
+    assert watched.requests == []
+    watched.page.close()
 
 
 def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:

@@ -283,7 +283,10 @@ class _Plotted:
         from learncost.pictures.terminal import plot
 
         yield self.answer
-        yield Text(f"\n{plot(self.answer, options.max_width)}", no_wrap=True, overflow="crop")
+        try:
+            yield Text(f"\n{plot(self.answer, options.max_width)}", no_wrap=True, overflow="crop")
+        except InputError as error:
+            yield Text(f"\nNo picture: {error}.", style="dim")
 
 
 @dataclass(frozen=True)

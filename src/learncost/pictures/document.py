@@ -29,9 +29,9 @@ from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.runners import TABLE, USUAL
 from learncost.ledger.show import convention, title
 from learncost.models.argument import layer_given
-from learncost.models.configuration import Configuration
+from learncost.models.configuration import Configuration, family_of, size_meant
 from learncost.models.model import Model
-from learncost.models.sizes import CANONICAL, spelled
+from learncost.models.tables import RUN
 from learncost.pictures.comparisons import LEARNING, comparisons
 from learncost.pictures.data.costs import CostLine, cost_lines, tables
 from learncost.pictures.data.curve import curve
@@ -101,11 +101,15 @@ def document(
         arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
     runner, beside = arguments.pop("engine"), arguments.pop("side_by_side")
     step = cost(**arguments, **sizes, by="equation")
-    if step.built is not None:
-        check_known(step.built.table.lines, "a report")
+    assert step.built is not None
+    check_known(step.built.table.lines, "a report")
+    family = family_of(step.built.configuration)
+    sizes = {size_meant(family, name): value for name, value in sizes.items()}  # as controls call them
+    arguments |= {name: sizes.pop(name) for name in RUN if name in sizes}
     lines, monomials = cost_lines(step), Monomials()
     formulas: dict[str, int] = {}
-    controls = sizes_of(step, _lengths(arguments, sizes), _builder(arguments, sizes))
+    lengths = {name for name in (*RUN, "context") if arguments[name] is not None}
+    controls = sizes_of(step, lengths, _builder(arguments, sizes))
     rows = [_pooled(line.to_dict(monomials), formulas) for line in lines]
     return {
         "schema": SCHEMA,
@@ -193,21 +197,13 @@ def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
     return line | {"formulas": places} | written
 
 
-def _lengths(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> set[str]:
-    """The sizes of the run that are given, in whatever spelling."""
-    spelled_out = {CANONICAL.get(spelled(name), name) for name in sizes}
-    return {
-        name for name in ("batch_size", "seq_len", "target_len", "context") if arguments[name] is not None
-    } | spelled_out
-
-
 def _builder(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable[[Mapping[str, int]], Model]:
     """The same model with other sizes. Raises `InputError` where there is none."""
     learning = (arguments[name] for name in LEARNING)
     adaptation = adaptation_of(*learning)
     names = () if arguments["procedure"] in INFERENCE else (arguments["procedure"],)
     is_table = layer_given(arguments["model"]) is not None  # which says no lengths itself
-    lengths = [arguments.get(name) if is_table else None for name in ("batch_size", "seq_len", "target_len")]
+    lengths = [arguments.get(name) if is_table else None for name in RUN]
 
     def built_with(others: Mapping[str, int]) -> Model:
         dropout = 0.0 if not names else arguments["dropout"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ class Report(Readable):
     models: tuple[str, ...]
     procedures: tuple[str, ...]
     refused: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        frame = 'sandbox="allow-scripts allow-downloads" style="width:100%;height:900px;border:0"'
+        return f'<iframe title="{escape(", ".join(self.models))}" {frame} srcdoc="{escape(self.html)}"></iframe>'
 
     def __str__(self) -> str:
         size = f"{len(self.html.encode()) / 1000:,.0f} kB"

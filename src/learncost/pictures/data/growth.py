@@ -16,7 +16,7 @@ from learncost.equation.table import Repeat
 from learncost.ledger.compare import Cheaper, Comparison, length_axes, total_in
 from learncost.ledger.crossing import coefficients
 from learncost.ledger.run import Run
-from learncost.models.configuration import Configuration
+from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import build
 
 ALONG: Mapping[str, str] = {"length": "tokens", "batch": "sequences", "depth": "blocks", "width": "width"}
@@ -135,12 +135,16 @@ def growth(
     run, book = answer.run, price_book or answer.price_book
     if run is None:
         raise InputError("only an answer of lc.compare grows: this comparison was made otherwise")
-    polynomials: dict[str, tuple[int, ...]] = {}
+    family, polynomials = family_of(run.model.configuration), dict[str, tuple[int, ...]]()
+    if along == "length" and family.fixed and "seq_len" in answer.varied:
+        raise InputError(f"{answer.first.model} reads {answer.first.seq_len:,} positions: {family.fixed}")
     if along in ("length", "batch"):
         axes = length_axes(run, answer.varied) if along == "length" else ("B",)
         here = run.axes[axes[0]]
         for name in answer.procedures:
             polynomials[name] = coefficients(total_in(run, name, find_book(book), quantity, axes), "L")
+        if not any(any(polynomial[1:]) for polynomial in polynomials.values()):
+            raise InputError(f"{answer.first.model} has no {along} that its costs grow with")
         crossings = tuple(_crossings(answer, book, quantity)) if along == "length" else ()
         places_asked = tuple(
             places or _powers(here, *_reach(answer, crossings, here) if along == "length" else (1, 64 * here))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.equation.stated import size_names
 from learncost.ledger.record import Cost
 from learncost.models.compose import SYMBOLS
 from learncost.models.configuration import family_of, in_order
@@ -17,6 +18,9 @@ from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 _MEANINGS = {size.name: size.meaning for size in (*RUN_SIZES, *MODEL_SIZES)} | {
     "context": "tokens in the cache before the step"
 }
+LETTERS: Mapping[str, frozenset[str]] = {"batch_size": frozenset("B"), "seq_len": frozenset("MN")}
+"""The axes of a table whose size a size of the run says."""
+
 _SIZES = {symbol: size for size, symbol in SYMBOLS.items()}
 
 
@@ -76,6 +80,9 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
     free = {name for name in configuration.sizes if _changes(model, name, built_with)}
     values = dict(configuration.values)
     run = {"batch_size": axes["B"], "seq_len": step.seq_len}
+    if family.layer is not None:  # a table may be of one sample, or of no sequences
+        letters = size_names(family.layer.table)
+        run = {name: size for name, size in run.items() if letters.keys() & LETTERS[name]}
     run |= {"target_len": step.target_len} if step.target_len is not None else {}
     run |= {"context": step.context} if step.context is not None else {}
     limit = tree(family.limit, values, free) if family.limit else None
@@ -99,7 +106,7 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
         most = limit if name != "batch_size" and changes else None
         usual = None if name in names_given else _usual(name, step, values, names)
         sizes.append(Size(name, value, _MEANINGS[name], "", usual, changes, most))
-    return Sizes(tuple(sizes), dict(_axes(step, model, values, free | set(rules))))
+    return Sizes(tuple(sizes), dict(_axes(step, model, values, free | set(rules), run)))
 
 
 def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
@@ -116,12 +123,18 @@ def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str
         return None
 
 
-def _axes(step: Cost, model: Model, values: Mapping[str, Any], free: set[str]) -> Iterator[tuple[str, Tree]]:
-    """Each axis as an expression in the sizes. With a cache, what depends on a length depends on all tokens."""
+def _axes(
+    step: Cost, model: Model, values: Mapping[str, Any], free: set[str], said: Container[str]
+) -> Iterator[tuple[str, Tree]]:
+    """Each axis as an expression in the sizes. With a cache, what depends on a length depends on all tokens.
+
+    said  the sizes of the run that there are
+    """
     assert step.priced is not None
     axes = step.priced.sizes
     new_tokens = "target_len" if model.two_sided else "seq_len"
-    run: dict[str, Tree] = {"B": "batch_size", "M": new_tokens, "N": "seq_len"}
+    meant = {"B": "batch_size", "M": new_tokens, "N": "seq_len"}
+    run: dict[str, Tree] = {axis: name if name in said else 1 for axis, name in meant.items()}
     with_cache: dict[str, Tree] = run if step.context is None else {**run, "M": ["+", "context", new_tokens]}
     for axis in axes:
         name = _SIZES.get(axis)

@@ -94,7 +94,7 @@ def notes(data: Growth) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 
-    yield f"{data.model}: all else as at {data.here:,} {data.unit}; crossings are solved exactly at whole numbers"
+    yield f"{data.model}: all else as at length {data.here:,}; crossings are solved exactly at whole numbers"
     yield convention(data.price_book)
     for crossing in data.crossings:
         yield f"from {crossing.at:,} {data.unit} on, {crossing.cheaper} is cheaper than {crossing.dearer}"

@@ -63,14 +63,17 @@ def of(answer: Comparison) -> Scaling:
 
 
 def _of(answers: Sequence[Comparison], names: tuple[str, ...]) -> Scaling:
-    curves = []
+    curves, refused = [], ""
     for name in names:
         for answer in answers:
             try:
                 curves.append(growth(answer, name))
-            except InputError:
+            except InputError as error:
                 if len(names) == 1:
                     raise
+                refused = str(error)
+    if not curves:
+        raise InputError(refused)
     return Scaling(tuple(dict.fromkeys(curve.along for curve in curves)), tuple(curves))
 
 
@@ -131,7 +134,7 @@ def notes(data: Scaling) -> Iterator[str]:
     from learncost.ledger.show import convention
 
     for curve in data.curves:
-        yield f"{curve.model} over its {curve.along}: all else as asked for, a dot at {curve.here:,} {curve.unit}"
+        yield f"{curve.model} over its {curve.along}: all else as asked for, a dot at {curve.along} {curve.here:,}"
     if "width" in data.along:
         yield "the width grows with feed-forward networks and the number of heads; the width of a head stays"
     yield convention(data.curves[0].price_book)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
@@ -74,10 +75,7 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
         "data": data,
         "script": script(),
     }
-    html = _part("index.html")
-    for name, text in parts.items():  # data and script last: nothing inside of them is replaced
-        html = html.replace("{{" + name + "}}", text)
-    return html
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _part("index.html"))
 
 
 _INFERENCE = {"prefill": "reading a prompt", "decode": "decoding"}

@@ -21,6 +21,7 @@ section(
         "Why others count differently",
         `${conventions.findings[to][0].toUpperCase()}${conventions.findings[to].slice(1)}. ${books} price books count the same step of backpropagation, as multiples of its matrix products; choose one to see the difference, item by item.`,
       ),
+      ...standsLine(stands()),
       strip,
       picks,
       bars,
@@ -29,7 +30,6 @@ section(
         { class: "caption" },
         `FLOPs of forward, backward and the weights’ gradients; the optimizer’s step aside. ${end.price_book}: ${end.title}. ${end.source}.`,
       ),
-      ...[ofItsSizes()].filter(Boolean),
       asTable(
         ["what", "FLOPs"],
         [
@@ -51,7 +51,7 @@ section(
     drawStrip(strip, conventions.bars, to);
     drawBridge(bars, conventions.to[to], start, end);
   },
-  () => [page.state.to, page.view.changed],
+  () => [page.state.to, stands()],
 );
 
 function drawStrip(place, all, to) {

@@ -88,15 +88,18 @@ function siblings() {
   return GIVEN.documents.filter((step) => caseName(step, "model") === model && !GIVEN.api);
 }
 
-/** What is said where a section is of the sizes of the document, and others are chosen. */
-function ofItsSizes() {
-  if (!page.view.changed || GIVEN.api) return null;
-  const { step } = page,
-    sizeText = (name) => grouped(exact(step.sizes.find((size) => size.name === name)?.value ?? 0));
-  const lengths = step.said.two_sided ? `${sizeText("seq_len")} and ${sizeText("target_len")}` : sizeText("seq_len");
-  return element(
-    "p",
-    { class: "caption" },
-    `Drawn for the sizes that the report was made with: ${sizeText("batch_size")} ${plural(exact(step.sizes.find((size) => size.name === "batch_size").value), "sequence")} of ${lengths} tokens.`,
-  );
+/** What is said where a section stays at the sizes of the document, and others are chosen; "" where there is nothing to
+ * say. `follows` are sizes that the section does follow. */
+function stands(...follows) {
+  if (!page.view.changed || GIVEN.api) return "";
+  const { step, view } = page;
+  const others = step.sizes.filter(({ name, value }) => !follows.includes(name) && view.names[name] !== exact(value)),
+    chosen = others.filter(({ name }) => page.state[name] !== undefined);
+  const made = (chosen.length ? chosen : others).map(({ name, value }) => `${name.replaceAll("_", " ")} ${grouped(exact(value))}`);
+  return made.length ? `Sliders do not move this part. It stands at what the report was made with: ${made.join("; ")}.` : "";
+}
+
+/** The same as a line below the heading of a section. */
+function standsLine(text) {
+  return text ? [element("p", { class: "mark stands" }, text)] : [];
 }

@@ -2,6 +2,7 @@
 "use strict";
 
 const ALONG = { length: "length", batch: "batch", depth: "depth", width: "width" };
+const GROWS = { length: ["seq_len", "target_len"], batch: ["batch_size"] };
 const DASHES = { bp: "", recompute: "7 4", pepita: "", mempepita: "2 3" };
 
 section(
@@ -42,9 +43,9 @@ section(
         grown.finding,
         `${ratios ? "FLOPs of a step as multiples of backpropagation’s" : "FLOPs of a step"}, by ${along === "length" ? "the length of a sequence" : along === "batch" ? "sequences in a batch" : along === "depth" ? "the number of blocks" : "the width of the model"}.${grown.crossings.length ? " Crossings are solved exactly, not read off the chart." : ""}`,
       ),
+      ...standsLine(stands(...(GROWS[along] ?? []))),
       controls,
       drawn,
-      ...[along === "length" ? null : ofItsSizes()].filter(Boolean),
       asTable(
         [grown.unit, ...grown.series.map((series) => series.procedure)],
         grown.places.map((size, at) => [
@@ -58,7 +59,7 @@ section(
   () => [
     page.state.grow,
     page.state.scale,
-    page.view.changed,
+    stands(),
     ...["seq_len", "batch_size"].map((name) => String(page.view.names[name])),
   ],
 );
@@ -67,7 +68,7 @@ VIEW_KEYS.grow = "length";
 VIEW_KEYS.scale = "ratio";
 
 function hereIn(grown) {
-  const name = { length: "seq_len", batch: "batch_size" }[grown.along];
+  const name = GROWS[grown.along]?.[0];
   return name && page.view.names[name] !== undefined ? Number(page.view.names[name]) : Number(grown.here);
 }
 

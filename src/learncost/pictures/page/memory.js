@@ -28,9 +28,9 @@ section(
         findingOf(curve),
         "Every array lives from the line that makes it to the last line that reads it. Point at a moment to see what is alive.",
       ),
+      ...standsLine(now ? "" : stands()),
       element("div", { class: "with-panel" }, element("div", {}, chartPlace), list),
       element("p", { class: "caption" }, memory.convention, usualSaid(memory)),
-      ...[now ? null : ofItsSizes()].filter(Boolean),
       asTable(["line", "name", "layer", "pass", "bytes"], rows()),
     );
     const show = (at) => {

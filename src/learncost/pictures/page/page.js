@@ -72,7 +72,7 @@ function chooseNode(node, how) {
     );
   page.fixed = node;
   page.state = { ...page.state, at: node.key };
-  history.replaceState(null, "", addressOf(page.state));
+  keepAddress(page.state, false);
   drawCells(node);
 }
 

@@ -108,8 +108,10 @@ function drawSentence() {
   const inside = [],
     put = (...parts) => inside.push(...parts);
   const model = chooser("model", "Model", caseName(step, "model"));
-  const batch = sizeField("batch_size", "Sequences in a step"),
-    sequences = ` ${plural(names.batch_size, "sequence")}`;
+  const isSequence = names.seq_len !== undefined,
+    isBatch = names.batch_size !== undefined,
+    batch = isBatch ? sizeField("batch_size", isSequence ? "Sequences in a step" : "Samples in a step") : "1",
+    sequences = ` ${plural(names.batch_size ?? 1n, "sequence")}`;
   if (said.procedure === "decode") {
     put(
       "One step of ",
@@ -125,20 +127,20 @@ function drawSentence() {
     );
   } else {
     const tokens = [
-      sizeField("seq_len", said.two_sided ? "Tokens in a sequence of the encoder" : "Tokens in a sequence"),
+      isSequence && sizeField("seq_len", said.two_sided ? "Tokens in a sequence of the encoder" : "Tokens in a sequence"),
     ];
     if (said.two_sided && names.target_len !== undefined)
       tokens.push(" and ", sizeField("target_len", "Tokens in a sequence of the decoder"));
     const opening = said.learns ? "One training step of " : "One pass of ";
+    const run = isSequence
+      ? [" on ", batch, sequences, " of ", ...tokens, ` ${plural(names.seq_len, "token")}`]
+      : isBatch
+        ? [" on a batch of ", batch]
+        : [];
     put(
       opening,
       model,
-      " on ",
-      batch,
-      sequences,
-      " of ",
-      ...tokens,
-      ` ${plural(names.seq_len, "token")}`,
+      ...run,
       said.learns ? " by " : " for ",
       chooser("procedure", "Procedure", said.procedure, titleOf),
     );

@@ -54,6 +54,12 @@ function addressOf(state) {
   return settings.length ? `#${new URLSearchParams(settings)}` : location.pathname + location.search;
 }
 
+/** The address says a state: in a new entry of the history, or in place of the last one. A page inside of another, as a
+ * notebook shows a report, has no address. */
+function keepAddress(state, isEntry) {
+  if (location.protocol !== "about:") history[isEntry ? "pushState" : "replaceState"](null, "", addressOf(state));
+}
+
 function caseName(step, key) {
   return key === "model" ? step.asked.model : step.said.procedure;
 }
@@ -66,7 +72,7 @@ function choose(changes, dragging = false) {
   if ("model" in changes && changes.model !== caseName(page.step, "model"))
     for (const key of sizeKeys(page.step)) if (!(key in changes)) delete state[key];
   page.state = state;
-  history[dragging ? "replaceState" : "pushState"](null, "", addressOf(state));
+  keepAddress(state, !dragging);
   schedule();
 }
 
@@ -166,7 +172,7 @@ async function ask(state, isEntry = false) {
     if (!answer.ok) {
       Object.assign(page, page.good);
       page.answered = queryKey(page.state, ofViews());
-      history.replaceState(null, "", addressOf(page.state));
+      keepAddress(page.state, false);
       page.refused = content.error ?? `The server said ${answer.status}.`;
       return render();
     }
@@ -174,7 +180,7 @@ async function ask(state, isEntry = false) {
     page.good = { state: { ...state }, config: page.config };
     withShared(content);
     page.current = content;
-    if (isEntry) history.pushState(null, "", addressOf(page.state));
+    if (isEntry) keepAddress(page.state, true);
     render();
   } catch (error) {
     if (number === questions) problem(`The server does not answer: ${error.message}`);

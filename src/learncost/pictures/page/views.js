@@ -14,7 +14,7 @@ const DRAWN = {
 for (const view of GIVEN.views ?? []) {
   const state = { key: null, picture: null, refused: null, number: 0, asked: 0, waiting: null };
   section(view.name, view.word, (place) => drawView(place, view, state), () => [
-    GIVEN.api ? queryKey(page.state) : 0,
+    GIVEN.api ? queryKey(page.state) : stands(),
     state.number,
   ]);
   const added = SECTIONS.pop();
@@ -32,7 +32,7 @@ function drawView(place, view, state) {
   if (!GIVEN.api) {
     const picture = page.step.views?.[view.name];
     if (!picture) return false;
-    drawPicture(place, view, picture, [], ofItsSizes());
+    drawPicture(place, view, picture, []);
     return true;
   }
   if (page.step.views && !page.step.views.includes(view.name)) return false;
@@ -40,8 +40,8 @@ function drawView(place, view, state) {
     asked = flags.some((flag) => page.state[flag.name] !== undefined);
   if (state.key === key && state.refused && !asked) return false;
   if (state.key === key && state.refused)
-    drawPicture(place, view, { title: `${view.title}: not for these settings`, lead: state.refused, charts: [], notes: [] }, flags, null);
-  else if (state.picture) drawPicture(place, view, state.picture, flags, null);
+    drawPicture(place, view, { title: `${view.title}: not for these settings`, lead: state.refused, charts: [], notes: [] }, flags);
+  else if (state.picture) drawPicture(place, view, state.picture, flags);
   else place.replaceChildren(...heading(view.title, "Counting …"));
   place.classList.toggle("late", state.key !== key);
   if (state.key !== key) whenSeen(place, () => askView(view, state));
@@ -91,7 +91,7 @@ function askView(view, state) {
   }, 250);
 }
 
-function drawPicture(place, view, picture, flags, beside) {
+function drawPicture(place, view, picture, flags) {
   const controls = flags.length ? [element("div", { class: "fields view-fields no-print" }, ...flags.map(viewField))] : [];
   const focused = document.activeElement?.dataset?.more;
   const charts = element("div");
@@ -109,7 +109,7 @@ function drawPicture(place, view, picture, flags, beside) {
       ]
     : [];
   place.classList.toggle("long", picture.charts.some((chart) => chart.rows?.length > 20)); // else it stays on one page
-  place.replaceChildren(...heading(picture.title, picture.lead), ...controls, charts, ...[beside].filter(Boolean), ...notes, ...command);
+  place.replaceChildren(...heading(picture.title, picture.lead), ...standsLine(stands()), ...controls, charts, ...notes, ...command);
   for (const chart of picture.charts) {
     const drawn = DRAWN[chart.kind]?.(chart, charts, (choice) => choose(choice)) ?? [];
     charts.append(...(chart.heading ? [element("h3", {}, chart.heading)] : []), ...drawn.filter(Boolean));

@@ -17,6 +17,7 @@ from learncost.models.expression import evaluate
 from learncost.models.files import parse_json
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import nearest, shown
+from learncost.pictures.data.sizes import LETTERS
 from learncost.procedures.procedure import INFERENCE
 
 LONGEST = 2_000
@@ -28,8 +29,8 @@ MOST = 100
 CONFIG = "config.json"
 """What a configuration is called that came with a request."""
 
-_RUN = {"batch_size": ("B", "1"), "seq_len": ("MN", "128")}
-"""What is looked at first where a table leaves these axes open, or a model has no length."""
+_RUN = {"batch_size": "1", "seq_len": "128"}
+"""What is looked at first where a table leaves these sizes open, or a model has no length."""
 
 
 def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, Any]:
@@ -60,7 +61,7 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
         if is_table:
             table = layer(config)
             names = size_names(table.table).keys() - table.sizes.keys() - keywords.keys()
-            first = {name: size for name, (axes, size) in _RUN.items() if names & {*axes}}
+            first = {name: size for name, size in _RUN.items() if names & LETTERS[name]}
             return {**first, **keywords, "model": table}
         return _with_length({**keywords, "model": parse_json(config, CONFIG)})
     if "model" not in keywords:
@@ -80,7 +81,7 @@ def _with_length(keywords: dict[str, Any]) -> dict[str, Any]:
         has_length = family.fixed or evaluate(family.length, configuration.values)
     except InputError:  # the sizes that come along may mend it; the question says what is wrong
         return keywords
-    return keywords if has_length else {"seq_len": _RUN["seq_len"][1], **keywords}
+    return keywords if has_length else {"seq_len": _RUN["seq_len"], **keywords}
 
 
 def known_model(name: str) -> str:

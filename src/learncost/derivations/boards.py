@@ -193,14 +193,14 @@ def checks(subject: str, program: Program, steps: int = 3) -> Iterator[Check]:
             if here is None:
                 here = on_host(sources, folder)
             ram = max(2**18, -(-(firmware.rooms.ram + 2**14) // 1024) * 1024)
-            found = on_board(board, sources, folder, min(ram, 2**22), 2**22)
-            assert found.built is not None
-            same = found.numbers == here.numbers
-            exact = found.built.ram == firmware.rooms.ram
+            run = on_board(board, sources, folder, min(ram, 2**22), 2**22)
+            assert run.built is not None
+            same = run.numbers == here.numbers
+            exact = run.built.ram == firmware.rooms.ram
             text = (
                 f"{len(here.numbers)} losses and weights of {steps} steps "
-                f"{'are' if same else 'are not'} this machine's, bit for bit; .data and .bss take {found.built.ram:,} "
-                f"bytes, {firmware.rooms.ram:,} predicted; stack {found.stack:,}, flash {found.built.code:,} bytes; "
-                f"{found.instructions:,} instructions a step, {found.instructions / max(maccs, 1):.2f} a MACC"
+                f"{'are' if same else 'are not'} this machine's, bit for bit; .data and .bss take {run.built.ram:,} "
+                f"bytes, {firmware.rooms.ram:,} predicted; stack {run.stack:,}, flash {run.built.code:,} bytes; "
+                f"{run.instructions:,} instructions a step, {run.instructions / max(maccs, 1):.2f} a MACC"
             )
             yield Check(subject, compared, text, same and exact)

@@ -53,8 +53,8 @@ def verify_c99(
     """
     if model is None:
         raise InputError("--engine c99 verifies a model: name one")
-    found = layer_or_model(model)
-    configuration = configure(found, dict(sizes or {}))
+    counted = layer_or_model(model)
+    configuration = configure(counted, dict(sizes or {}))
     title = f"verification of {configuration.name}, {procedure} with {optimizer} in C99"
     if compiler() is None:
         missing = Check(configuration.name, "everything", "there is no C compiler: none of cc, gcc, clang", None)
@@ -170,14 +170,14 @@ def _without_gradient(program: Program, batch: Mapping[str, Any]) -> list[str]:
 def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
     compared = f"losses and weights with NumPy's over {steps} steps in fp64, under sanitizers"
     try:
-        found = parity(program, steps)
+        errors = parity(program, steps)
     except InputError as problem:
         yield Check(name, compared, str(problem), False)
         return
-    text = f"losses off by {found.losses:.1e}, weights by {found.weights:.1e}"
-    text += f" at most, in {found.worst}" if found.worst else ""
-    text += f"; without {', '.join(found.nothing)}, whose gradient is 0" if found.nothing else ""
-    yield Check(name, compared, text, found.losses <= NEAR and found.weights <= NEAR)
+    text = f"losses off by {errors.losses:.1e}, weights by {errors.weights:.1e}"
+    text += f" at most, in {errors.worst}" if errors.worst else ""
+    text += f"; without {', '.join(errors.nothing)}, whose gradient is 0" if errors.nothing else ""
+    yield Check(name, compared, text, errors.losses <= NEAR and errors.weights <= NEAR)
 
 
 @dataclass(frozen=True)
@@ -205,22 +205,22 @@ def _prices(program: Program, name: str) -> Iterator[Check]:
 
 
 def _of_maccs(calls: list[tuple[_Call, int]]) -> tuple[str, bool]:
-    total, priced = sum(found for _, found in calls), sum(call.priced[0] for call, _ in calls)
+    total, priced = sum(in_run for _, in_run in calls), sum(call.priced[0] for call, _ in calls)
     text = f"{total:,} in {len(calls)} calls" if total == priced else f"{total:,}, {priced:,} priced"
-    wrong = next(((call, found) for call, found in calls if found != call.priced[0]), None)
+    wrong = next(((call, in_run) for call, in_run in calls if in_run != call.priced[0]), None)
     if wrong:
-        call, found = wrong
-        text += f"; call {call.text}: {found:,} in place of {call.priced[0]:,}"
+        call, in_run = wrong
+        text += f"; call {call.text}: {in_run:,} in place of {call.priced[0]:,}"
     return text, wrong is None
 
 
 def _of_flops(calls: list[tuple[_Call, int]]) -> str:
-    total, priced = sum(found for _, found in calls), sum(call.priced[1] for call, _ in calls)
+    total, priced = sum(in_run for _, in_run in calls), sum(call.priced[1] for call, _ in calls)
     text = f"{total:,} executed, {priced:,} priced, {total / max(priced, 1) - 1:+.2%}"
-    different = [(call, found) for call, found in calls if found != call.priced[1]]
+    different = [(call, in_run) for call, in_run in calls if in_run != call.priced[1]]
     if different:
         worst = sorted(different, key=lambda pair: -abs(pair[1] - pair[0].priced[1]))[:3]
-        lines = "; ".join(f"{call.text} {found:,} for {call.priced[1]:,}" for call, found in worst)
+        lines = "; ".join(f"{call.text} {in_run:,} for {call.priced[1]:,}" for call, in_run in worst)
         text += (
             f", in {len(different)} of {len(calls)} calls: a kernel computes what is cheap where it reads it and what "
             f"is equal once, and a choice between two numbers is none of their operations. {lines}"

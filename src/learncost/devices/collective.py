@@ -172,10 +172,10 @@ def _bounding(kind: str, group: Group, cluster: Cluster) -> tuple[Link, float]:
             f"{cluster.name} has {cluster.devices} devices and no network between nodes, so a mesh axis of "
             f"{group.devices} devices does not fit"
         )
-    one = cluster.between.speed(group.nodes)
+    between = cluster.between.speed(group.nodes)
     if kind == "send":
-        return cluster.between, one
+        return cluster.between, between
     if kind == "all_to_all":  # what leaves the node goes out over a device's own adapter
         leaving = (group.devices - group.inside) / (group.devices - 1)
-        return cluster.between, min(inside, one / leaving)
-    return (cluster.between, group.inside * one) if group.inside * one < inside else (cluster.inside, inside)
+        return cluster.between, min(inside, between / leaving)
+    return (cluster.between, group.inside * between) if group.inside * between < inside else (cluster.inside, inside)

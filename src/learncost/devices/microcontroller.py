@@ -70,7 +70,9 @@ def cores() -> Mapping[str, Core]:
     """All cores by name."""
     rows = [row for file in FILES for row in tomllib.loads(file.read_text(encoding="utf-8")).get("core", ())]
     return {
-        row["name"]: Core(**{**row, "cycles_per_macc": tuple(Cycles(**one) for one in row.get("cycles_per_macc", ()))})
+        row["name"]: Core(
+            **{**row, "cycles_per_macc": tuple(Cycles(**cycles) for cycles in row.get("cycles_per_macc", ()))}
+        )
         for row in rows
     }
 

@@ -64,10 +64,10 @@ def _links(processes: int | str, path: Path, out: str | None, quick: bool) -> st
     if out is None:
         raise InputError("--processes writes a link: say where, as in --out link.json")
     with _progress() as tell:
-        found = measure_links(number, quick, tell)
-    save_link(found, path)
+        links = measure_links(number, quick, tell)
+    save_link(links, path)
     return "\n".join(
-        map(wrapped, (*str(found).splitlines(), f'written to {path}; a cluster names it: inside = "{out}"'))
+        map(wrapped, (*str(links).splitlines(), f'written to {path}; a cluster names it: inside = "{out}"'))
     )
 
 

@@ -110,9 +110,13 @@ def measure(processes: int, quick: bool, tell: Callable[[str], None]) -> Links:
 
 def fitted(timed: tuple[Timed, ...], processes: int, backend: str) -> tuple[float, float]:
     """10^9 bytes a second and microseconds a step, by least squares of relative errors over all that was timed."""
-    found = algorithm("gloo" if backend == "gloo" else "ring")
+    convention = algorithm("gloo" if backend == "gloo" else "ring")
     rows = [
-        (float(found.sent(each.word, processes)) * each.payload, found.steps(each.word, processes), each.seconds)
+        (
+            float(convention.sent(each.word, processes)) * each.payload,
+            convention.steps(each.word, processes),
+            each.seconds,
+        )
         for each in timed
     ]
     sides = np.array([[sent / seconds, steps / seconds] for sent, steps, seconds in rows])

@@ -185,31 +185,31 @@ class _Tangents:
     def written(self, line: Word, i: int, lines: Iterable[Line], bindings: dict[str, Operand]) -> list[Line]:
         """The lines of a word's tangent table, as lines of their own."""
         result: list[Line] = []
-        for own in lines:
-            last = own.name == f"t{line.gives[0]}"
-            axes = spell(own.left[0].declared, line)
+        for tangent_line in lines:
+            last = tangent_line.name == f"t{line.gives[0]}"
+            axes = spell(tangent_line.left[0].declared, line)
             if last:
                 left = self.part(line, i)
             else:
-                left = Term(self.make(f"{line.name}{MARK}:{line.given[i]}.{own.name}", line.name, axes), axes)
-            right = tuple(self.bound(bindings, line, t) if isinstance(t, Term) else t for t in own.right)
-            acts = isinstance(own, Word) and bool(own.axes)
+                left = Term(self.make(f"{line.name}{MARK}:{line.given[i]}.{tangent_line.name}", line.name, axes), axes)
+            right = tuple(self.bound(bindings, line, t) if isinstance(t, Term) else t for t in tangent_line.right)
+            acts = isinstance(tangent_line, Word) and bool(tangent_line.axes)
             loops = {axis for term in (left, *right) for axis in term.loops}
-            bounded = isinstance(own, Product) or acts or (last and isinstance(own, Sum))
+            bounded = isinstance(tangent_line, Product) or acts or (last and isinstance(tangent_line, Sum))
             where = tuple(c for c in line.where if c.axes <= loops) if bounded else ()
-            made = replace(own, left=(left,), right=right, where=where, tag=self.tag(line))
+            made = replace(tangent_line, left=(left,), right=right, where=where, tag=self.tag(line))
             if isinstance(made, Word):
                 word = entry(made.word)
                 acted = tuple(axis for name in made.axes for axis in spell((name,), line))
                 made = replace(made, word=word.name, axes=acted, given=word.inputs, gives=word.outputs)
-            bindings[own.name] = left
+            bindings[tangent_line.name] = left
             result.append(made)
         return result
 
     def bound(self, bindings: Mapping[str, Operand], line: Word, term: Term) -> Term:
-        found = bindings[term.name] if term.name in bindings else self.expose(line, term.name)
-        assert isinstance(found, Term)
-        return found
+        bound_term = bindings[term.name] if term.name in bindings else self.expose(line, term.name)
+        assert isinstance(bound_term, Term)
+        return bound_term
 
     def expose(self, line: Word, name: str) -> Term:
         """A line of the word's body that the tangent reads: the forward line gives it as one more result."""

@@ -86,16 +86,19 @@ class OverMesh:
         order = self.placed.mesh.names
         rows = []
         for (axis, word), several in groups.items():
-            runs = sum(one.times for one in several)
-            payload = sum(one.payload_bytes * one.times for one in several)
-            ring = sum(in_a_ring(word, one.payload_bytes * one.times, one.devices) for one in several)
+            runs = sum(collective.times for collective in several)
+            payload = sum(collective.payload_bytes * collective.times for collective in several)
+            ring = sum(
+                in_a_ring(word, collective.payload_bytes * collective.times, collective.devices)
+                for collective in several
+            )
             rows.append(Sent(axis, word, runs, payload, ring))
         return tuple(sorted(rows, key=lambda row: (order.index(row.mesh_axis), -row.payload)))
 
     @property
     def payloads(self) -> dict[int, int]:
         """Bytes of payload by the place of the line among all, all runs together."""
-        return {one.place: one.payload_bytes * one.times for one in self.collectives}
+        return {collective.place: collective.payload_bytes * collective.times for collective in self.collectives}
 
     @property
     def sentence(self) -> str:

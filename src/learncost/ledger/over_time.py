@@ -125,16 +125,16 @@ def over_time(
     """The time of the priced rows of a placed table on a device of a cluster."""
     computed = [row for row in rows if not is_collective(row.source)]
     lines = timing(computed, sizes, rates, dtype, book)
-    found, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()
+    mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()
     beside, waits = {True: 0.0, False: 0.0}, 0.0
-    for one in over.collectives:
-        takes = transfer(one.word, one.payload_bytes, found[one.mesh_axis], cluster)
-        seconds = one.times * takes.seconds
-        key = one.word, one.mesh_axis, one.role
+    for collective in over.collectives:
+        takes = transfer(collective.word, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster)
+        seconds = collective.times * takes.seconds
+        key = collective.word, collective.mesh_axis, collective.role
         old = several.get(key, Moved(*key, 0, 0.0, takes.link, takes.algorithm))
-        several[key] = replace(old, runs=old.runs + one.times, seconds=old.seconds + seconds)
-        if one.role in BESIDE:
-            beside[one.macro == "forward"] += seconds
+        several[key] = replace(old, runs=old.runs + collective.times, seconds=old.seconds + seconds)
+        if collective.role in BESIDE:
+            beside[collective.macro == "forward"] += seconds
         else:
             waits += seconds
     room = {True: 0.0, False: 0.0}

@@ -41,10 +41,17 @@ def _stages(step: PlacedStep) -> Sheet:
     for place, over in enumerate(step.stages):
         table, sizes = over.placed.table, {**over.sizes, **over.placed.turns, **over.placed.mesh.sizes}
         weights = sum(prod(shape_of(table.axes[name], sizes)) for name in table.weights)
-        sends = [one for one in over.collectives if one.word == "send"]
-        tied = sum(one.payload_bytes for one in over.collectives if one.mesh_axis == axis and one.word != "send")
+        sends = [collective for collective in over.collectives if collective.word == "send"]
+        tied = sum(
+            collective.payload_bytes
+            for collective in over.collectives
+            if collective.mesh_axis == axis and collective.word != "send"
+        )
         inside = sum(row.ring for row in over.sent if row.mesh_axis != axis)
-        to = {way: sum(one.payload_bytes for one in sends if (one.macro == "forward") == way) for way in (True, False)}
+        to = {
+            way: sum(collective.payload_bytes for collective in sends if (collective.macro == "forward") == way)
+            for way in (True, False)
+        }
         blocks = number(sum(over.placed.turns.values()))
         cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
         rows.append(Row(cells))

@@ -149,17 +149,17 @@ class Account:
 
     def filled(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes with those of every cut axis, such as f/tp: of what does not divide the largest part."""
-        found = dict(sizes)
-        if self.cuts and self.cuts[0] in found:
-            return found
+        filled_sizes = dict(sizes)
+        if self.cuts and self.cuts[0] in filled_sizes:
+            return filled_sizes
         for axis in self.cuts:
             name, *over = axis.split("/")
             number: Any = 1
             for each in over:
                 number = number * (int(each) if each.isdigit() else sizes.get(each, 1))
             whole = size_of(name, sizes)
-            found[axis] = -(-whole // number)
-        return found
+            filled_sizes[axis] = -(-whole // number)
+        return filled_sizes
 
     @cached_property
     def batch_axes(self) -> tuple[str, ...]:
@@ -235,13 +235,13 @@ class Account:
         weights: Any = 0
         gradients: Any = 0
         points: Any = 0
-        learning, own = set(self.model.learning), self.own(sizes, part)
+        learning, part_sizes = set(self.model.learning), self.own(sizes, part)
         for held in self.held:
             if self.within(held.segments, part):
-                weights = weights + held.weight.at(own)
+                weights = weights + held.weight.at(part_sizes)
                 if held.name in learning:
-                    gradients = gradients + held.gradient.at(own)
-                    points = points + held.state.at(own)
+                    gradients = gradients + held.gradient.at(part_sizes)
+                    points = points + held.state.at(part_sizes)
         return Static(kind.weight * weights, kind.gradient * gradients, per_point * points, kind.master * points)
 
     def own(self, sizes: Mapping[str, Any], part: Part) -> dict[str, Any]:
@@ -268,22 +268,24 @@ class Account:
         """
         most = 0
         for number, name in enumerate(self.blocks):
-            one = {**sizes, **{block: int(block == name) for block in self.blocks}}
+            block_sizes = {**sizes, **{block: int(block == name) for block in self.blocks}}
             size = 0
             for held in self.held:
                 if 2 * number + 1 in held.segments and len(self.placed.table.axes[held.name]) > 2:
                     axes = self.placed.table.axes[held.name]
-                    experts = int(size_of(axes[1], one)) if base(axes[1]).partition("/")[0] == "e" else 1
-                    size += int(held.weight.at(one)) // experts
+                    experts = int(size_of(axes[1], block_sizes)) if base(axes[1]).partition("/")[0] == "e" else 1
+                    size += int(held.weight.at(block_sizes)) // experts
             most = max(most, size)
         return most * self.kind.weight
 
     def optimizer_seconds(self, sizes: Mapping[str, int], part: Part, rates: Rates) -> float:
         """Seconds of the optimizer in a stage: every number of a state is read and written, at the bandwidth."""
-        own = self.own(sizes, part)
+        part_sizes = self.own(sizes, part)
         kind, learning = self.kind, set(self.model.learning)
         points = sum(
-            int(held.state.at(own)) for held in self.held if held.name in learning and self.within(held.segments, part)
+            int(held.state.at(part_sizes))
+            for held in self.held
+            if held.name in learning and self.within(held.segments, part)
         )
         moved = points * (2 * (self.bytes_of_state + kind.master) + kind.gradient + kind.weight)
         return moved / rates.bandwidth(float("inf")) + rates.optimizer
@@ -324,7 +326,7 @@ class Account:
     def activations(self, sizes: Mapping[str, Any], part: Part) -> Activations:
         """Bytes of a microbatch in a stage; arrays where sizes are."""
         moments, arrays = self._stretches
-        own = self.own(sizes, part)
+        part_sizes = self.own(sizes, part)
         begin = next((moment for moment, (macro, *_) in enumerate(moments) if macro in BACKWARD), len(moments))
         values: dict[int, Any] = {}
         changes: list[Any] = [0] * (len(moments) + 2)
@@ -336,7 +338,7 @@ class Account:
                 continue
             key = id(array.count)
             if key not in values:
-                values[key] = array.count.at(own)
+                values[key] = array.count.at(part_sizes)
             size = values[key]
             changes[array.first] = changes[array.first] + size
             changes[array.last + 1] = changes[array.last + 1] - size
@@ -353,7 +355,7 @@ class Account:
                 else:
                     backward = larger(backward, level)
         masks = sum(
-            Count.of(self.placed.table.axes[name]).at(own)
+            Count.of(self.placed.table.axes[name]).at(part_sizes)
             for name, segment in self._masks.items()
             if self.within((segment,), part)
         )
@@ -365,13 +367,13 @@ class Account:
 
         One that lines read which run again is drawn again, from the seed, and not kept.
         """
-        found, again = dict[str, int](), set[str]()
+        first_segments, again = dict[str, int](), set[str]()
         for line, segment, reads in self._reading(self.placed.table):
             for mask in reads:
                 if mask in self.model.masks:
-                    found.setdefault(mask, segment)
+                    first_segments.setdefault(mask, segment)
                     again.update([mask] if line.tag.macro == "recomputation" else [])
-        return {mask: segment for mask, segment in found.items() if mask not in again}
+        return {mask: segment for mask, segment in first_segments.items() if mask not in again}
 
     # What is sent.
 
@@ -429,7 +431,7 @@ class Account:
         if key not in self._works:
             self._works[key] = tuple(works_axes(self._rows, dtype, rates.operators, rates.words))
         works = [work.at(sizes) for work in self._works[key]]
-        found: dict[tuple[int, str], float] = {}
+        by_place: dict[tuple[int, str], float] = {}
         for work, seconds in zip(works, seconds_of(works, rates), strict=True):
             segment, line = places[work.main], self._rows[work.main].source
             if is_collective(line):
@@ -438,8 +440,8 @@ class Account:
                 seconds = replace(seconds, compute=seconds.compute / of_experts)
             turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
             where = segment, PASSES.get(work.macro, "F")
-            found[where] = found.get(where, 0.0) + seconds.total / max(1, turns)
-        return found
+            by_place[where] = by_place.get(where, 0.0) + seconds.total / max(1, turns)
+        return by_place
 
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:

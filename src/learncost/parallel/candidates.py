@@ -147,20 +147,20 @@ def _even(size: int) -> bool:
 def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[Way]:
     """The schedules and microbatches of a mesh for a batch."""
     each = batch // (shape["dp"] * shape["ep"])
-    own = {axis: size for axis, size in shape.items() if size > 1} or {"dp": 1}
+    cut_mesh = {axis: size for axis, size in shape.items() if size > 1} or {"dp": 1}
     stages = shape[PIPELINE]
     for microbatch in MICROBATCHES:
         if each % microbatch:
             continue
         number = each // microbatch
         if stages == 1:
-            yield Way(own, microbatch, number)
+            yield Way(cut_mesh, microbatch, number)
             continue
-        yield Way(own, microbatch, number, "1f1b")
-        yield Way(own, microbatch, number, "zb-h1")
+        yield Way(cut_mesh, microbatch, number, "1f1b")
+        yield Way(cut_mesh, microbatch, number, "zb-h1")
         for chunks in CHUNKS:
             if number % stages == 0 and layers // stages >= chunks and layers % (stages * chunks) == 0:
-                yield Way(own, microbatch, number, "interleaved", chunks)
+                yield Way(cut_mesh, microbatch, number, "interleaved", chunks)
 
 
 class Reading:
@@ -217,7 +217,7 @@ class Reading:
         held = np.array([way.schedule == "zb-h1" for way in several])
         alone = stages == 1
         every = {**self.sizes, **sizes}
-        one, first, last = (
+        alone_seconds, first, last = (
             self._bytes(every, self._part(frozenset(outside), stages))
             for outside in (self._outside, (0,), self._outside[-1:])
         )
@@ -225,7 +225,7 @@ class Reading:
         others = np.where(chunks > 1, np.minimum(number, stages - (stages - 1) / chunks), 1.0)
         others = np.where((chunks > 1) & (number == stages), number, others)  # then all go forward first
         end = last[0] + last[1] * (np.where(held, flight, others) - 1) + last[2]
-        return np.asarray(np.where(alone, one[0] + one[2], np.maximum(beginning, end)))
+        return np.asarray(np.where(alone, alone_seconds[0] + alone_seconds[2], np.maximum(beginning, end)))
 
     @property
     def _outside(self) -> list[int]:
@@ -245,9 +245,9 @@ class Reading:
 
     def seconds(self, way: Way, rates: Rates) -> float:
         """Seconds of a step, every stage taken as the mean one: as the printed formulas of bubbles have it."""
-        own = self.own(way)
-        times = self._computed(way, own, rates)
-        moved = self._sent(way, own)
+        way_sizes = self.own(way)
+        times = self._computed(way, way_sizes, rates)
+        moved = self._sent(way, way_sizes)
         stages, number = way.stages, way.microbatches
         passes: dict[str, float] = {}
         for name in "FBW":
@@ -264,11 +264,11 @@ class Reading:
             bubble = (stages - 1) * max(0.0, passes["F"] + passes["B"] - passes["W"])
         send = 0.0
         if stages > 1:
-            found = groups(way.mesh, self.cluster.devices)
-            size = float(carried(self.account).at(own)) * self.account.kind.value
-            send = 2 * (stages * way.chunks - 1) * transfer("send", size, found[PIPELINE], self.cluster).seconds
+            mesh_groups = groups(way.mesh, self.cluster.devices)
+            size = float(carried(self.account).at(way_sizes)) * self.account.kind.value
+            send = 2 * (stages * way.chunks - 1) * transfer("send", size, mesh_groups[PIPELINE], self.cluster).seconds
         waits, beside = moved.get("O", (0.0, 0.0))
-        once = self._optimizer(own, rates) / stages
+        once = self._optimizer(way_sizes, rates) / stages
         exposed = max(0.0, beside / stages - passes["B"] - passes["W"]) + waits / stages
         return number * total + bubble + send + once + exposed
 
@@ -276,9 +276,9 @@ class Reading:
         """Turns of a repeat."""
         return self.sizes[self.account.blocks[segment // 2]]
 
-    def _computed(self, way: Way, own: Mapping[str, int], rates: Rates) -> dict[tuple[int, str], float]:
+    def _computed(self, way: Way, way_sizes: Mapping[str, int], rates: Rates) -> dict[tuple[int, str], float]:
         """Seconds of one turn of each segment in each pass, on a line between the fewest and the most sequences."""
-        inner = tuple((axis, own[axis]) for axis in self.structure.axes if axis != "dp")
+        inner = tuple((axis, way_sizes[axis]) for axis in self.structure.axes if axis != "dp")
         first, last = MICROBATCHES[0], MICROBATCHES[-1]
         few, many = (self._at(inner, number, rates) for number in (first, last))
         share = (way.microbatch - first) / (last - first)
@@ -295,27 +295,27 @@ class Reading:
             )
         return self.times[key]
 
-    def _sent(self, way: Way, own: Mapping[str, int]) -> dict[str, tuple[float, float]]:
+    def _sent(self, way: Way, way_sizes: Mapping[str, int]) -> dict[str, tuple[float, float]]:
         """Seconds of the collectives of a microbatch, by pass: those that wait, and those beside what is computed."""
         shape = dict(way.mesh)
         key = way.microbatch, tuple(shape.items())
         if key not in self._moved:
-            found = groups(shape, self.cluster.devices)
+            mesh_groups = groups(shape, self.cluster.devices)
             result: dict[str, list[float]] = {}
             for sending in self.account.sendings:
-                group = found.get(sending.mesh_axis, Group(1, 1))
+                group = mesh_groups.get(sending.mesh_axis, Group(1, 1))
                 if group.devices == 1:
                     continue
-                seconds = transfer(sending.word, float(sending.payload.at(own)), group, self.cluster).seconds
-                calls = 1 if PASSES.get(sending.macro) == "O" else int(sending.turns.at(own))
+                seconds = transfer(sending.word, float(sending.payload.at(way_sizes)), group, self.cluster).seconds
+                calls = 1 if PASSES.get(sending.macro) == "O" else int(sending.turns.at(way_sizes))
                 place = int(way.overlap and sending.role in ("weights", "gradients"))
                 result.setdefault(PASSES.get(sending.macro, "F"), [0.0, 0.0])[place] += calls * seconds
             self._moved[key] = {name: (both[0], both[1]) for name, both in result.items()}
         return self._moved[key]
 
-    def _optimizer(self, own: Mapping[str, int], rates: Rates) -> float:
+    def _optimizer(self, way_sizes: Mapping[str, int], rates: Rates) -> float:
         whole = Part({name: self.sizes[name] for name in self.account.blocks}, frozenset(self._outside))
-        return self.account.optimizer_seconds(own, whole, rates)
+        return self.account.optimizer_seconds(way_sizes, whole, rates)
 
 
 def candidates(

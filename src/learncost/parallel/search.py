@@ -306,8 +306,8 @@ def search(
     times: dict[tuple[Any, ...], dict[tuple[int, str], float]] = {}
     first, refused = _first(run.model, run.axes, kinds[0], cluster, times)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
-    readings, found, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
-    shown_ways = _exact(readings, found, run.axes, cluster, rates, length, few, memory)
+    readings, candidates_known, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
+    shown_ways = _exact(readings, candidates_known, run.axes, cluster, rates, length, few, memory)
     per_day = None if total is None else total / (batch * length) / DAY
     best = shown_ways[0][1] if shown_ways else None
     return Search(
@@ -329,7 +329,7 @@ def search(
             )
             for each, step in shown_ways
         ),
-        len(found),
+        len(candidates_known),
         others,
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, f"{nearest.way} with {nearest.structure.zero}"),
@@ -378,7 +378,7 @@ def _look(
     """Ways that keep what a backward pass needs; and ways that make it again, where few of these fit."""
     model, sizes, cluster, axes = first.model, first.sizes, first.cluster, first.structure.axes
     every: list[Reading] = []
-    found: list[Candidate] = []
+    candidates_known: list[Candidate] = []
     others, nearest = 0, None
     for plan in PLANS:
         readings = [
@@ -391,20 +391,20 @@ def _look(
                 f"{batch:,} sequences cannot be shared by {devices:,} devices: give a batch_size that they divide, "
                 f"such as {devices:,}"
             )
-        own, more, near = candidates(readings, shapes, batch, rates, room)
+        more_candidates, more, near = candidates(readings, shapes, batch, rates, room)
         every += readings
-        found = sorted([*found, *own], key=lambda each: each.seconds)
+        candidates_known = sorted([*candidates_known, *more_candidates], key=lambda each: each.seconds)
         others += more
         if near is not None and (nearest is None or near.memory < nearest.memory):
             nearest = near
-        if len(found) >= ENOUGH:
+        if len(candidates_known) >= ENOUGH:
             break
-    return every, found, others, nearest
+    return every, candidates_known, others, nearest
 
 
 def _exact(
     readings: Sequence[Reading],
-    found: Sequence[Candidate],
+    candidates_known: Sequence[Candidate],
     sizes: Mapping[str, int],
     cluster: Cluster,
     rates: Mapping[str, Rates],
@@ -415,7 +415,7 @@ def _exact(
     """The first of the ways read exactly: stages with the blocks that they have, and their orders run."""
     by_structure = {each.structure: each for each in readings}
     result: list[tuple[Candidate, StepTakes]] = []
-    for each in found[: 2 * few]:
+    for each in candidates_known[: 2 * few]:
         reading = by_structure[each.structure]
         way = each.way
         if reading.structure.axes != tuple(way.mesh):

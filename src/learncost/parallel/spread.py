@@ -60,15 +60,15 @@ def spread(
     if mesh is None:
         if place or placement:
             raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
-        found = search(model, cluster, devices, precision=dtype, top=1, **sizes).best
-        text = f"{found.zero}, the fastest mesh that learncost search finds"
-        return Spread(found.step, text, max(cluster.device.memory_gb) * 1e9, False)
+        best = search(model, cluster, devices, precision=dtype, top=1, **sizes).best
+        text = f"{best.zero}, the fastest mesh that learncost search finds"
+        return Spread(best.step, text, max(cluster.device.memory_gb) * 1e9, False)
     grid = parse_mesh(mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
-    own = {name: size for name, size in sizes.items() if name not in SIZES}
+    model_sizes = {name: size for name, size in sizes.items() if name not in SIZES}
     kind = precision_of(dtype)
-    run = prepare(model, "run", 1, sizes.get("seq_len"), None, None, None, 0, kind.name, own, ("bp",))
+    run = prepare(model, "run", 1, sizes.get("seq_len"), None, None, None, 0, kind.name, model_sizes, ("bp",))
     length = run.axes["M"]
     batch = batch_of(sizes.get("batch_size"), length, grid.devices)
     inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))

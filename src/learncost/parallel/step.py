@@ -176,25 +176,29 @@ def _several(account: Account, name: str) -> str:
 def sizes_of(account: Account, way: Way, sizes: Mapping[str, int]) -> dict[str, int]:
     """Sizes of one microbatch, all devices of the mesh but the pipeline's together."""
     batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.batch_axes)
-    one = dict.fromkeys(account.placed.mesh.names, 1)
-    return {**sizes, **one, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
+    one_of_each = dict.fromkeys(account.placed.mesh.names, 1)
+    return {**sizes, **one_of_each, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
 
 
 def memory_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[StageTakes, ...]:
     """What every device of the pipeline holds; seconds are left out."""
-    own = account.filled(sizes_of(account, way, sizes))
+    way_sizes = account.filled(sizes_of(account, way, sizes))
     parts = stages_of(account, way, sizes)
-    return _memory(account, way, own, parts, {})
+    return _memory(account, way, way_sizes, parts, {})
 
 
 def _memory(
-    account: Account, way: Way, own: Mapping[str, int], parts: Sequence[Part], times: Mapping[int, tuple[float, ...]]
+    account: Account,
+    way: Way,
+    way_sizes: Mapping[str, int],
+    parts: Sequence[Part],
+    times: Mapping[int, tuple[float, ...]],
 ) -> tuple[StageTakes, ...]:
     statics: dict[Part, Static] = {}
     values: dict[Part, Activations] = {}
     for part in parts:
         if part not in statics:
-            statics[part], values[part] = account.static(own, part), account.activations(own, part)
+            statics[part], values[part] = account.static(way_sizes, part), account.activations(way_sizes, part)
     most = way.microbatches  # of a full pipeline no more are in flight
     if way.schedule != "gpipe":
         most = min(most, 2 * way.stages)
@@ -215,7 +219,7 @@ def _memory(
                 sum(part.layers for part in mine),
                 static,
                 int(peak(order, device, kept, forward, backward)),
-                account.workspace(own) if way.workspace else 0,
+                account.workspace(way_sizes) if way.workspace else 0,
                 *seconds_of,
             )
         )
@@ -231,20 +235,20 @@ def step_of(
     tokens  of a sequence
     Raises `InputError` for what does not divide, and for a mesh that the cluster has no links for.
     """
-    own = sizes_of(account, way, sizes)
-    if why := account.divides(own):
+    way_sizes = sizes_of(account, way, sizes)
+    if why := account.divides(way_sizes):
         raise InputError(why)
-    own = account.filled(own)
+    way_sizes = account.filled(way_sizes)
     parts = stages_of(account, way, sizes)
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
-    computed = account.seconds(own, rates, account.kind.values, of_experts(cluster.device))
-    transfers = _transfers(account.sendings, own, mesh_groups, cluster)
+    computed = account.seconds(way_sizes, rates, account.kind.values, of_experts(cluster.device))
+    transfers = _transfers(account.sendings, way_sizes, mesh_groups, cluster)
     made: dict[Part, dict[str, tuple[float, float]]] = {}  # stages that are alike take as long
     for part in parts:
         if part in made:
             continue
-        found = {}
+        by_pass = {}
         for name in "FBWO":
             compute = sum(
                 seconds_of * _turns(account, part, segment)
@@ -252,24 +256,24 @@ def step_of(
                 if which == name
             )
             if name == "O":
-                compute = account.optimizer_seconds(own, part, rates)
+                compute = account.optimizer_seconds(way_sizes, part, rates)
             waits = beside = 0.0
             for sending, moved in transfers:
                 if PASSES.get(sending.macro, "F") != name:
                     continue
-                calls = _calls(account, sending, own, part)
+                calls = _calls(account, sending, way_sizes, part)
                 if name == "O":  # of stacks the payload grows with the turns
-                    moved = _moved(sending, account.own(own, part), mesh_groups, cluster)
+                    moved = _moved(sending, account.own(way_sizes, part), mesh_groups, cluster)
                     calls = 1 if account.within((sending.segment,), part) else 0
                 if way.overlap and (sending.role in ("weights", "gradients") or sending.mesh_axis in way.beside):
                     beside += calls * moved.seconds
                 else:
                     waits += calls * moved.seconds
-            found[name] = compute, waits, beside
-        made[part] = _joined(found, way.overlap)
+            by_pass[name] = compute, waits, beside
+        made[part] = _joined(by_pass, way.overlap)
     passes = [made[part] for part in parts]
     columns = {name: [entry[name][0] + entry[name][1] for entry in passes] for name in "FBWO"}
-    send = _send(account, own, mesh_groups, cluster) if way.stages > 1 else 0.0
+    send = _send(account, way_sizes, mesh_groups, cluster) if way.stages > 1 else 0.0
     pipeline = seconds(
         way.schedule, way.stages, way.microbatches, way.chunks, columns["F"], columns["B"], columns["W"], send
     )
@@ -277,19 +281,19 @@ def step_of(
         [sum(columns[name][chunk * way.stages + device] for chunk in range(way.chunks)) for name in "FBW"]
         for device in range(way.stages)
     ]
-    once = max(columns["O"]) + (_tied(account, own, parts, cluster, mesh_groups) if way.stages > 1 else 0.0)
+    once = max(columns["O"]) + (_tied(account, way_sizes, parts, cluster, mesh_groups) if way.stages > 1 else 0.0)
     busiest = max(range(way.stages), key=lambda device: sum(per_device[device]))
     busy = way.microbatches * sum(per_device[busiest])
     waited = way.microbatches * sum(
         passes[chunk * way.stages + busiest][name][1] for chunk in range(way.chunks) for name in "FBW"
     )
     times = {device: (*per_device[device], send) for device in range(way.stages)}
-    sent = _sent(account, own, parts, way, mesh_groups, cluster, kind.several)
-    batch = own["B"] * way.microbatches
+    sent = _sent(account, way_sizes, parts, way, mesh_groups, cluster, kind.several)
+    batch = way_sizes["B"] * way.microbatches
     return StepTakes(
         way,
         cluster,
-        _memory(account, way, own, parts, times),
+        _memory(account, way, way_sizes, parts, times),
         sent,
         pipeline + once,
         once,
@@ -304,17 +308,17 @@ def step_of(
     )
 
 
-def _joined(found: Mapping[str, tuple[float, float, float]], overlap: bool) -> dict[str, tuple[float, float]]:
+def _joined(by_pass: Mapping[str, tuple[float, float, float]], overlap: bool) -> dict[str, tuple[float, float]]:
     """Seconds that each pass computes, and those that it waits for what does not fit beside it.
 
     What is sent once a step, behind the last backward pass, fits beside that.
     """
     result = {}
     for name in "FBW":
-        compute, waits, beside = found[name]
+        compute, waits, beside = by_pass[name]
         result[name] = compute, waits + max(0.0, beside - compute)
-    compute, waits, beside = found["O"]
-    room = found["B"][0] + found["W"][0] if overlap else 0.0
+    compute, waits, beside = by_pass["O"]
+    room = by_pass["B"][0] + by_pass["W"][0] if overlap else 0.0
     result["O"] = compute, waits + max(0.0, beside - room)
     return result
 
@@ -325,22 +329,24 @@ def _turns(account: Account, part: Part, segment: int) -> int:
     return int(part.turns.get(account.blocks[segment // 2], 0))
 
 
-def _calls(account: Account, sending: Sending, own: Mapping[str, int], part: Part) -> int:
+def _calls(account: Account, sending: Sending, way_sizes: Mapping[str, int], part: Part) -> int:
     """How often a stage makes a collective for one microbatch."""
     if not account.within((sending.segment,), part):
         return 0
-    return int(sending.turns.at(account.own(own, part)))
+    return int(sending.turns.at(account.own(way_sizes, part)))
 
 
-def _moved(sending: Sending, own: Mapping[str, int], found: Mapping[str, Group], cluster: Cluster) -> Transfer:
-    group = found.get(sending.mesh_axis, Group(1, 1))
-    return transfer(sending.word, float(sending.payload.at(own)), group, cluster)
+def _moved(
+    sending: Sending, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, Group], cluster: Cluster
+) -> Transfer:
+    group = mesh_groups.get(sending.mesh_axis, Group(1, 1))
+    return transfer(sending.word, float(sending.payload.at(way_sizes)), group, cluster)
 
 
 def _transfers(
-    sendings: Sequence[Sending], own: Mapping[str, int], found: Mapping[str, Group], cluster: Cluster
+    sendings: Sequence[Sending], way_sizes: Mapping[str, int], mesh_groups: Mapping[str, Group], cluster: Cluster
 ) -> list[tuple[Sending, Transfer]]:
-    return [(sending, _moved(sending, own, found, cluster)) for sending in sendings]
+    return [(sending, _moved(sending, way_sizes, mesh_groups, cluster)) for sending in sendings]
 
 
 def carried(account: Account) -> Count:
@@ -352,13 +358,17 @@ def carried(account: Account) -> Count:
     return Count()
 
 
-def _send(account: Account, own: Mapping[str, int], found: Mapping[str, Group], cluster: Cluster) -> float:
-    size = float(carried(account).at(own)) * account.kind.value
-    return transfer("send", size, found[PIPELINE], cluster).seconds
+def _send(account: Account, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, Group], cluster: Cluster) -> float:
+    size = float(carried(account).at(way_sizes)) * account.kind.value
+    return transfer("send", size, mesh_groups[PIPELINE], cluster).seconds
 
 
 def _tied(
-    account: Account, own: Mapping[str, int], parts: Sequence[Part], cluster: Cluster, found: Mapping[str, Group]
+    account: Account,
+    way_sizes: Mapping[str, int],
+    parts: Sequence[Part],
+    cluster: Cluster,
+    mesh_groups: Mapping[str, Group],
 ) -> float:
     """Seconds for the gradients of weights that the first and the last stage have: an all_reduce between two."""
     total = 0.0
@@ -366,17 +376,17 @@ def _tied(
         if len([part for part in parts if account.within(held.segments, part)]) > 1 and all(
             segment % 2 == 0 for segment in held.segments
         ):
-            size = float(held.gradient.at(own)) * account.kind.gradient
-            total += transfer("all_reduce", size, Group(2, min(2, found[PIPELINE].inside)), cluster).seconds
+            size = float(held.gradient.at(way_sizes)) * account.kind.gradient
+            total += transfer("all_reduce", size, Group(2, min(2, mesh_groups[PIPELINE].inside)), cluster).seconds
     return total
 
 
 def _sent(
     account: Account,
-    own: Mapping[str, int],
+    way_sizes: Mapping[str, int],
     parts: Sequence[Part],
     way: Way,
-    found: Mapping[str, Group],
+    mesh_groups: Mapping[str, Group],
     cluster: Cluster,
     several: bool,
 ) -> tuple[Sent, ...]:
@@ -397,14 +407,14 @@ def _sent(
                 once = PASSES.get(sending.macro) == "O"
                 if not account.within((sending.segment,), part):
                     continue
-                inner = account.own(own, part)
-                moved = _moved(sending, inner, found, cluster)
+                inner = account.own(way_sizes, part)
+                moved = _moved(sending, inner, mesh_groups, cluster)
                 calls = 1 if once else int(sending.turns.at(inner)) * way.microbatches
                 if moved.group.devices > 1:
                     _add(table, sending, moved, calls)
         if way.stages > 1:
-            size = float(carried(account).at(own)) * account.kind.value
-            moved = transfer("send", size, found[PIPELINE], cluster)
+            size = float(carried(account).at(way_sizes)) * account.kind.value
+            moved = transfer("send", size, mesh_groups[PIPELINE], cluster)
             calls = way.microbatches * ends
             key = "send", PIPELINE, "values"
             table[key] = Sent(

@@ -67,34 +67,34 @@ class _Check:
     def repeat(self, line: Repeat, states: States) -> None:
         mesh_axis, busy = self.mesh_axis, self.busy or self.mesh_axis in cuts(line.count)
         inner = _Check(mesh_axis, {**self.axes, **line.axes}, busy)
-        own = dict(states)
+        inner_states = dict(states)
         if busy and not self.busy and any(states[name] not in (SAME, ZERO) for name in line.shared):
             raise self.refuse(line, "turns on several devices read what is not the same on all")
         for name, stack in line.each:
-            own[name] = OWN if busy else states[stack]
+            inner_states[name] = OWN if busy else states[stack]
         for carry in line.carry:
-            own[carry.start] = OWN if busy else states[carry.initial]
-        self.totals(line, own, inner)
-        inner.lines(line.lines, own)
+            inner_states[carry.start] = OWN if busy else states[carry.initial]
+        self.totals(line, inner_states, inner)
+        inner.lines(line.lines, inner_states)
         for carry in line.carry:
-            end, start = own[carry.end], own[carry.start]
+            end, start = inner_states[carry.end], inner_states[carry.start]
             if end != start and end != ZERO and not busy:
                 raise self.refuse(line, f"{carry.start} goes in {start}, and {carry.end} comes out {end}")
             if busy and not self.busy and states[carry.initial] != ZERO:
                 raise self.refuse(line, f"turns on several devices hand {carry.start} on")
             states[carry.final] = "sum" if busy and not self.busy else start
         for name, stack in line.keep:
-            states[stack] = CUT if busy and not self.busy else own[name]
+            states[stack] = CUT if busy and not self.busy else inner_states[name]
 
-    def totals(self, line: Repeat, own: States, inner: _Check) -> None:
+    def totals(self, line: Repeat, inner_states: States, inner: _Check) -> None:
         """How totals are that begin with zeros: as a turn leaves them."""
-        begun = [carry for carry in line.carry if own[carry.start] == ZERO]
+        begun = [carry for carry in line.carry if inner_states[carry.start] == ZERO]
         if not begun:
             return
-        own |= {carry.start: CUT for carry in begun if _of(line.axes[carry.start], self.mesh_axis) == CUT}
-        turn = dict(own)
+        inner_states |= {carry.start: CUT for carry in begun if _of(line.axes[carry.start], self.mesh_axis) == CUT}
+        turn = dict(inner_states)
         inner.lines(line.lines, turn)
-        own |= {carry.start: turn[carry.end] for carry in begun}
+        inner_states |= {carry.start: turn[carry.end] for carry in begun}
 
     def line(self, line: Line, states: States) -> None:
         for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
@@ -150,14 +150,14 @@ class _Check:
         terms += [
             term for left in line.left for axis in left.axes if isinstance(axis, Read) for term in terms_of(axis.at)
         ]
-        found = {term.name: states[term.name] for term in terms}
-        partial = {state for state in found.values() if state in ("sum", "max", "min")}
+        read_states = {term.name: states[term.name] for term in terms}
+        partial = {state for state in read_states.values() if state in ("sum", "max", "min")}
         if partial:
-            return self.of_partial(line, found, cut_axes)
+            return self.of_partial(line, read_states, cut_axes)
         along = {axis for axis in cut_axes if not axis.endswith("=")}
         read = cut_axes - along
-        if SENT in found.values():
-            return self.of_rows(line, found, along)
+        if SENT in read_states.values():
+            return self.of_rows(line, read_states, along)
         if len(along) > 1 or (read and along):
             raise self.refuse(line, f"{' and '.join(sorted(cut_axes))} are cut at once")
         remaining = {axis if isinstance(axis, str) else f"{axis.axis}=" for term in line.left for axis in term.axes}
@@ -175,7 +175,7 @@ class _Check:
             raise self.refuse(line, f"{axis} is not in its result")
         return "sum"
 
-    def of_rows(self, line: Line, found: Mapping[str, str], along: set[str]) -> str:
+    def of_rows(self, line: Line, read_states: Mapping[str, str], along: set[str]) -> str:
         """What a line makes of rows that were sent: all that it reads of rows has to be sent, and to stay rows."""
         there = {
             term.name
@@ -183,7 +183,7 @@ class _Check:
             if isinstance(term, Term)
             and any(isinstance(axis, Read) and self.mesh_axis in cuts(axis.axis) for axis in term.axes)
         }
-        for name, state in found.items():
+        for name, state in read_states.items():
             if state == CUT and name not in there:
                 raise self.refuse(line, f"{name} is read beside rows that were sent, and was not")
         left = line.left[0]
@@ -192,11 +192,11 @@ class _Check:
             raise self.refuse(line, "rows that were sent are summed")
         return SENT
 
-    def of_partial(self, line: Line, found: Mapping[str, str], cut_axes: set[str]) -> str:
+    def of_partial(self, line: Line, read_states: Mapping[str, str], cut_axes: set[str]) -> str:
         """What a line makes of partial operands: it has to be linear, and nothing else in it cut."""
         terms = [term for term in line.right if isinstance(term, Term)]
-        states = [found[term.name] for term in terms]
-        inner = [state for name, state in found.items() if name not in {term.name for term in terms}]
+        states = [read_states[term.name] for term in terms]
+        inner = [state for name, state in read_states.items() if name not in {term.name for term in terms}]
         is_linear = isinstance(line, Sum) and all(state in ("sum", ZERO) for state in states)
         is_linear = is_linear and not any(isinstance(operand, Literal) for operand in line.right)
         if isinstance(line, Product):

@@ -131,7 +131,7 @@ class Homes:
     def winners(self, name: str, value: Value) -> dict[str, tuple[int, str]]:
         """For every mesh axis that cuts a value the clause by its place, and the axis that is cut."""
         role, owner = self.kind(name, value)
-        found: dict[str, tuple[int, str]] = {}
+        largest_first: dict[str, tuple[int, str]] = {}
         cut: dict[str, list[str]] = {}
         order = sorted(range(len(self.clauses)), key=lambda place: (self.clauses[place].largest, place))
         first = {axis: place for place, axis in self._fitting(role, owner, name, value)}
@@ -142,8 +142,8 @@ class Homes:
             axis = self._axis(clause, value, cut, name)
             if axis is not None:
                 cut.setdefault(axis, []).append(clause.mesh)
-                found[clause.mesh] = place + (len(self.clauses) if clause.largest else 0), axis
-        return found
+                largest_first[clause.mesh] = place + (len(self.clauses) if clause.largest else 0), axis
+        return largest_first
 
     def _fitting(self, role: str, owner: str, name: str, value: Value) -> Iterator[tuple[int, str]]:
         """The first clause that fits, for every mesh axis."""
@@ -164,7 +164,9 @@ class Homes:
             roles.add("scores")
         if owner in self._experts:
             roles.add("experts")
-        return any(one in roles or _begins(owner, one) or _begins(name, one) for one in clause.names)
+        return any(
+            name_said in roles or _begins(owner, name_said) or _begins(name, name_said) for name_said in clause.names
+        )
 
     def _long(self, value: Value) -> Callable[[str], bool]:
         """Whether a value has an axis of several places: one of a single place is passed over."""

@@ -127,7 +127,7 @@ class Cutting:
 
     def _site(self, mesh_axis: str) -> Site | None:
         """The candidate of the lowest clause, then of the most operands, then the home of the result."""
-        found: dict[Site, list[int]] = {}
+        by_site: dict[Site, list[int]] = {}
         operands = [term for operand in self.line.right for term in terms_of(operand)]
         operands += [term for left in self.line.left for axis in left.axes for term in _index(axis)]
         for terms, is_result in ((operands, 0), (list(self.line.left), 1)):
@@ -135,10 +135,10 @@ class Cutting:
                 if (candidate := self._candidate(term, mesh_axis, bool(is_result))) is None:
                     continue
                 rank, site = candidate
-                seen = found.setdefault(site, [rank, 0, 0])
+                seen = by_site.setdefault(site, [rank, 0, 0])
                 seen[0] = min(seen[0], rank)
                 seen[1 + is_result] -= 1
-        return min(found, key=lambda site: found[site]) if found else None
+        return min(by_site, key=lambda site: by_site[site]) if by_site else None
 
     def _candidate(self, term: Term, mesh_axis: str, is_result: bool) -> tuple[int, Site] | None:
         if is_result and term.name in self.scope.steps:

@@ -84,10 +84,10 @@ class Scope:
     def held(self, name: str) -> dict[Layout, str]:
         """The arrays that hold a value, by their layouts; one that is still to be joined goes where it was joined."""
         around = self.outer.held(name) if self.outer is not None and name not in self.values else {}
-        own = self.arrays.get(name, {})
-        if any(not layout.partial for layout in own):
+        array_layouts = self.arrays.get(name, {})
+        if any(not layout.partial for layout in array_layouts):
             around = {layout: array for layout, array in around.items() if not layout.partial}
-        return {**around, **own}
+        return {**around, **array_layouts}
 
     def partial(self, name: str) -> Layout | None:
         """The layout of a value that is still to be joined; None of one that is not."""

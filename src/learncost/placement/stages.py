@@ -96,18 +96,20 @@ def place_stages(
     """
     turns = [dict(step.stage.turns) for step in steps]
     every = [
-        place(step.table, pipeline.mesh, pipeline.clauses, {**sizes, **own}, whole)
-        for step, own in zip(steps, turns, strict=True)
+        place(step.table, pipeline.mesh, pipeline.clauses, {**sizes, **stage_turns}, whole)
+        for step, stage_turns in zip(steps, turns, strict=True)
     ]
     order = [
         {name: at for at, line in enumerate(placed.table.lines) for name in line.makes} for placed in every
     ]  # what a stage sends comes in the order in which it is made
     result = []
-    for step, placed, own in zip(steps, every, turns, strict=True):
+    for step, placed, stage_turns in zip(steps, every, turns, strict=True):
         received = sorted(step.receives, key=lambda sent: order[sent.source][sent.made])
         table = _with_sends(placed, step, {sent.read: sent for sent in received}, pipeline.axis)
         said = (pipeline.said, *placed.clauses)
-        result.append(replace(placed, table=table, mesh=mesh, clauses=said, turns=own, first=dict(step.stage.first)))
+        result.append(
+            replace(placed, table=table, mesh=mesh, clauses=said, turns=stage_turns, first=dict(step.stage.first))
+        )
     return tuple(result)
 
 

@@ -203,12 +203,12 @@ def _moved(
         statements: tuple[Statement, ...], scope: Scope, values: dict[str, Value], around: Mapping[str, str]
     ) -> list[Statement]:
         result: list[Statement] = []
-        own = making.get(scope, {})
+        makers = making.get(scope, {})
         names = dict(around)
         for line in statements:
             for name in line.reads:
-                if name in own and name not in names:
-                    lines, known = own[name]
+                if name in makers and name not in names:
+                    lines, known = makers[name]
                     result += lines
                     values |= known
                     names[name] = f"{name}.{side}"

@@ -149,14 +149,16 @@ class _Local:
     def blocks(self, repeat: Repeat, number: int) -> list[Statement]:
         """The repeat whose turns each have a loss, go backwards and hand out updates, after what it begins with."""
         table, (carry,) = self.model.table, repeat.carry
-        lines, loss, own = self.head(repeat, number)
-        learning = {*self.model.learning, *own}
-        slices = dict(repeat.each) | {name: name for name in own}
+        lines, loss, head_weights = self.head(repeat, number)
+        learning = {*self.model.learning, *head_weights}
+        slices = dict(repeat.each) | {name: name for name in head_weights}
         shared = [*dict.fromkeys((*repeat.shared, *(name for line in lines for name in line.reads)))]
-        shared = [name for name in shared if name in self.needed and name not in repeat.inside and name not in own]
-        weights = [name for name, outer in slices.items() if outer in {*table.weights, *own}]
+        shared = [
+            name for name in shared if name in self.needed and name not in repeat.inside and name not in head_weights
+        ]
+        weights = [name for name, outer in slices.items() if outer in {*table.weights, *head_weights}]
         weights += [name for name in shared if name in table.weights]
-        inner = {**table.values, **repeat.values, **self.head_values(lines), **own}
+        inner = {**table.values, **repeat.values, **self.head_values(lines), **head_weights}
         inputs = [name for name in dict.fromkeys((carry.start, *table.inputs, *shared)) if name not in weights]
         inputs += [name for name in slices if name not in weights]
         body = replace(
@@ -175,7 +177,7 @@ class _Local:
         turn += (line.renamed({f"d{loss}": "dloss"}) for line in derived.reverse.lines)
         inner = {**derived.reverse.values}
         before: list[Statement] = []
-        carries, keep, each = [*repeat.carry], [*repeat.keep], [*repeat.each, *((name, name) for name in own)]
+        carries, keep, each = [*repeat.carry], [*repeat.keep], [*repeat.each, *((name, name) for name in head_weights)]
         for name, gradient in derived.gradients.items():
             if name in slices:
                 outer = slices[name]
@@ -234,33 +236,33 @@ class _Local:
         zero, start, end, part, final = (
             f"d{carry.initial}:{what}" for what in ("zero", "sum", "sum.", "first", "blocks")
         )
-        one, no = Term("first:one", ()), Term("first.2", ())
-        before.append(Word((one,), (), (), tag, word="ones", gives=("Y",)))
+        first_turn, not_first = Term("first:one", ()), Term("first.2", ())
+        before.append(Word((first_turn,), (), (), tag, word="ones", gives=("Y",)))
         before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
         masked = Term(part, axes)
         turn.append(Product((masked,), (Term(gradient, axes), Term("first", ())), (), tag))
         turn.append(Sum((Term(end, axes),), (Term(start, axes), masked), (), tag, (1, 1)))
-        turn.append(Word((no,), (), (), tag, word="zeros", gives=("Y",)))
+        turn.append(Word((not_first,), (), (), tag, word="zeros", gives=("Y",)))
         inner |= {name: Value(axes, "part", carry.initial) for name in (start, end, part)}
-        inner |= {"first": Value(()), no.name: Value(())}
+        inner |= {"first": Value(()), not_first.name: Value(())}
         self.values |= {name: Value(axes, "part", carry.initial) for name in (zero, final)}
-        self.values |= {one.name: Value(()), "first:last": Value(())}
+        self.values |= {first_turn.name: Value(()), "first:last": Value(())}
         self.parts.setdefault(carry.initial, []).append(final)
-        return [Carry(start, end, zero, final), Carry("first", no.name, one.name, "first:last")]
+        return [Carry(start, end, zero, final), Carry("first", not_first.name, first_turn.name, "first:last")]
 
     def head(self, repeat: Repeat, number: int) -> tuple[list[Statement], str, dict[str, Value]]:
         """The head's lines on what a turn hands on, their loss, and the weights that the blocks' own heads have."""
         (carry,) = repeat.carry
         names = {name: f"local.{name}" for line in self.after for name in line.makes} | {self.final: carry.end}
-        own: dict[str, Value] = {}
+        of_head: dict[str, Value] = {}
         if self.own:
             mark = str(number) if len(self.repeats) > 1 else ""
             for weight in self.head_weights:
                 value, name = self.model.table.values[weight], f"own{mark}.{weight}"
                 names[weight] = name
-                own[name] = Value(value.axes)
+                of_head[name] = Value(value.axes)
                 self.inputs[name] = Value((repeat.count, *value.axes), "projection", weight)
-        return [line.renamed(names) for line in self.after], names["loss"], own
+        return [line.renamed(names) for line in self.after], names["loss"], of_head
 
     def head_values(self, lines: Iterable[Statement]) -> dict[str, Value]:
         """What is known of the values of a copied head."""

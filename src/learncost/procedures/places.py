@@ -61,15 +61,15 @@ def blocks(model: Model, doing: str) -> tuple[Place, ...]:
 
     Raises `InputError`, which says what is done, where there are none.
     """
-    found = tuple(
+    block_places = tuple(
         place
         for place in places(model.table)
         if place.repeats and place.repeats[-1].carry and not any(isinstance(line, Repeat) for line in place.lines)
     )
-    if not found:
+    if not block_places:
         name = model.configuration.name
         raise InputError(f"{doing} needs blocks that hand a value on, one to the next: {name} has no such repeat")
-    return found
+    return block_places
 
 
 def linears(place: Place) -> Iterator[tuple[Product, int]]:
@@ -120,11 +120,11 @@ def stream(place: Place, model: Model) -> frozenset[str]:
     for line in reversed(place.own):
         if not sums(line) and not before.isdisjoint(line.makes):
             before |= {term.name for term in line.right if isinstance(term, Term)}
-    found = frozenset(after & before)
-    if any(carry.end not in found for carry in repeat.carry):
+    between = frozenset(after & before)
+    if any(carry.end not in between for carry in repeat.carry):
         name = model.configuration.name
         raise InputError(f"{name} has no stream: its blocks hand nothing on that they were handed but through weights")
-    return found
+    return between
 
 
 def scores(model: Model, doing: str) -> str:

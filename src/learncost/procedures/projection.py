@@ -53,7 +53,7 @@ class _Projecting:
         self.values: dict[str, Value] = {}
         self.done: list[str] = []
         self.places = {
-            weight: found for weight in model.learning if (found := next(_matrix(model.table, weight), None))
+            weight: matrix for weight in model.learning if (matrix := next(_matrix(model.table, weight), None))
         }
 
     def axis_of(self, line: Statement) -> tuple[Site, int] | None:

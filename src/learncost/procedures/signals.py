@@ -48,8 +48,8 @@ def signals(model: Model, chosen: Procedure) -> Signals:
 
 def _stops(model: Model, chosen: Procedure, place: str) -> set[tuple[Same[Line], int]]:
     """The operands that get no gradient, the lines by themselves."""
-    found = named_one("place", place, _STOPS)
-    return {(Same(line), i) for block in blocks(model, chosen.name) for line, i in found(block, model)}
+    places_of = named_one("place", place, _STOPS)
+    return {(Same(line), i) for block in blocks(model, chosen.name) for line, i in places_of(block, model)}
 
 
 def _block_inputs(block: Place, model: Model) -> Iterator[tuple[Line, int]]:
@@ -196,18 +196,18 @@ class _Signals:
         errors = self.scores_axes
         e = Term(self.e, errors)
         axes = self.axes(place, name)
-        own = tuple(axis for axis in axes if base(axis) in self.wide and axis not in errors)
+        wide_axes = tuple(axis for axis in axes if base(axis) in self.wide and axis not in errors)
         classes = tuple(axis for axis in errors if base(axis) in self.wide and axis not in axes)
         fixed = f"{name}.F" + (str(len(place.scope)) if len(place.scope) > 1 else "")
         of = self.e.removeprefix("d")
-        self.inputs[fixed] = Value(place.turns((*classes, *own)), "feedback", of)
+        self.inputs[fixed] = Value(place.turns((*classes, *wide_axes)), "feedback", of)
         for depth in range(1, len(place.repeats) + 1):
             inside = self.inputs[fixed].axes[depth:]
             self.slices.setdefault(place.scope[:depth], {})[fixed] = Value(inside, "feedback", of)
-        inner = (*classes, *own)
+        inner = (*classes, *wide_axes)
         matrix = Term(fixed, inner)
         target = f"d{name}" + (f":{handed}" if handed else "")
-        reached = tuple(axis for axis in axes if axis in errors or axis in own)
+        reached = tuple(axis for axis in axes if axis in errors or axis in wide_axes)
         layer = next((line.tag.layer for line in place.own if name in (*line.makes, *line.reads)), "")
         tag = Tag(layer, next((line.tag.block for line in place.own), None), "backward", local="F e")
         values = {fixed: Value(inner, "feedback", of), target: Value(axes, "gradient", name)}

@@ -291,8 +291,8 @@ def _formulas() -> dict[Any, Any]:
     def mv(matrix: Any, vector: Any, *_: Any, **__: Any) -> int:
         return 2 * int(matrix[0]) * int(matrix[1])
 
-    def dot(one: Any, other: Any, *_: Any, **__: Any) -> int:
-        return 2 * int(one[0])
+    def dot(left: Any, right: Any, *_: Any, **__: Any) -> int:
+        return 2 * int(left[0])
 
     aten = torch.ops.aten
     return {aten.convolution_backward: convolution_backward, aten.mv: mv, aten.dot: dot}

@@ -82,9 +82,11 @@ def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     sizes = small_sizes(model.table)
     arrays = arrays_of(model, known, sizes)
     expected = derive(table, wanted=(*model.differentiated, *model.learning)).step
-    found = gradients_of(model, known, sizes, arrays)
-    of_stopped = {key: array for key, array in gradients_of(model, expected, sizes, arrays).items() if key in found}
-    yield held(name, "gradients with bp's of the table with stop_gradient there", found, of_stopped)
+    step_gradients = gradients_of(model, known, sizes, arrays)
+    of_stopped = {
+        key: array for key, array in gradients_of(model, expected, sizes, arrays).items() if key in step_gradients
+    }
+    yield held(name, "gradients with bp's of the table with stop_gradient there", step_gradients, of_stopped)
 
 
 def _with_values(table: Table) -> Table:
@@ -131,10 +133,10 @@ def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     identity = WHOLE**0.5 * np.eye(WHOLE)
     arrays |= {key: np.broadcast_to(identity, shape_of(axes, sizes)).copy() for key, axes in matrices.items()}
     arrays |= {key: np.asarray(1.0) for key in table.inputs if key not in arrays}
-    expected, found = (values_of(each, arrays, sizes) for each in (plain, table))
+    expected, step_values = (values_of(each, arrays, sizes) for each in (plain, table))
     new = [*plain.renewed.values()]
     compared = "new weights and states with bp's, where its directions are the axes"
-    yield held(name, compared, {key: found[key] for key in new}, {key: expected[key] for key in new})
+    yield held(name, compared, {key: step_values[key] for key in new}, {key: expected[key] for key in new})
 
 
 def _inverts(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
@@ -164,12 +166,12 @@ def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
             first[key] = sum(map(len, parts)) if table.values[key].group else 0
             parts.append(arrays[key])
         whole = {key: parts[0] if key in arrays else np.concatenate(parts) for key, parts in stacks.items()}
-        found, values = values_of(table, arrays, sizes), values_of(plain, {**arrays, **whole}, sizes)
+        results, values = values_of(table, arrays, sizes), values_of(plain, {**arrays, **whole}, sizes)
         expected = {
             f"d{key}": values[f"d{table.values[key].group or key}"][first[key] :][: len(arrays[key])]
             for key in learning
         }
-        of_weights = {f"d{key}": found[f"d{key}"] for key in table.weights if f"d{key}" in found}
+        of_weights = {f"d{key}": results[f"d{key}"] for key in table.weights if f"d{key}" in results}
         yield held(f"{name}, block {turn}", "its gradients with bp's, and no others", of_weights, expected)
 
 
@@ -178,10 +180,10 @@ def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     table, plain = step(model, chosen.name), step(model, "bp")
     sizes = sizes_of(model, table)
     arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes) | {"dloss": np.asarray(1.0)}
-    found, exact = (gradients_of(model, each, sizes, arrays) for each in (table, plain))
-    square = max(float(np.abs(array).max()) for array in found.values()) ** 2
-    parts = [float(np.sum(found[key] * exact[key])) for key in found]
-    signs = all(np.allclose(array**2, square, 1e-12, 0.0) for array in found.values())
+    drawn, exact = (gradients_of(model, each, sizes, arrays) for each in (table, plain))
+    square = max(float(np.abs(array).max()) for array in drawn.values()) ** 2
+    parts = [float(np.sum(drawn[key] * exact[key])) for key in drawn]
+    signs = all(np.allclose(array**2, square, 1e-12, 0.0) for array in drawn.values())
     apart = abs(sum(parts) - square) / max(square, sum(map(abs, parts)))
     yield Check(name, "its slope with <bp's gradient, direction>", f"apart by {apart:.1e}", signs and apart < 1e-10)
 
@@ -189,13 +191,13 @@ def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """Both sides are apart from the slope by the square of the distance: halved, by a quarter."""
     sizes = small_sizes(model.table)
-    found = []
+    by_step = []
     for distance in (4e-4, 2e-4, 1e-4):
         table, _ = by_two_sides(model, replace(chosen, distance=distance))
-        found.append(gradients_of(model, table, sizes, arrays_of(model, table, sizes)))
+        by_step.append(gradients_of(model, table, sizes, arrays_of(model, table, sizes)))
     first, second = (
         max(float(np.abs(larger[key] - smaller[key]).max()) for key in larger)
-        for larger, smaller in ((found[0], found[1]), (found[1], found[2]))
+        for larger, smaller in ((by_step[0], by_step[1]), (by_step[1], by_step[2]))
     )
     text = f"{first / second:.3f} times as far" if second else "no difference"
     yield Check(

@@ -80,8 +80,8 @@ def exact_at_blocks(model: Model, chosen: Procedure, name: str) -> Iterator[Chec
         yield Check(name, compared, "it has no inputs of one token", None)
         return
     exact = np.stack([np.outer(scores, turn.reshape(-1)) / (scores @ scores) for turn in handed])
-    found = gradients_of(model, table, sizes, {**arrays, matrix: exact})
-    yield held(name, compared, found, {key: values[f"d{key}"] for key in found})
+    gradients = gradients_of(model, table, sizes, {**arrays, matrix: exact})
+    yield held(name, compared, gradients, {key: values[f"d{key}"] for key in gradients})
 
 
 def _of_one_token(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Mapping[str, Any] | None:
@@ -121,9 +121,9 @@ def exact_at_linears(model: Model, chosen: Procedure, name: str) -> Iterator[Che
         exact[matrix] = made.reshape(shape)
     # Nothing goes back through what a linear layer reads, so that a gain before one has less than its gradient.
     multiplied = {weight for weight in model.learning for site in sites(model.table, weight) if _multiplies(site)}
-    found = gradients_of(model, table, sizes, {**arrays, **exact})
-    found = {key: array for key, array in found.items() if key in multiplied}
-    yield held(name, compared, found, {key: values[f"d{key}"] for key in found})
+    gradients = gradients_of(model, table, sizes, {**arrays, **exact})
+    gradients = {key: array for key, array in gradients.items() if key in multiplied}
+    yield held(name, compared, gradients, {key: values[f"d{key}"] for key in gradients})
 
 
 def _multiplies(site: Site) -> bool:
@@ -146,7 +146,7 @@ def slope_of_activities(model: Model, chosen: Procedure, name: str) -> Iterator[
         return
     sizes = sizes_of(model, table)
     arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes) | {"dloss": np.asarray(1.0)}
-    found, exact = (
+    gradients, exact = (
         values_of(each, {key: arrays[key] for key in (*each.inputs, *each.weights)}, sizes) for each in (first, second)
     )
     if "B" in table.known[f"loss{MARK}"].axes and any("B" not in at.values[at.name].axes for at in given.values()):
@@ -156,7 +156,7 @@ def slope_of_activities(model: Model, chosen: Procedure, name: str) -> Iterator[
     slopes, expected = list[Any](), 0.0
     for key, at in given.items():
         rows = at.values[at.name].axes.index("B") + key.endswith(":all") if rows_apart else None
-        made, bp = found[key], exact[key]
+        made, bp = gradients[key], exact[key]
         sums = tuple(i for i in range(made.ndim) if i != rows)
         slopes.append(np.abs(made).max(sums))
         expected = expected + np.sum(bp * np.sign(made), sums)

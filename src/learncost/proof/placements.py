@@ -214,17 +214,17 @@ class _Outcome:
     def whole(self, name: str) -> Any:
         """The array of a name; of a stack the stages' slices together. Raises `AssertionError` where devices differ."""
         inner = Mesh(tuple(pair for pair in self.mesh.axes if pair[0] != self.axis))
-        found = []
+        pieces = []
         for number, stage in enumerate(self.stages):
             if name in stage.layouts:
                 places = zip(self.mesh.places(), self.devices, strict=True)
                 parts = [device[name] for place, device in places if place.get(self.axis, 0) == number]
-                found.append(together(parts, stage.layouts[name], inner))
+                pieces.append(together(parts, stage.layouts[name], inner))
         if self._stacked(self.stages[0], name):
-            return np.concatenate(found)
-        if any(not np.array_equal(each, found[0], equal_nan=True) for each in found):
+            return np.concatenate(pieces)
+        if any(not np.array_equal(each, pieces[0], equal_nan=True) for each in pieces):
             raise AssertionError("stages that have the same array do not agree")
-        return found[0]
+        return pieces[0]
 
 
 def _comparisons(
@@ -248,14 +248,14 @@ def _comparisons(
         errors = {}
         for name in names:
             try:
-                found = outcome.whole(name)
+                joined = outcome.whole(name)
             except AssertionError:
                 yield Check(
                     subject, f"{what} with those of one device", f"{name} is not the same on all devices", False
                 )
                 return
             scale = max(largest, float(np.abs(expected[name]).max(initial=0)))
-            errors[name] = float(np.abs(found - expected[name]).max(initial=0)) / scale
+            errors[name] = float(np.abs(joined - expected[name]).max(initial=0)) / scale
         if not errors:
             continue
         name = max(errors, key=lambda key: errors[key])
@@ -303,8 +303,10 @@ def _bytes(subject: str, stages: tuple[Placed, ...], sizes: Mapping[str, int], s
     priced: dict[str, int] = {}
     for placed in stages:
         devices = placed.mesh.devices // len(stages)
-        for one in collectives(placed, sizes, widths):
-            priced[one.mesh_axis] = priced.get(one.mesh_axis, 0) + one.payload_bytes * one.times * devices
+        for collective in collectives(placed, sizes, widths):
+            priced[collective.mesh_axis] = (
+                priced.get(collective.mesh_axis, 0) + collective.payload_bytes * collective.times * devices
+            )
     counted: dict[str, int] = {}
     for axis, number in sent:
         counted[axis] = counted.get(axis, 0) + number

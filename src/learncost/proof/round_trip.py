@@ -49,10 +49,10 @@ def round_trip(table: Table, sizes: Mapping[str, int]) -> RoundTrip:
     module = _module(table, arrays, sizes)
     given = {"inputs": {_plain(name): arrays[name] for name in table.inputs}}
     imported = read_module(module, given, fold=False)
-    found = parity(module, given, imported)
+    again = parity(module, given, imported)
     written = Layer("written", table, {}, "", "", sizes={name: sizes[name] for name in sizes})
     read = layer(imported.text)
-    return RoundTrip(found, *({book: _flops(each, book) for book in BOOKS} for each in (written, read)))
+    return RoundTrip(again, *({book: _flops(each, book) for book in BOOKS} for each in (written, read)))
 
 
 def _flops(priced: Layer, book: str) -> tuple[int, int]:

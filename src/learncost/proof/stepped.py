@@ -47,9 +47,9 @@ def gradients_of(model: Model, table: Table, sizes: Mapping[str, int], arrays: M
     return {weight: values[f"d{weight}"] for weight in model.table.weights if f"d{weight}" in values}
 
 
-def held(name: str, compared: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
+def held(name: str, compared: str, results: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
     """The worst of what was found beside what was expected; other names are a fault."""
-    if found.keys() != expected.keys() or not found:
+    if results.keys() != expected.keys() or not results:
         return Check(name, compared, "other weights have gradients", False)
-    text, passed = worst({key: error(found[key], expected[key]) for key in expected})
+    text, passed = worst({key: error(results[key], expected[key]) for key in expected})
     return Check(name, compared, text, passed)

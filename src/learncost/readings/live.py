@@ -290,7 +290,7 @@ def stretches(
     """
     walk = _Walk(table, rules, turns or {})
     counts: dict[tuple[tuple[str, ...], int], Count] = {}
-    found = []
+    kept_arrays = []
     for array in walk.arrays:
         of_element = walk.width(array, width, widths)
         if array.last < array.first or not of_element:
@@ -299,7 +299,7 @@ def stretches(
         if key not in counts:
             counts[key] = Count.of(array.axes, of_element)
         alone = isinstance(array.times, int) and array.times == 1
-        found.append(
+        kept_arrays.append(
             Stretch(
                 _name(array),
                 counts[key] if alone else counts[key] * array.times,
@@ -320,7 +320,7 @@ def stretches(
         Instant(line, tuple((loop, walk.loops[loop]) for loop, _ in path), place)
         for (line, path, _), place in zip(walk.lines, walk.places, strict=True)
     )
-    return instants, tuple(found)
+    return instants, tuple(kept_arrays)
 
 
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:

@@ -107,9 +107,11 @@ def apart(
     for array in lifetimes.arrays:
         array.bytes = size(array)
     _share(lifetimes)
-    own = [array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None]
+    placed_arrays = [
+        array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None
+    ]
     by_kind: dict[str, list[Array]] = {"": []}
-    for array in own:
+    for array in placed_arrays:
         by_kind.setdefault(kind(array), []).append(array)
     return {name: _tried(arrays, aligned, trials) for name, arrays in by_kind.items()}
 

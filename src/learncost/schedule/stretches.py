@@ -19,9 +19,9 @@ class Stretches:
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The runs of places whose moments are all from `first` to `last`: the ends of each, in order."""
-        own = sorted(self._places[bisect_left(self._moments, first) : bisect_right(self._moments, last)])
+        within = sorted(self._places[bisect_left(self._moments, first) : bisect_right(self._moments, last)])
         begun = 0
-        for number, place in enumerate(own):
-            if number + 1 == len(own) or own[number + 1] != place + 1:
-                yield own[begun], place
+        for number, place in enumerate(within):
+            if number + 1 == len(within) or within[number + 1] != place + 1:
+                yield within[begun], place
                 begun = number + 1

@@ -239,17 +239,17 @@ class _Run:
     def _loaded(self) -> Mapping[str, int] | None:
         """Go on from the last checkpoint; how long the logs were then. None before the first."""
         folder, engine, processes = self.folder, self.engine, self.processes
-        found: list[Any] = []
+        answers: list[Any] = []
         parts = engine.parts()
         if parts is not None:
-            processes.each(lambda: found.append(folder.distributed()))
-            if (saved := found.pop()) is not None:
+            processes.each(lambda: answers.append(folder.distributed()))
+            if (saved := answers.pop()) is not None:
                 read(saved, parts, folder.advice, processes)
                 engine.load_parts(parts, saved.steps)
-                processes.each(lambda: found.append(folder.lengths(saved.logs)))
-                return dict(found[0])
-        processes.each(lambda: found.append(folder.load(self.model)))
-        checkpoint: Checkpoint | None = found[0]
+                processes.each(lambda: answers.append(folder.lengths(saved.logs)))
+                return dict(answers[0])
+        processes.each(lambda: answers.append(folder.load(self.model)))
+        checkpoint: Checkpoint | None = answers[0]
         if checkpoint is not None:
             weights = checkpoint.weights if engine.is_plain else checkpoint.state
             engine.load(weights, checkpoint.state, checkpoint.steps)

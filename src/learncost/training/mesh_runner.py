@@ -121,9 +121,9 @@ class _PlacedStep:
 
         plan = runner.chosen(self._table, self._sizes) if runner.plan is None else runner.plan
         self._take(runner.placed(self._table, self._sizes, plan))
-        own, pool, table = self._own(prepared), runner.pool, bucketed(self.placed.table)
-        tensors = {name: pool.tensor(name, own[name]) for name in self._owned}
-        is_double = np.float64 in {own[name].dtype for name in table.weights}
+        arrays, pool, table = self._own(prepared), runner.pool, bucketed(self.placed.table)
+        tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
+        is_double = np.float64 in {arrays[name].dtype for name in table.weights}
         precision = "fp64" if is_double else runner.training.precision.name
         step = InPlace(table, self._sizes | self.placed.mesh.sizes, precision, tensors, pool.arena, runner.devices)
         pool.arena = step.arena
@@ -141,14 +141,14 @@ class _PlacedStep:
         return {name: mine(prepared.values[name], table.axes[name], self._here) for name in names}
 
     def __call__(self, prepared: Prepared) -> Values:
-        pool, own = self._runner.pool, self._own(prepared)
-        tensors = {name: pool.tensor(name, own[name]) for name in self._owned}
+        pool, arrays = self._runner.pool, self._own(prepared)
+        tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
         if isinstance(self._run, Emitted):
-            results_by_name = self._run(tensors, own)
+            results_by_name = self._run(tensors, arrays)
             for name, new in self._renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))
         else:
-            results_by_name = self._run(own)
+            results_by_name = self._run(arrays)
         results = {name: self._result(name, tensor) for name, tensor in results_by_name.items()}
         return results | {new: pool.arrays[name] for name, new in self._renewed.items()}
 

@@ -60,8 +60,8 @@ class Saved:
 
 def newest(run: Path, advice: str) -> Saved | None:
     """The last complete checkpoint in the folder of a run, if there is one. Raises InputError for a damaged one."""
-    found = [path for path in run.glob(f"{NAMED}*") if (path / FACTS).exists()]
-    saved = [_saved(path, read_json(path / FACTS, advice), advice) for path in found]
+    paths = [path for path in run.glob(f"{NAMED}*") if (path / FACTS).exists()]
+    saved = [_saved(path, read_json(path / FACTS, advice), advice) for path in paths]
     return max(saved, key=lambda each: each.steps, default=None)
 
 
@@ -168,11 +168,11 @@ def read_whole(saved: Saved, advice: str) -> dict[str, dict[str, Any]]:
         whole = tuple(facts.size)
         parts[name] = Part(np.empty(whole, kind), (0,) * len(whole), whole)
     _filled(saved, parts, advice)
-    found: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for name, part in parts.items():
         kind, _, rest = name.partition(".")
-        found[kind][rest] = part.array
-    return found
+        by_kind[kind][rest] = part.array
+    return by_kind
 
 
 def _filled(saved: Saved, parts: Parts, advice: str) -> None:

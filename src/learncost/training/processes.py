@@ -91,17 +91,17 @@ class Several(Processes):
         key = f"first/{self._asked}"
         if self.first:
             try:
-                found = {"is": action()}
+                answer = {"is": action()}
             except InputError as error:
                 self._store.set(key, json.dumps({"error": str(error)}))
                 raise
-            self._store.set(key, json.dumps(found))
-            return found["is"]
+            self._store.set(key, json.dumps(answer))
+            return answer["is"]
         self._store.wait([key], LONG)
-        found = json.loads(self._store.get(key))
-        if "error" in found:
-            raise InputError(found["error"])
-        return found["is"]
+        answer = json.loads(self._store.get(key))
+        if "error" in answer:
+            raise InputError(answer["error"])
+        return answer["is"]
 
     def each(self, action: Callable[[], Any], *flags: bool) -> tuple[bool, ...]:
         self._asked += 1

@@ -20,14 +20,14 @@ def _rooms(step: Step, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]
     from learncost.readings.emit.c99.layout import alone, counted  # emits kernels: only where it is asked for
 
     layout = alone(step.executed_table(), sizes, step.kind.computed)
-    found = counted([layout], frozenset(names_made(step.model)))
+    rooms = counted([layout], frozenset(names_made(step.model)))
     parts = {
-        "weights": found.weights,
-        "optimizer state": found.states,
-        "batch": found.inputs,
-        "variables": found.variables,
-        "arena": found.arena,
-        FLASH: found.constants,
+        "weights": rooms.weights,
+        "optimizer state": rooms.states,
+        "batch": rooms.inputs,
+        "variables": rooms.variables,
+        "arena": rooms.arena,
+        FLASH: rooms.constants,
     }
     return parts, layout
 

@@ -113,11 +113,11 @@ def product(sizes: Sequence[Size]) -> Size:
     return simple(total.expand() if hasattr(total, "expand") else total)
 
 
-def equal(one: Size, other: Size) -> bool:
+def equal(left: Size, right: Size) -> bool:
     """Whether two sizes are the same number, whatever the symbols are."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    difference = one - other
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    difference = left - right
     return bool(difference == 0 or (hasattr(difference, "expand") and difference.expand() == 0))
 
 
@@ -139,10 +139,10 @@ def leaves(axes: Sequence[Axis]) -> Iterator[Axis]:
         yield from axis.leaves
 
 
-def make_same(one: Sequence[Axis], other: Sequence[Axis]) -> None:
+def make_same(left: Sequence[Axis], right: Sequence[Axis]) -> None:
     """Make the same of two sequences of classes, splitting the coarser where the finer ends. Raises `ApartError`."""
     for _ in range(MOST_PARTS):
-        ours, theirs = list(leaves(one)), list(leaves(other))
+        ours, theirs = list(leaves(left)), list(leaves(right))
         if len(ours) == len(theirs) == 1:  # one letter calls both: of one size, in whatever words the graph says it
             ours[0].join(theirs[0])
             return

@@ -60,9 +60,11 @@ def _of_transformers(values: Mapping[str, Any]) -> Any:
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
     kind = values.get("model_type")
     if kind not in known:
-        own = f"; code of its own ({', '.join(values['auto_map'])}) is not run" if values.get("auto_map") else ""
+        not_run = f"; code of its own ({', '.join(values['auto_map'])}) is not run" if values.get("auto_map") else ""
         version = transformers.__version__
-        raise InputError(f"model_type {shown(kind)} is not known to transformers {version}{nearest(kind, known)}{own}")
+        raise InputError(
+            f"model_type {shown(kind)} is not known to transformers {version}{nearest(kind, known)}{not_run}"
+        )
     settings = {key: value for key, value in values.items() if key not in (*CODE_OF_ITS_OWN, "model_type")}
     if "use_pretrained_backbone" in settings:
         settings["use_pretrained_backbone"] = False
@@ -87,23 +89,23 @@ def _class(transformers: Any, config: Any, values: Mapping[str, Any]) -> Any:
     if name is None:
         return transformers.AutoModel._model_mapping[type(config)]
     module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
-    found = getattr(module, str(name), None) or getattr(transformers, str(name), None)
-    if not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
+    model_class = getattr(module, str(name), None) or getattr(transformers, str(name), None)
+    if not (inspect.isclass(model_class) and issubclass(model_class, transformers.PreTrainedModel)):
         classes = [each for each, value in vars(module).items() if inspect.isclass(value) and each[0].isupper()]
         raise InputError(f"transformers has no class {shown(name)} of this type{nearest(str(name), classes)}")
-    return found
+    return model_class
 
 
 def _of_diffusers(values: Mapping[str, Any]) -> Any:
     diffusers = _package("diffusers")
     name = str(values["_class_name"])
-    found = getattr(diffusers, name, None)
-    if not (inspect.isclass(found) and hasattr(found, "from_config") and hasattr(found, "forward")):
+    model_class = getattr(diffusers, name, None)
+    if not (inspect.isclass(model_class) and hasattr(model_class, "from_config") and hasattr(model_class, "forward")):
         raise InputError(
             f"diffusers {diffusers.__version__} has no module {shown(name)}{nearest(name, dir(diffusers))}"
         )
     try:
-        return found.from_config({key: value for key, value in values.items() if key not in CODE_OF_ITS_OWN})
+        return model_class.from_config({key: value for key, value in values.items() if key not in CODE_OF_ITS_OWN})
     except Exception as error:  # whatever a class says of its config
         raise InputError(f"diffusers cannot build {name} of this file: {told(error)}") from None
 

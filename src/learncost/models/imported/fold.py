@@ -45,9 +45,9 @@ class Fold:
     def reads(self) -> list[Stored]:
         inside = {stored for item in self.body for stored in made_of(item)}
         first = {before for before, *_ in self.carry}
-        own = [stored for several in self.each.values() for stored in several]
+        of_blocks = [stored for several in self.each.values() for stored in several]
         others = [s for item in self.body for s in reads_of(item) if s not in inside and s not in self.each]
-        return list(dict.fromkeys((*first, *own, *others)))
+        return list(dict.fromkeys((*first, *of_blocks, *others)))
 
 
 Item: TypeAlias = Equation | Fold
@@ -130,11 +130,11 @@ def _relative(path: str, container: str, first: int) -> str:
 
 def containers(items: Sequence[Equation]) -> list[str]:
     """The paths of containers of numbered modules, outer ones first."""
-    found: dict[str, None] = {}
+    repeated_paths: dict[str, None] = {}
     for item in items:
         for match in _NUMBER.finditer(item.module):
-            found.setdefault(item.module[: match.start()])
-    return sorted(found, key=lambda path: (path.count(".") + bool(path), path))
+            repeated_paths.setdefault(item.module[: match.start()])
+    return sorted(repeated_paths, key=lambda path: (path.count(".") + bool(path), path))
 
 
 def folded(items: list[Item], outputs: Sequence[Stored], learns: Callable[[Stored], object]) -> list[Item]:
@@ -231,8 +231,8 @@ def _fold_at(
             break
         turns.append(block)
     while len(turns) > 1:
-        own = range(start, start + len(turns) * period)
-        outside = (lines for place, (_, lines) in enumerate(every) if place not in own)
+        folded_places = range(start, start + len(turns) * period)
+        outside = (lines for place, (_, lines) in enumerate(every) if place not in folded_places)
         later = {stored for lines in outside for item in lines for stored in item.reads}
         fold = _repeat(turns, container, read_elsewhere | later)
         if fold is not None:
@@ -277,8 +277,8 @@ def _repeat(turns: Sequence[_Block], container: str, read_later: set[Stored]) ->
     for before, made_anew, _ in carry:
         leaves_before = [leaf for axis in before.axes for leaf in axis.leaves]
         leaves_after = [leaf for axis in made_anew.axes for leaf in axis.leaves]
-        for one, other in zip(leaves_before, leaves_after, strict=True):
-            one.join(other)
+        for leaf, leaf_after in zip(leaves_before, leaves_after, strict=True):
+            leaf.join(leaf_after)
     numbers = [_number(item, container) or 0 for item in first.items]
     for item, number in zip(first.items, numbers, strict=True):
         item.module = _starred(item.module, container, number - numbers[0], max(numbers) > min(numbers))

@@ -46,13 +46,13 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
     """What is a tensor among arguments, in rows too."""
     from learncost.models.imported.reader import Chosen, Outside
 
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, list | tuple):
-            found += _tensors(value)
+            tensors += _tensors(value)
         elif isinstance(value, View | Chosen | Outside):
-            found.append(value)
-    return found
+            tensors.append(value)
+    return tensors
 
 
 def _letters(view: View) -> tuple[Hashable, ...]:

@@ -76,7 +76,7 @@ def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[Call]]:
     import torch
     from torch.utils._pytree import tree_map
 
-    found: dict[str, list[Call]] = {}
+    calls: dict[str, list[Call]] = {}
     handles = []
 
     def kept(value: Any) -> Any:
@@ -86,7 +86,7 @@ def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[Call]]:
 
     def hook(path: str) -> Callable[..., None]:
         def note(part: Any, row: Any, by_name: Any) -> None:
-            found.setdefault(path, []).append(Call(path, tree_map(kept, tuple(row)), tree_map(kept, dict(by_name))))
+            calls.setdefault(path, []).append(Call(path, tree_map(kept, tuple(row)), tree_map(kept, dict(by_name))))
 
         return note
 
@@ -102,7 +102,7 @@ def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[Call]]:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return calls
 
 
 def _reads(part: Any, call: Call) -> bool:

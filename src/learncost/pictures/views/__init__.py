@@ -40,8 +40,8 @@ class View:
 
     def taken(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Of the arguments of a page those that it takes, and all sizes of the model."""
-        own = {flag.name for flag in flags_of(self.question)}
-        return {name: value for name, value in arguments.items() if name in own or name not in NOT_SIZES}
+        names = {flag.name for flag in flags_of(self.question)}
+        return {name: value for name, value in arguments.items() if name in names or name not in NOT_SIZES}
 
 
 VIEWS: Mapping[str, View] = {

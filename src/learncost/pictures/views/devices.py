@@ -96,11 +96,11 @@ def over_devices(
     kind = precision or "bf16"
     if mesh is None and not place and not placement:
         try:
-            found = search(model, group, several, precision=kind, **given)
+            answer = search(model, group, several, precision=kind, **given)
         except InputError:
             mesh = f"dp={several}"  # the simplest, where nothing is searched
         else:
-            return _searched(model, found, {"precision": precision, **given})
+            return _searched(model, answer, {"precision": precision, **given})
     many = spread(model, group, 1, mesh, place, placement, checked_schedule(schedule), kind, given)
     step = many.step
     notes = (
@@ -131,60 +131,61 @@ def _causes(step: StepTakes) -> dict[str, float]:
     return {name: seconds for name, seconds in step.causes.items() if seconds > 1e-9 * step.seconds}
 
 
-def _searched(model: Any, found: Search, given: dict[str, Any]) -> Picture:
+def _searched(model: Any, answer: Search, given: dict[str, Any]) -> Picture:
     """The ways that fit, the fastest first."""
-    command = command_of(("search",), model, {"on": found.cluster.name, "devices": found.devices, **given})
-    sequences = f"{found.batch_size:,} sequence{'s' if found.batch_size > 1 else ''}"
-    what = f"{sequences} of {found.seq_len:,} tokens a step on {found.cluster.name}"
-    if not found.found:
-        raise InputError(str(found.sheets()[0].notes[0]))
-    best = found.found[0]
+    command = command_of(("search",), model, {"on": answer.cluster.name, "devices": answer.devices, **given})
+    sequences = f"{answer.batch_size:,} sequence{'s' if answer.batch_size > 1 else ''}"
+    what = f"{sequences} of {answer.seq_len:,} tokens a step on {answer.cluster.name}"
+    if not answer.found:
+        raise InputError(str(answer.sheets()[0].notes[0]))
+    best = answer.found[0]
     way = f"{best.step.way} with {best.zero}"
-    title = f"Over {found.devices:,} devices {way} is fastest: {seconds_of(best.step.seconds)} a step"
-    lead = f"The fastest of {found.fit:,} ways that fit, for {what}. Choose one, or set the mesh yourself."
-    picks = [_pick(model, each) for each in found.found]
-    names = [_name(each) for each in found.found]
+    title = f"Over {answer.devices:,} devices {way} is fastest: {seconds_of(best.step.seconds)} a step"
+    lead = f"The fastest of {answer.fit:,} ways that fit, for {what}. Choose one, or set the mesh yourself."
+    picks = [_pick(model, each) for each in answer.found]
+    names = [_name(each) for each in answer.found]
     time = Bars(
         "Time of a step by cause",
         "seconds",
         tuple(
             Bar(name, _causes(each.step), choose=pick)
-            for name, each, pick in zip(names, found.found, picks, strict=True)
+            for name, each, pick in zip(names, answer.found, picks, strict=True)
         ),
     )
     memory = Bars(
         "Memory of the fullest device",
         "bytes",
         tuple(
-            Bar(name, _held(each.step), choose=pick) for name, each, pick in zip(names, found.found, picks, strict=True)
+            Bar(name, _held(each.step), choose=pick)
+            for name, each, pick in zip(names, answer.found, picks, strict=True)
         ),
-        (found.memory, f"A device has {size_of(int(found.memory))}"),
+        (answer.memory, f"A device has {size_of(int(answer.memory))}"),
         MADE,
     )
     notes = (
-        *(f"{name} is {each.worse}." for name, each in zip(names, found.found, strict=True) if each.worse),
-        *found.refused,
+        *(f"{name} is {each.worse}." for name, each in zip(names, answer.found, strict=True) if each.worse),
+        *answer.refused,
         "zero-1 cuts the optimizer's states over dp, zero-3 weights and gradients, too.",
     )
     return Picture(title, lead, (time, memory), notes, command)
 
 
-def _name(found: Found) -> str:
+def _name(answer: Found) -> str:
     """A way in words."""
-    way = found.step.way
+    way = answer.step.way
     schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
-    recomputes = "recomputes blocks" if found.plan != PLANS[0] else ""
-    return ", ".join(filter(None, (f"{way} {found.zero}", schedule, recomputes)))
+    recomputes = "recomputes blocks" if answer.plan != PLANS[0] else ""
+    return ", ".join(filter(None, (f"{way} {answer.zero}", schedule, recomputes)))
 
 
-def _pick(model: Any, found: Found) -> dict[str, str]:
+def _pick(model: Any, answer: Found) -> dict[str, str]:
     """What is chosen with a way; nothing where its plan is another than that of a mesh that is asked for."""
-    if found.plan != PLANS[0]:
+    if answer.plan != PLANS[0]:
         return {}
-    axes = [axis for axis in found.step.way.mesh if axis != PIPELINE]
-    texts = {each.zero: each.text for each in structures(model, [precision_of(found.precision)], PLANS[:1], axes)}
-    place = ", ".join(text for text in texts[found.zero].split(", ") if text.split(" over ")[1].split()[0] in axes)
-    way = found.step.way
+    axes = [axis for axis in answer.step.way.mesh if axis != PIPELINE]
+    texts = {each.zero: each.text for each in structures(model, [precision_of(answer.precision)], PLANS[:1], axes)}
+    place = ", ".join(text for text in texts[answer.zero].split(", ") if text.split(" over ")[1].split()[0] in axes)
+    way = answer.step.way
     return {"mesh": str(way), "place": place} | ({"schedule": way.schedule} if way.stages > 1 else {})
 
 
@@ -271,9 +272,9 @@ def _placed(
         return []
     text = ",".join(f"{axis}={size}" for axis, size in inner.items())
     clauses = place if place or placement else usual(parse_mesh(text).names)
-    own = {name: value for name, value in given.items() if name != "batch_size"}
+    placing = {name: value for name, value in given.items() if name != "batch_size"}
     try:
-        answer = placed_table(model, text, clauses, placement, precision=kind, **own)
+        answer = placed_table(model, text, clauses, placement, precision=kind, **placing)
     except InputError as error:
         return [Lines(f"The table of every device is not shown: {error}", "bytes", ())]
     rows, macro = list[tuple[int, str, bool, int | None, str]](), ""

@@ -266,8 +266,8 @@ def _points_of(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
 
 
 def _touched(part: Touched, sizes: Mapping[str, int]) -> int:
-    axes, often, own = part
-    return often * min(_points_of(axes, sizes), _points_of(own, sizes))
+    axes, often, extent_axes = part
+    return often * min(_points_of(axes, sizes), _points_of(extent_axes, sizes))
 
 
 def _blocks(group: list[_Numbered], blocks: tuple[str, int]) -> Blocks:
@@ -354,13 +354,13 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
 def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Touched, ...]]:
     """What is read or written of every array that enters or leaves; of rows that several read, each once."""
     makes = {term.name for line in lines for term in line.left}
-    found: dict[str, tuple[Touched, ...]] = {}
+    extents_by_name: dict[str, tuple[Touched, ...]] = {}
     for line in lines:
         read = (term for operand in line.right for term in terms_of(operand) if term.name not in makes)
         extents = [(term.name, (term.loops, 1, term.declared if _at_index(term) else term.loops)) for term in read]
         # What is written at an index is filled with zeros before.
         extents += [(t.name, (t.declared, 2 if t.indexed else 1, t.declared)) for t in line.left if t.name in leaves]
         for name, extent in extents:
-            if extent not in found.get(name, ()):
-                found[name] = (*found.get(name, ()), extent)
-    return found
+            if extent not in extents_by_name.get(name, ()):
+                extents_by_name[name] = (*extents_by_name.get(name, ()), extent)
+    return extents_by_name

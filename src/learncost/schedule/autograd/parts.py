@@ -27,7 +27,7 @@ def with_parts(
     lines: Sequence[Statement], outputs: Collection[str], axes: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[Statement], dict[str, Parts]]:
     """The lines with every such part as a value by itself, and the values that are parted."""
-    found: dict[str, dict[int, Term]] = {}
+    by_name: dict[str, dict[int, Term]] = {}
     at: dict[str, set[int]] = {}
     others = {*outputs, *(name for line in lines if isinstance(line, Repeat) for name in line.reads)}
     for line in lines:
@@ -40,10 +40,10 @@ def with_parts(
             at.setdefault(term.name, set()).add(position)
             declared = axes[term.name]
             part = Term(f"{term.name}#{number}", (*declared[:position], *declared[position + 1 :]))
-            found.setdefault(term.name, {})[number] = part
+            by_name.setdefault(term.name, {})[number] = part
     makers = {name: line for line in lines if isinstance(line, Line) for name in line.makes}
     parted = {}
-    for name, parts in found.items():
+    for name, parts in by_name.items():
         if name not in others and len(at[name]) == 1 and name in makers:
             (position,) = at[name]
             line = replace(makers[name], left=tuple(parts.values()), right=(Term(name, axes[name]),))

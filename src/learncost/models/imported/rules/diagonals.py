@@ -21,9 +21,9 @@ def diagonal_of(reader: Reader, x: View, first: int, second: int, offset: int = 
     size = x.shape[first] if size is None else size
     new = Slot(Axis(size))
     parts = () if equal(size, 1) else ((1, new),)
-    (one,), (other,) = x.dims[first], x.dims[second]
+    (first_axis,), (second_axis,) = x.dims[first], x.dims[second]
     rows = [row for dim, row in enumerate(x.dims) if dim not in (first, second)]
-    read = x.at(one, parts, max(0, -offset)).at(other, parts, max(0, offset))
+    read = x.at(first_axis, parts, max(0, -offset)).at(second_axis, parts, max(0, offset))
     return read.with_dims([*rows, (new,) if parts else ()])
 
 

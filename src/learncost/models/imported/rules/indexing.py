@@ -309,13 +309,13 @@ def put(
     """Adds a source at places of several dimensions, whose indices are spread over each other."""
     recorder = reader.recorder
     wholes = {dim: Axis(shape[dim], whole=True) for dim in dims}
-    found = [
+    index_views = [
         each if isinstance(each, View) else reader.index(each, wholes[dim])
         for dim, each in zip(dims, places, strict=True)
     ]
-    most = max(len(view.dims) for view in found)
+    most = max(len(view.dims) for view in index_views)
     sizes: list[Size] = [1] * most
-    for view in found:
+    for view in index_views:
         for place, size in enumerate(view.shape, most - len(view.dims)):
             if not equal(size, 1):
                 sizes[place] = size
@@ -327,7 +327,7 @@ def put(
     values = reader.view(source).expanded([*(shape[d] for d in before), *sizes, *(shape[d] for d in after)])
     values = recorder.whole_spread(values, range(len(values.dims)))
     reads = recorder.bound(
-        [Read(values, tuple(letters)), *(Read(view, tuple(range(most - len(view.dims), most))) for view in found)]
+        [Read(values, tuple(letters)), *(Read(view, tuple(range(most - len(view.dims), most))) for view in index_views)]
     )
     source_read = reads[0]
     assert isinstance(source_read, Read)

@@ -118,9 +118,9 @@ def einsum(
     for place, row in enumerate(letters):
         while len(set(row)) < len(row):
             twice = next(letter for letter in row if row.count(letter) > 1)
-            one, other, *_ = (dim for dim, letter in enumerate(row) if letter == twice)
-            views[place] = diagonal_of(reader, views[place], one, other)
-            row = [*(letter for dim, letter in enumerate(row) if dim not in (one, other)), twice]
+            first, second, *_ = (dim for dim, letter in enumerate(row) if letter == twice)
+            views[place] = diagonal_of(reader, views[place], first, second)
+            row = [*(letter for dim, letter in enumerate(row) if dim not in (first, second)), twice]
             letters[place] = row
     flat = [letter for row in letters for letter in row]
     if len(views) > 1:  # what stands in one operand alone is summed there

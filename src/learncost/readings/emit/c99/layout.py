@@ -30,10 +30,10 @@ as such (6.5, paragraph 7)."""
 
 def widths(dtypes: Iterable[str]) -> dict[str, int]:
     """Bytes of an element of each arena: of the widest type that lies there."""
-    found: dict[str, int] = {}
+    alignments: dict[str, int] = {}
     for dtype in dtypes:
-        found[ARENAS[dtype]] = max(WIDTHS[dtype], found.get(ARENAS[dtype], 1))
-    return found
+        alignments[ARENAS[dtype]] = max(WIDTHS[dtype], alignments.get(ARENAS[dtype], 1))
+    return alignments
 
 
 TRIALS = 100

@@ -10,10 +10,15 @@ import learncost as lc
 from foreign_models import in_float64, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
 from learncost.equation.errors import InputError
+from learncost.equation.table import walk
 from learncost.models.configuration import configure
 from learncost.models.made import made_inputs
 from learncost.models.model import build
 from learncost.models.presets import preset
+from learncost.models.small import small
+from learncost.procedures.procedure import step
+from learncost.proof.check import sound_arrays, tally, values_of
+from learncost.proof.sample import small_sizes
 from learncost.readings.price import parameters
 
 transformers = pytest.importorskip("transformers")
@@ -266,7 +271,16 @@ def test_a_length_that_a_loop_fixes_is_not_said_to_be_open():
     assert lc.cost(lc.from_module(Scan(), {"x": "float B 4 3"}), B=2).parameters == 3
 
 
-@pytest.mark.parametrize("procedure", ["pepita", "mempepita"])
-def test_a_decay_that_turns_of_a_scan_read_is_not_learned_forward(procedure: str) -> None:
-    with pytest.raises(lc.InputError, match=r"^attn\.e is read by the turns of a repeat .*; bp does$"):
-        lc.memory("rwkv-4-169m", procedure, seq_len=8)
+@pytest.mark.parametrize(
+    ("family", "weight", "made"),
+    [("rwkv", "attn.w", "attn.e"), ("rwkv", "mlp.mK", "mlp.nK"), ("mamba", "mixer.A", "mixer.b")],
+)
+def test_a_weight_is_learned_forward_through_values_that_weights_alone_make(family, weight, made):
+    """Both passes make the same of weights, so that a difference of it would be 0: the chain to the weight is bp's."""
+    table = step(build(small(family)), "pepita")
+    sizes = small_sizes(table)
+    assert tally(family, table, sound_arrays(table, sizes), sizes).passed
+    inside = {name for line, _ in walk(table.lines) for name in line.makes}
+    assert f"d{made}" in inside
+    assert not {f"difference.{made}", f"delta.{made}"} & inside
+    assert np.abs(values_of(table, sound_arrays(table, sizes), sizes)[f"d{weight}"]).min() > 0

@@ -41,16 +41,14 @@ class Reach:
     def needs(self, lines: Iterable[Statement], start: set[str]) -> None:
         """Mark what is computed from the wanted names."""
         self.needed |= start
-        made_of_weights = set(self.weights)
         for line in lines:
             if isinstance(line, Repeat):
                 self._repeat_needs(line)
                 continue
             if any(operand(line, i).name in self.needed for i in self.through(line)):
                 self.needed |= {term.name for term in line.left}
-            if line.reads and made_of_weights.issuperset(line.reads):
-                made_of_weights |= {term.name for term in line.left}
-        self.weights = frozenset(made_of_weights)
+            if line.reads and self.weights.issuperset(line.reads):
+                self.weights |= {term.name for term in line.left}
 
     def _repeat_needs(self, line: Repeat) -> None:
         weights_inside = {inside for inside, outside in line.each if outside in self.weights}

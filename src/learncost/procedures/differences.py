@@ -79,6 +79,7 @@ class _Differences:
         self.model = model
         self.derived = derive(model.table, wanted=model.learning)
         self.known = dict(self.derived.step.known)
+        self.of_weights = _updated(self.derived.reverse.lines)
         self.mode = mode
         self.plain_again = any(move.form == "forward" for move in chosen.sweeps[-1])
         self.attention = chosen.moves.get(ELSEWHERE, "")
@@ -299,6 +300,8 @@ class _Differences:
             names = dict(self.mirror) if self.mode.modulated_inputs else {}
             for name in update.reads:
                 role, source = self.about(name)
+                if name in self.of_weights:  # of a value that both passes make of weights alone: it has no difference
+                    continue
                 if role == "gradient" and source in lines and name not in {e.name for e in self.error}:
                     compared = self.followed(source, forward)
                     if compared not in differences:
@@ -403,3 +406,15 @@ class _Differences:
                 values_made = {term.name: Value(term.declared) for term in line.left}
             result |= {name: self.known.get(name, value).along(value.axes) for name, value in values_made.items()}
         return result
+
+
+def _updated(lines: Iterable[Statement]) -> frozenset[str]:
+    """What lines of the weight update make, and what repeats hand out of it."""
+    names: set[str] = set()
+    for line in lines:
+        if isinstance(line, Repeat):
+            inside = _updated(line.lines)
+            names |= inside | {carry.final for carry in line.carry if carry.end in inside}
+        elif line.tag.macro == "weight_update":
+            names |= set(line.makes)
+    return frozenset(names)

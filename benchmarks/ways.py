@@ -52,6 +52,8 @@ PROBLEMS: Mapping[str, tuple[int, int]] = {
     "digits-8": (8, 300),
     "text-2": (2, 300),
     "text-6": (6, 300),
+    "digits-2-long": (2, 1500),
+    "text-2-long": (2, 900),
 }
 """How many blocks, and how many steps."""
 

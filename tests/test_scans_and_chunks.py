@@ -16,7 +16,7 @@ from learncost.models.made import made_inputs
 from learncost.models.model import build
 from learncost.models.presets import preset
 from learncost.models.small import small
-from learncost.procedures.procedure import step
+from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
 from learncost.readings.price import parameters

@@ -22,7 +22,7 @@ extern "C" {
 
 typedef float net_real;
 
-#define NET_RAM_BYTES 56244 /* what of the file lies in .data and .bss */
+#define NET_RAM_BYTES 56244 /* all variables, in .data and .bss */
 #define NET_FLASH_BYTES 24 /* what of it lies in .rodata, code aside */
 
 extern net_real net_learning_rate;

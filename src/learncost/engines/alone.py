@@ -127,26 +127,33 @@ def counted(program: Firmware, begin: Arrays, batches: Sequence[Arrays]) -> dict
 
 @dataclass(frozen=True)
 class Object:
-    """What a compiled program needs of others, and the bytes of its variables and its constants."""
+    """What a compiled program needs of others, and the bytes of its variables and its constants.
+
+    between  the bytes that its sections of variables have beside these, where a processor's rules align large arrays
+    """
 
     undefined: tuple[str, ...]
     ram: int
     constants: int
+    between: int
 
 
 def compiled(program: Firmware) -> Object:
     """The object of a program, compiled with -std=c99 -O2 and no other flag."""
-    rows = [line.split() for line in _symbols(program).splitlines()]
+    symbols, sections = _symbols(program)
+    rows = [line.split() for line in symbols.splitlines()]
     sizes = [(row[2].lower(), int(row[1], 16)) for row in rows if len(row) == 4]
     ram, constants = (sum(size for kind, size in sizes if kind in kinds) for kinds in ("bd", "r"))
-    return Object(tuple(row[-1] for row in rows if row[-2] == "U"), ram, constants)
+    _, data, bss, *_ = sections.splitlines()[1].split()
+    return Object(tuple(row[-1] for row in rows if row[-2] == "U"), ram, constants, int(data) + int(bss) - ram)
 
 
-def _symbols(program: Firmware) -> str:
+def _symbols(program: Firmware) -> tuple[str, str]:
+    """What `nm` and `size` say of the object."""
     with tempfile.TemporaryDirectory() as folder:
         _write(folder, _texts(program))
         _called(folder, (*c_compiler(), "-std=c99", "-O2", "-c", f"{program.prefix}.c", "-o", "program.o"))
-        return _called(folder, ("nm", "-S", "program.o")).decode()
+        return _called(folder, ("nm", "-S", "program.o")).decode(), _called(folder, ("size", "program.o")).decode()
 
 
 def changed(program: Firmware) -> tuple[str, ...]:

@@ -5,16 +5,14 @@ An array that a call may write over one that nothing reads afterwards takes its 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-import numpy as np
-
 from learncost.equation.errors import InputError
-from learncost.schedule.lifetimes import FOREVER, Array, Lifetimes
+from learncost.schedule.lifetimes import Array, Lifetimes
+from learncost.schedule.packing import Piece, most, packed
 
 ALIGNED = 64
 """Every place begins at a multiple of so many bytes: a line of the cache, and the widest vector registers."""
@@ -95,11 +93,11 @@ def apart(
     size: Callable[[Array], int],
     kind: Callable[[Array], str],
     aligned: int = ALIGNED,
-    trials: int = 1,
+    effort: int = 0,
 ) -> dict[str, int]:
     """The same with an arena for arrays of each kind, in which places begin at multiples of `aligned` bytes.
 
-    trials  how many orders of the arrays are tried, where a better one may be found
+    effort  how many arrays are placed in search of a smaller arena, where there may be one
     """
     for fields in lifetimes.fields.values():
         for array in fields.values():
@@ -113,7 +111,7 @@ def apart(
     by_kind: dict[str, list[Array]] = {"": []}
     for array in placed_arrays:
         by_kind.setdefault(kind(array), []).append(array)
-    return {name: _tried(arrays, aligned, trials) for name, arrays in by_kind.items()}
+    return {name: _placed(arrays, aligned, effort) for name, arrays in by_kind.items()}
 
 
 def _share(lifetimes: Lifetimes) -> None:
@@ -138,47 +136,17 @@ def _share(lifetimes: Lifetimes) -> None:
 
 def alive(arrays: Iterable[Array]) -> int:
     """The most bytes of arrays that are there at any moment."""
-    changes: Counter[int] = Counter()
-    for array in arrays:
-        changes[array.first] += array.bytes
-        changes[array.last + 1] -= array.bytes
-    return max(accumulate(changes[moment] for moment in sorted(changes)), default=0)
+    return most(_pieces(arrays, 1))
 
 
-def _tried(arrays: list[Array], aligned: int, trials: int) -> int:
-    """Offsets in an arena, the largest arrays first; while it is larger than what is alive at once, with those before
-    the others that reached its end."""
+def _placed(arrays: Iterable[Array], aligned: int, effort: int) -> int:
+    """Give arrays their places in an arena, the largest first if that is as good as any; its bytes."""
     order = sorted(arrays, key=lambda array: (-array.bytes, array.first))
-    best, places = _place(order, aligned), [array.place for array in order]
-    least, kept = alive(arrays), list(order)
-    for _ in range(trials - 1):
-        if best <= least:
-            break
-        last = max(order, key=lambda array: array.place + array.bytes)
-        order.remove(last)
-        order.insert(0, last)
-        if (size := _place(order, aligned)) < best:
-            best, kept, places = size, list(order), [array.place for array in order]
-    for array, place in zip(kept, places, strict=True):
+    pieces = _pieces(order, aligned)
+    for array, place in zip(order, packed(pieces, effort), strict=True):
         array.place = place
-    return best
+    return max((array.place + piece.bytes for array, piece in zip(order, pieces, strict=True)), default=0)
 
 
-def _place(free_arrays: list[Array], aligned: int) -> int:
-    """Offsets in an arena, one array after the other, each where it is free from its first to its last moment."""
-    begins, ends, firsts, lasts = (np.zeros(len(free_arrays), np.int64) for _ in range(4))
-    for done, array in enumerate(free_arrays):
-        size = -(-array.bytes // aligned) * aligned
-        alive = np.flatnonzero((firsts[:done] <= array.last) & (lasts[:done] >= array.first))
-        array.place = _lowest(size, begins[alive], ends[alive])
-        begins[done], ends[done] = array.place, array.place + size
-        firsts[done], lasts[done] = array.first, array.last
-    return int(ends.max(initial=0))
-
-
-def _lowest(size: int, begins: np.ndarray, ends: np.ndarray) -> int:
-    """The lowest place with so many bytes that no other array takes."""
-    order = np.argsort(begins)
-    free = np.concatenate(([0], np.maximum.accumulate(ends[order])))
-    room = np.concatenate((begins[order], [FOREVER * FOREVER])) - free
-    return int(free[np.flatnonzero(room >= size)[0]])
+def _pieces(arrays: Iterable[Array], aligned: int) -> list[Piece]:
+    return [Piece(-(-array.bytes // aligned) * aligned, array.first, array.last) for array in arrays]

@@ -36,8 +36,8 @@ def widths(dtypes: Iterable[str]) -> dict[str, int]:
     return alignments
 
 
-TRIALS = 100
-"""Orders in which arrays are put into an arena."""
+EFFORT = 300_000
+"""How many arrays are placed in search of an arena that is no larger than what is alive: a second or two at most."""
 
 
 class Alone(Layout):
@@ -82,7 +82,7 @@ class Alone(Layout):
             step = wide[self.arena(array)]
             return -(-self.points(array) * self.width(array) // step) * step
 
-        taken = arena.apart(self.lifetimes, size, self.arena, 1, TRIALS)
+        taken = arena.apart(self.lifetimes, size, self.arena, 1, EFFORT)
         self.arenas = {name: size // wide[name] for name, size in taken.items() if size}
         return sum(taken.values())
 
@@ -94,10 +94,13 @@ class Alone(Layout):
         return arena.mapped(self.lifetimes, self.arena, taken)
 
     @property
-    def alive(self) -> int:
-        """The most bytes that are alive in the arenas at any call."""
-        lifetimes = self.lifetimes
-        return arena.alive(a for a in lifetimes.arrays if a.over is None and not a.given and a.part is None)
+    def alive(self) -> dict[str, int]:
+        """The most elements of each arena that are alive at any call."""
+        wide, arrays = widths(self.dtypes.values()), self.lifetimes.arrays
+        own = [array for array in arrays if array.over is None and not array.given and array.part is None]
+        return {
+            name: arena.alive(array for array in own if self.arena(array) == name) // wide[name] for name in self.arenas
+        }
 
 
 def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: Kernels | None = None) -> Alone:
@@ -152,7 +155,6 @@ def rooms(
 
 def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
     """What laid out steps take together."""
-    arenas = together(layouts)
     wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
     groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables"), 0)
     for kind, axes, dtype in given(layouts, fixed).values():
@@ -164,17 +166,25 @@ def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
         groups["variables"] += 4 * any("gathered" in _roles(layout) for layout in trains)  # microbatches so far
     if any(layout.table.values[name].of == "decay" for layout in layouts for name in layout.given):
         groups["constants"] += width  # the weight decay itself
-    return Rooms(sum(_whole(points * wide[name]) for name, points in arenas.items()), **groups)
+    return Rooms(in_all(layouts, together(layout.arenas for layout in layouts)), **groups)
+
+
+def in_all(layouts: Sequence[Alone], elements: Mapping[str, int]) -> int:
+    """The bytes of arenas of so many elements."""
+    wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
+    return sum(_whole(points * wide[name]) for name, points in elements.items())
 
 
 def _roles(layout: Alone) -> set[str]:
     return {layout.table.values[name].role for name in layout.given}
 
 
-def together(layouts: Sequence[Alone]) -> dict[str, int]:
+def together(arenas: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """The elements of the arenas that hold every step, one at a time."""
-    names = dict.fromkeys(name for layout in layouts for name in layout.arenas)
-    return {name: max(layout.arenas.get(name, 0) for layout in layouts) for name in names}
+    result: dict[str, int] = {}
+    for elements in arenas:
+        result |= {name: max(points, result.get(name, 0)) for name, points in elements.items()}
+    return result
 
 
 def _whole(size: int) -> int:

@@ -127,7 +127,8 @@ class _Writer:
         check_written(body, self.dtype)
         used = functions(body, self.dtype)
         arenas = [
-            f"static {_ARENA_TYPES[n]} {n}[{points}];" for n, points in together([*self.layouts.values()]).items()
+            f"static {_ARENA_TYPES[n]} {n}[{points}];"
+            for n, points in together(layout.arenas for layout in self.layouts.values()).items()
         ]
         declared = [*self._variables(), *arenas]
         parts = [
@@ -303,7 +304,7 @@ class _Writer:
             f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>\n",
             '#ifdef __cplusplus\nextern "C" {\n#endif\n',
             f"typedef {REAL[self.dtype]} {prefix}_real;\n",
-            f"#define {upper}_RAM_BYTES {self.rooms.ram} /* what of the file lies in .data and .bss */",
+            f"#define {upper}_RAM_BYTES {self.rooms.ram} /* all variables, in .data and .bss */",
             f"#define {upper}_FLASH_BYTES {self.rooms.constants} /* what of it lies in .rodata, code aside */\n",
         ]
         if self._steps:

@@ -235,7 +235,7 @@ class Account:
         weights: Any = 0
         gradients: Any = 0
         points: Any = 0
-        learning, part_sizes = set(self.model.learning), self.own(sizes, part)
+        learning, part_sizes = set(self.model.learning), self.sizes_of_stage(sizes, part)
         for held in self.held:
             if self.within(held.segments, part):
                 weights = weights + held.weight.at(part_sizes)
@@ -244,7 +244,7 @@ class Account:
                     points = points + held.state.at(part_sizes)
         return Static(kind.weight * weights, kind.gradient * gradients, per_point * points, kind.master * points)
 
-    def own(self, sizes: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    def sizes_of_stage(self, sizes: Mapping[str, Any], part: Part) -> dict[str, Any]:
         """The sizes of a stage: its turns are those of its repeats."""
         return {**self.filled(sizes), **{name: part.turns.get(name, 0) for name in self.blocks}}
 
@@ -280,7 +280,7 @@ class Account:
 
     def optimizer_seconds(self, sizes: Mapping[str, int], part: Part, rates: Rates) -> float:
         """Seconds of the optimizer in a stage: every number of a state is read and written, at the bandwidth."""
-        part_sizes = self.own(sizes, part)
+        part_sizes = self.sizes_of_stage(sizes, part)
         kind, learning = self.kind, set(self.model.learning)
         points = sum(
             int(held.state.at(part_sizes))
@@ -326,7 +326,7 @@ class Account:
     def activations(self, sizes: Mapping[str, Any], part: Part) -> Activations:
         """Bytes of a microbatch in a stage; arrays where sizes are."""
         moments, arrays = self._stretches
-        part_sizes = self.own(sizes, part)
+        part_sizes = self.sizes_of_stage(sizes, part)
         begin = next((moment for moment, (macro, *_) in enumerate(moments) if macro in BACKWARD), len(moments))
         values: dict[int, Any] = {}
         changes: list[Any] = [0] * (len(moments) + 2)

@@ -195,7 +195,7 @@ class Reading:
     def layers(self) -> int:
         return sum(self.turns.values())
 
-    def own(self, way: Way) -> dict[str, int]:
+    def sizes_of(self, way: Way) -> dict[str, int]:
         """The sizes of a microbatch under a way, every axis of the structure told."""
         shape = {axis: way.mesh.get(axis, 1) for axis in self.structure.axes}
         batch = way.microbatch * shape.get("dp", 1) * shape.get("ep", 1)
@@ -245,7 +245,7 @@ class Reading:
 
     def seconds(self, way: Way, rates: Rates) -> float:
         """Seconds of a step, every stage taken as the mean one: as the printed formulas of bubbles have it."""
-        way_sizes = self.own(way)
+        way_sizes = self.sizes_of(way)
         times = self._computed(way, way_sizes, rates)
         moved = self._sent(way, way_sizes)
         stages, number = way.stages, way.microbatches

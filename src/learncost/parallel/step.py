@@ -263,7 +263,7 @@ def step_of(
                     continue
                 calls = _calls(account, sending, way_sizes, part)
                 if name == "O":  # of stacks the payload grows with the turns
-                    moved = _moved(sending, account.own(way_sizes, part), mesh_groups, cluster)
+                    moved = _moved(sending, account.sizes_of_stage(way_sizes, part), mesh_groups, cluster)
                     calls = 1 if account.within((sending.segment,), part) else 0
                 if way.overlap and (sending.role in ("weights", "gradients") or sending.mesh_axis in way.beside):
                     beside += calls * moved.seconds
@@ -333,7 +333,7 @@ def _calls(account: Account, sending: Sending, way_sizes: Mapping[str, int], par
     """How often a stage makes a collective for one microbatch."""
     if not account.within((sending.segment,), part):
         return 0
-    return int(sending.turns.at(account.own(way_sizes, part)))
+    return int(sending.turns.at(account.sizes_of_stage(way_sizes, part)))
 
 
 def _moved(
@@ -407,7 +407,7 @@ def _sent(
                 once = PASSES.get(sending.macro) == "O"
                 if not account.within((sending.segment,), part):
                     continue
-                inner = account.own(way_sizes, part)
+                inner = account.sizes_of_stage(way_sizes, part)
                 moved = _moved(sending, inner, mesh_groups, cluster)
                 calls = 1 if once else int(sending.turns.at(inner)) * way.microbatches
                 if moved.group.devices > 1:

@@ -120,7 +120,7 @@ def sites(table: Table, weight: str) -> Iterator[Site]:
     by_scope = {place.scope: place for place in places(table)}
 
     def within(place: Place, name: str) -> Iterator[Site]:
-        read = {other for line in place.own for other in line.reads}
+        read = {other for line in place.lines_of_scope for other in line.reads}
         for line in place.lines:
             if not isinstance(line, Repeat):
                 continue
@@ -139,7 +139,7 @@ def layer_tags(table: Table, weights: Iterable[str]) -> dict[str, Tag]:
     tags: dict[str, Tag] = {}
     for weight in weights:
         for site in sites(table, weight):
-            reader = next((line for line in site.place.own if site.name in line.reads), None)
+            reader = next((line for line in site.place.lines_of_scope if site.name in line.reads), None)
             if reader is not None:
                 tags.setdefault(weight, Tag(reader.tag.layer, reader.tag.block, module=reader.tag.module))
     return {weight: tags.get(weight, Tag()) for weight in weights}

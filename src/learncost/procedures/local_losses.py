@@ -53,7 +53,7 @@ class _Local:
 
     model: Model
     chosen: Procedure
-    own: bool
+    has_own_heads: bool
     inputs: dict[str, Value] = field(default_factory=dict)  # weights of the blocks' own heads
     values: dict[str, Value] = field(default_factory=dict)
     parts: dict[str, list[str]] = field(default_factory=dict)  # of every gradient
@@ -90,7 +90,7 @@ class _Local:
         values = dict(table.values)
         for number, repeat in enumerate(self.repeats):
             lines += self.blocks(repeat, number)
-        if self.own:
+        if self.has_own_heads:
             head = replace(table, lines=self.after, inputs=(*table.inputs, self.final), outputs=("loss",))
             forward, reverse = self.part(head, [w for w in self.head_weights if w in self.model.learning], "head")
             lines += [*forward, *reverse]
@@ -189,7 +189,7 @@ class _Local:
                 carries.append(self.summed(name, gradient, number, turn, before, inner))
         if first and carry.start in derived.gradients:
             carries += self.of_first(repeat, derived.gradients[carry.start], turn, before, inner)
-        if not self.own:
+        if not self.has_own_heads:
             last = repeat is self.repeats[-1]
             zero = Term(f"loss:zero{number}", ())
             before.append(Word((zero,), (), (), Tag("loss"), word="zeros", gives=("Y",)))
@@ -255,7 +255,7 @@ class _Local:
         (carry,) = repeat.carry
         names = {name: f"local.{name}" for line in self.after for name in line.makes} | {self.final: carry.end}
         of_head: dict[str, Value] = {}
-        if self.own:
+        if self.has_own_heads:
             mark = str(number) if len(self.repeats) > 1 else ""
             for weight in self.head_weights:
                 value, name = self.model.table.values[weight], f"own{mark}.{weight}"

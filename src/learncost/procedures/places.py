@@ -32,7 +32,7 @@ class Place:
     weights: frozenset[str]
 
     @property
-    def own(self) -> tuple[Line, ...]:
+    def lines_of_scope(self) -> tuple[Line, ...]:
         """The lines that stand in no repeat inside."""
         return tuple(line for line in self.lines if isinstance(line, Line))
 
@@ -74,7 +74,7 @@ def blocks(model: Model, doing: str) -> tuple[Place, ...]:
 
 def linears(place: Place) -> Iterator[tuple[Product, int]]:
     """Products of a scope with one weight that sum over an axis of it or look its rows up, and the weight's place."""
-    for line in place.own:
+    for line in place.lines_of_scope:
         if not isinstance(line, Product):
             continue
         factors = [i for i, term in enumerate(line.right) if isinstance(term, Term) and term.name in place.weights]
@@ -113,11 +113,11 @@ def stream(place: Place, model: Model) -> frozenset[str]:
     """
     repeat = place.repeats[-1]
     after = {carry.start for carry in repeat.carry}
-    for line in place.own:
+    for line in place.lines_of_scope:
         if not sums(line) and not after.isdisjoint(term.name for term in line.right):
             after |= set(line.makes)
     before = {carry.end for carry in repeat.carry}
-    for line in reversed(place.own):
+    for line in reversed(place.lines_of_scope):
         if not sums(line) and not before.isdisjoint(line.makes):
             before |= {term.name for term in line.right if isinstance(term, Term)}
     between = frozenset(after & before)

@@ -64,7 +64,7 @@ def _branch_inputs(block: Place, model: Model) -> Iterator[tuple[Line, int]]:
 
 
 def _off(block: Place, on_stream: frozenset[str], names: frozenset[str]) -> Iterator[tuple[Line, int]]:
-    for line in block.own:
+    for line in block.lines_of_scope:
         if sums(line) or on_stream.isdisjoint(line.makes):
             yield from ((line, i) for i, term in enumerate(line.right) if term.name in names)
 
@@ -158,7 +158,9 @@ class _Signals:
         seed = self.directions.seed(label, place.turns(()), place.scope)
         lines, values = self.directions.signs(Term(seed, ()), axes, f"{name}{MARK}:direction")
         self.along.setdefault(place.scope, {})[name] = Elsewhere(f"{name}{MARK}:direction", tuple(lines), values)
-        tag = replace(next(line.tag for line in place.own if name in line.makes), macro="backward", local="draw")
+        tag = replace(
+            next(line.tag for line in place.lines_of_scope if name in line.makes), macro="backward", local="draw"
+        )
         tag = replace(tag, locals=(), equation="", gradients=(), jacobian="")
         again, values = self.directions.signs(Term(seed, ()), axes, f"d{name}:direction", tag)
         slope = Term(f"loss{MARK}", self.rows)
@@ -208,8 +210,8 @@ class _Signals:
         matrix = Term(fixed, inner)
         target = f"d{name}" + (f":{handed}" if handed else "")
         reached = tuple(axis for axis in axes if axis in errors or axis in wide_axes)
-        layer = next((line.tag.layer for line in place.own if name in (*line.makes, *line.reads)), "")
-        tag = Tag(layer, next((line.tag.block for line in place.own), None), "backward", local="F e")
+        layer = next((line.tag.layer for line in place.lines_of_scope if name in (*line.makes, *line.reads)), "")
+        tag = Tag(layer, next((line.tag.block for line in place.lines_of_scope), None), "backward", local="F e")
         values = {fixed: Value(inner, "feedback", of), target: Value(axes, "gradient", name)}
         if reached == axes:
             return Elsewhere(target, (Product((Term(target, axes),), (e, matrix), (), tag),), values)

@@ -275,6 +275,24 @@ def test_a_notebook_shows_a_report_whose_sliders_move(browser: Any, gpt2: Path) 
     watched.page.close()
 
 
+def test_what_is_drawn_has_the_width_of_the_paper_or_of_the_page_whenever_it_has_one(opened: Watched) -> None:
+    page = opened.page
+    wide = "Number(document.querySelector('#growth svg').getAttribute('viewBox').split(' ')[2])"
+    before = page.evaluate(wide)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(wide) == 688
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(wide) == before
+    page.evaluate("document.getElementById('growth').scrollIntoView()")
+    page.evaluate("document.getElementById('top').style.display = 'none'")
+    page.wait_for_function("page.room === 0")
+    page.evaluate("document.getElementById('top').style.cssText = 'width: 600px'")
+    page.wait_for_function(f"page.room === 600 && {wide} < 600")
+    page.evaluate("document.getElementById('top').style.cssText = ''")
+    page.wait_for_function(f"{wide} === {before}")
+    page.evaluate("scrollTo(0, 0)")
+
+
 def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
     page = opened.page
     name = "#inspector .name"

@@ -139,7 +139,7 @@ def _strip(panel: Panel, data: Bridge) -> None:
     axes.set_yticks([])
     axes.xaxis.set_major_locator(_locator(wide))
     axes.xaxis.set_minor_locator(_nowhere())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g} ×")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.6g} ×")
     axes.tick_params(axis="x", pad=4, length=0)
 
 

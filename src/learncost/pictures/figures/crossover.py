@@ -59,7 +59,7 @@ def draw(data: Growth, panel: Panel) -> None:
     _crossings(axes, data, wide * POINTS)
     axes.grid(axis="y", color=GRID, linewidth=0.5)
     axes.yaxis.set_major_locator(_locator(5))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g} ×")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.6g} ×")
     axes.set_xlabel(TITLES["length"], size=SMALL, labelpad=2, loc="right")
 
 

@@ -192,8 +192,8 @@ def _brackets(axes: Any, data: Curve, across: float) -> None:
             color=FAINT, linewidth=0.6, clip_on=False,
         )  # fmt: skip
         axes.annotate(
-            text, ((start + end) / 2, -0.045), xycoords=where, size=SMALL, color=FAINT, ha="center",
-            va="top", annotation_clip=False,
+            text, ((start + end) / 2, -0.035), xycoords=where, xytext=(0, -2), textcoords="offset points", size=SMALL,
+            color=FAINT, ha="center", va="top", annotation_clip=False,
         )  # fmt: skip
 
 
@@ -204,7 +204,8 @@ def _list(panel: Panel, data: Curve) -> None:
     at = data.lines[data.peak_at]
     where = ", ".join(filter(None, (at.layer.replace("_", " "), at.macro_operation.replace("_", " "))))
     y = panel.height - HEADING + 0.05
-    panel.text(0, y, f"At the peak, while {at.line} runs", size=SMALL, weight="bold")
+    titles = (f"At the peak, while {at.line} runs", f"At the peak: {at.line}", f"At {at.line}", "At the peak")
+    panel.text(0, y, fitting(titles, panel.width * POINTS, SMALL, bold=True), size=SMALL, weight="bold")
     panel.text(0, y - 0.13, where, size=SMALL, color=FAINT)
     alive = [array for array in data.alive(data.peak_at) if array.bytes]
     step = (y - 0.3) / (LISTED + 1)

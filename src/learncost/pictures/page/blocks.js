@@ -32,7 +32,7 @@ function drawBlocks(chart, place) {
     said.textContent = `${name} of ${scratch}${amountText(size, chart.unit)} from byte ${grouped(exact(begin))} on, from ${chart.moments} ${first} to ${last}.`;
   };
   const largest = chart.boxes.reduce((most, box) => (Number(box[6]) * (box[4] - box[3] + 1) > Number(most[6]) * (most[4] - most[3] + 1) ? box : most), chart.boxes[0]);
-  for (const box of chart.boxes) {
+  for (const [number, box] of chart.boxes.entries()) {
     const [name, kind, , first, last, begin, size] = box,
       from = x(first),
       to = x(last + 1),
@@ -50,7 +50,7 @@ function drawBlocks(chart, place) {
     rect.addEventListener("pointerenter", () => tell(box));
     rect.addEventListener("pointerdown", () => tell(box));
     svg.append(rect);
-    if (low - high > 16 && textWidth(name, 12) < to - from - 10)
+    if (low - high > 16 && textWidth(name, 12) < Math.min(to, x(coveredFrom(chart.boxes, number))) - from - 10)
       svg.append(svgText(from + 5, (low + high) / 2 + 4, name, { class: "small", style: `${inkOn(fills.get(kind))}; pointer-events: none` }));
   }
   svg.append(svgText(width - 4, height - 8, `${chart.moments}s, one after the other →`, { class: "axis", "text-anchor": "end" }));
@@ -64,6 +64,16 @@ function drawBlocks(chart, place) {
       chart.boxes.map(([name, kind, where, first, last, begin, size]) => [name, passName(kind), where, first, last, grouped(exact(begin)), grouped(exact(size))]),
     ),
   ];
+}
+
+/** The moment from which another array is drawn over one: what is made in place lies where its source does. */
+function coveredFrom(boxes, number) {
+  const [, , , first, last, begin, size] = boxes[number],
+    middle = Number(begin) + Number(size) / 2;
+  return boxes
+    .slice(number + 1)
+    .filter((other) => other[3] <= last && other[4] >= first && Number(other[5]) <= middle && Number(other[5]) + Number(other[6]) >= middle)
+    .reduce((least, other) => Math.min(least, other[3]), last + 1);
 }
 
 /** The kinds as they follow each other, as a strip above the boxes. */

@@ -89,10 +89,12 @@ function drawStrip(place, all, to) {
       `Price books as multiples of the matrix products: ${bars.map((bar) => `${bar.price_book} ${digits(bar.ratio)}`).join(", ")}`,
     );
   svg.append(svgLine(0, y, width, y));
-  for (const tick of ticks(low, high, 6))
+  const marks = ticks(low, high, 6),
+    digitsAfter = decimalsOf(marks);
+  for (const tick of marks)
     svg.append(
       svgLine(x(tick), y - 4, x(tick), y + 4),
-      svgText(x(tick), y + 24, tickText(tick.toFixed(2)), { class: "axis", "text-anchor": "middle" }),
+      svgText(x(tick), y + 24, tick.toFixed(digitsAfter), { class: "axis", "text-anchor": "middle" }),
     );
   for (const group of groups) {
     const top = y - 14 - 18 * group.level;
@@ -128,10 +130,7 @@ function drawStrip(place, all, to) {
 
 function drawBridge(place, way, start, end) {
   const width = widthOf(place),
-    narrow = width < 620,
-    [low, high] = way.reach.map(Number),
-    row = narrow ? 50 : 34,
-    label = narrow ? 0 : Math.min(400, width * 0.36);
+    [low, high] = way.reach.map(Number);
   const rows = [
     {
       what: `matmul: ${start.title}`,
@@ -162,16 +161,19 @@ function drawBridge(place, way, start, end) {
     kind: "total",
     amount: exact(end.amount),
   });
+  const beside = Math.min(400, width * 0.36),
+    fits = (room) => (text) => text && textWidth(text, 13, 500) < room;
+  const narrow = width < 620 || !rows.every((bar) => [bar.what, bar.short].some(fits(beside - 12))), // names stand above bars
+    row = narrow ? 50 : 34,
+    label = narrow ? 0 : beside,
+    room = narrow ? width : label - 12;
   const x = linearScale(low, high, label, width - 90),
     svg = chart(width, rows.length * row, `From matmul to ${end.price_book}, item by item`);
   rows.forEach((bar, at) => {
     const y = at * row + (narrow ? 22 : 5),
       from = Math.min(x(bar.from), x(bar.to)),
       wide = Math.max(1, Math.abs(x(bar.to) - x(bar.from)));
-    const name =
-      [bar.what, bar.short].find((text) => text && textWidth(text, 13, 500) < (narrow ? width : label - 12)) ??
-      bar.short ??
-      shortened(bar.what, narrow ? width : label - 12);
+    const name = [bar.what, bar.short].find(fits(room)) ?? bar.short ?? shortened(bar.what, room);
     svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: bar.kind === "total" ? "strong" : "" }));
     svg.append(
       svgElement(

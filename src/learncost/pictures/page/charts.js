@@ -23,6 +23,11 @@ function ticks(low, high, count) {
   return places;
 }
 
+/** How many digits after the point tell ticks apart. */
+function decimalsOf(places) {
+  return [0, 1, 2, 3, 4, 5].find((many) => places.every((tick) => Math.abs(Number(tick.toFixed(many)) - tick) < 1e-9)) ?? 6;
+}
+
 /** A number at an axis: no zeros after the point that say nothing there. */
 function tickText(text) {
   return text.replace(/(\.\d*?)0+(?= |$)/, "$1").replace(/\.(?= |$)/, "");
@@ -71,13 +76,16 @@ function plainName(name) {
   return (name ?? "").replaceAll("_", " ");
 }
 
+const PAPER = { whole: 688, besidePanel: 418 }; // an A4 page within its margins, as style.css has them
 const roomWidths = new Map();
 
 /** How wide a place is. Every place of a section is as wide as the others, but beside a panel: it is measured once for
- * each width of the window, as to measure is to lay out the page. */
+ * each width of the page, as to measure is to lay it out. What is drawn for paper cannot be measured on the screen. */
 function widthOf(place, least = 280) {
   const room = place.closest("section")?.id,
-    key = `${room} ${place.closest(".with-panel") !== null} ${innerWidth} ${matchMedia("print").matches}`;
+    beside = place.closest(".with-panel") !== null,
+    key = `${room} ${beside} ${page.room}`;
+  if (page.paper) return beside ? PAPER.besidePanel : PAPER.whole;
   if (!room || !roomWidths.get(key)) roomWidths.set(key, place.clientWidth);
   return Math.max(least, roomWidths.get(key) || 760);
 }

@@ -78,7 +78,7 @@ function drawGrowth(place, grown, ratios) {
     left = 54,
     right = narrow ? 8 : 120,
     top = narrow ? 20 + 20 * grown.series.length : 28,
-    height = (narrow ? 380 : 400) + (narrow ? 20 : 0),
+    height = page.paper ? 320 : 400,
     bottom = 48;
   const places = grown.places.map(Number),
     values = grown.series.map((series) => (ratios ? series.ratios.map(Number) : series.totals.map(Number)));
@@ -109,13 +109,15 @@ function drawGrowth(place, grown, ratios) {
     );
     ground = from;
   }
-  for (const tick of ratios ? ticks(...ends, 6) : decades(...ends))
+  const marks = ratios ? ticks(...ends, 6) : decades(...ends),
+    digitsAfter = decimalsOf(marks);
+  for (const tick of marks)
     svg.append(
       svgLine(left, y(tick), width - right, y(tick)),
       svgText(
         left - 8,
         y(tick) + 4,
-        ratios ? `${tick.toFixed(ends[1] - ends[0] < 0.5 ? 2 : 1)} ×` : tickText(si(tick)),
+        ratios ? `${tick.toFixed(digitsAfter)} ×` : tickText(si(tick)),
         { class: "axis", "text-anchor": "end" },
       ),
     );

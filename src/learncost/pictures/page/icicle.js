@@ -87,7 +87,7 @@ function label(node, room, height, root, quantity) {
 
 function drawIcicle(place, root, quantity, current, choose) {
   const width = widthOf(place);
-  const turned = width < 560 && !matchMedia("print").matches;
+  const turned = width < 560 && !page.paper;
   const height = turned ? 560 : 4 * ROW + 3;
   const boxes = cells(root, turned ? height : width);
   const columns = [0, 0, 0.3, 0.66, 1].map((part) => part * width);

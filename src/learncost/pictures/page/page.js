@@ -134,7 +134,7 @@ function drawSections(all = false) {
 /** Draw a section where it is of something else than it was. */
 function drawSection(section) {
   const block = document.getElementById(section.id),
-    rests = section.rests ? JSON.stringify([section.rests(), innerWidth, matchMedia("print").matches]) : null;
+    rests = section.rests ? JSON.stringify([section.rests(), page.room, page.paper]) : null;
   if (rests !== null && section.drawn?.rests === rests && section.drawn.step === page.step) return;
   block.classList.toggle("hidden", section.draw(block) === false);
   section.drawn = { rests, step: page.step };
@@ -232,7 +232,23 @@ async function copy(button, text) {
   setTimeout(() => (button.textContent = "Copy"), 1500);
 }
 
+/** How wide the page is, also where that changes without its window: in a tab or a cell that was not shown. Whether it
+ * has changed. */
+function measureRoom() {
+  if (page.paper) return false;
+  const before = page.room;
+  page.room = document.getElementById("top").clientWidth;
+  return page.room !== before;
+}
+
+/** All is drawn anew for paper, and for the screen again. */
+function onPaper(paper) {
+  page.paper = paper;
+  render(true);
+}
+
 function start() {
+  measureRoom();
   page.current = GIVEN.documents[0];
   page.answered = queryKey({});
   page.good = { state: {}, config: null };
@@ -241,10 +257,9 @@ function start() {
   drawExport();
   takeDrops();
   render();
-  let width = innerWidth;
-  addEventListener("resize", () => width !== innerWidth && ((width = innerWidth), schedule()));
+  new ResizeObserver(() => measureRoom() && schedule()).observe(document.getElementById("top"));
   addEventListener("popstate", () => ((page.state = stateOf(location.hash)), render()));
-  addEventListener("beforeprint", () => render(true));
-  addEventListener("afterprint", () => render(true));
+  addEventListener("beforeprint", () => onPaper(true));
+  addEventListener("afterprint", () => onPaper(false));
   document.documentElement.dataset.ready = "true";
 }

@@ -17,7 +17,8 @@ section("procedures", "procedures", (place) => {
       : `${["", "One", "Two", "Three", "Four", "Five", "Six"][rows.length] ?? rows.length} ways to learn the same step take ${times(least) < 1 ? times(least) : "1.00"} to ${times(most)} times the FLOPs of ${name(base)}`;
   const wide = widthOf(place) > 640,
     scale = Math.max(...rows.map((row) => Number(row.flops))),
-    peaks = rows.some((row) => row.peak !== null);
+    peaks = rows.some((row) => row.peak !== null),
+    peakWidth = widthOf(place) > 900 ? 150 : 60;
   const top = Math.max(1, ...rows.map((row) => Number(row.peak ?? 0)));
   const columns = element(
     "tr",
@@ -39,11 +40,11 @@ section("procedures", "procedures", (place) => {
         passesBar(
           row,
           scale,
-          wide ? Math.min(560, widthOf(place) - 346 - (peaks ? 262 : 0)) : widthOf(place) - 110,
+          wide ? Math.min(560, widthOf(place) - 346 - (peaks ? peakWidth + 112 : 0)) : widthOf(place) - 110,
           ratioText,
         ),
       ),
-      ...(peaks ? [element("td", {}, peakBar(row, top, wide ? 150 : widthOf(place) - 110))] : []),
+      ...(peaks ? [element("td", {}, peakBar(row, top, wide ? peakWidth : widthOf(place) - 110))] : []),
     );
   });
   place.replaceChildren(

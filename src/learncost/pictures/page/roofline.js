@@ -123,7 +123,7 @@ function merged(points, x, y, radius) {
 function drawRoof(place, points, roof) {
   const width = widthOf(place),
     narrow = width < 560,
-    height = narrow ? 360 : 420,
+    height = page.paper ? 340 : narrow ? 360 : 420,
     left = 56,
     right = 8,
     top = 30,

@@ -15,7 +15,7 @@ function withShared(step) {
 const VIEW_KEYS = { show: "flops", order: "pass", at: null, to: null, grow: "seq_len" };
 const CASES = ["model", "procedure"];
 
-const page = { state: {}, step: null, view: null, root: null, fixed: null, said: "" };
+const page = { state: {}, step: null, view: null, root: null, fixed: null, said: "", room: 0, paper: false };
 
 /** In the explorer: what there is to choose from, by the name of what takes it. */
 function choicesOf(name) {

@@ -99,7 +99,7 @@ function sentence() {
     const [run] = begun, checked = last(run.validation);
     say(label(run)[0].toUpperCase() + label(run).slice(1)); say(" has reached a loss of "); say(loss(last(run.loss)), true);
     say(` after ${grouped(run.done)} ${run.done === 1 ? "step" : "steps"}`);
-    if (checked) { say(", and "); say(loss(checked.loss), true); say(" on text that it does not learn from"); }
+    if (checked) { say(", and "); say(loss(checked.loss), true); say(" on data that it does not learn from"); }
     say(".");
   } else {
     const ends = begun.map((run) => last(places(run))), least = Math.min(...ends);
@@ -129,7 +129,7 @@ function tiles() {
     checked ? ["loss, validation", loss(checked.loss), [...beside, name].join(" · ")] : ["loss, last step", loss(last(best.loss)), name],
     speed ? [`${best.unit} a second`, grouped(Math.round(speed)), `median, ${name}`] : ["seconds a step", seconds(last(best.seconds) / best.done), name],
     done === null ? ["steps so far", grouped(best.done), best.steps ? `of ${grouped(best.steps)}` : name] : ["FLOPs so far", si(done), `${si(BigInt(best.flops_per_step))} a step, exact`],
-    ["learning rate", power(best.learning_rate), `step ${grouped(best.done)}${best.steps ? ` of ${grouped(best.steps)}` : ""}`],
+    ...(typeof best.learning_rate === "number" ? [["learning rate", power(best.learning_rate), `step ${grouped(best.done)}${best.steps ? ` of ${grouped(best.steps)}` : ""}`]] : []),
   ];
   for (const [name, value, more] of rows) {
     const tile = element("div", "", { class: "tile" });
@@ -216,7 +216,7 @@ function chart() {
     width: place.clientWidth, height,
     scales: { x: { time: false }, y: { range: () => view.range } },
     axes: [{ ...axis, values: (_, ticks) => ticks.map(value), space: 70 }, { ...axis, values: (_, ticks) => ticks.map((amount) => amount.toString()), size: 44 }],
-    padding: [8, place.clientWidth < 560 ? 8 : 130, 0, 0],
+    padding: [8, place.clientWidth < 560 ? 24 : 130, 0, 0],
     series: [{ label: AXES[view.axis], value: (_, amount) => (amount === null || amount === undefined ? "–" : value(amount)) }, ...series],
     legend: { show: true, live: true, markers: { width: 2, fill: () => "transparent", dash: (_, at) => (series[at - 1]?.dash?.length ? "dashed" : "solid") } },
     cursor: { drag: { x: false, y: false } },

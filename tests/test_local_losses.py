@@ -200,3 +200,13 @@ def test_heads_of_blocks_take_turns_over_sequences_too(model, procedure):
         for name, array in plain.items():
             np.testing.assert_allclose(computed[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
         assert tally(model, turned, sound_arrays(turned, sizes), sizes).passed, text
+
+
+def test_the_gradient_that_blocks_add_up_is_nothing_that_they_hand_on():
+    """The decoder's turns add up what the encoder's turns go backwards with: `flash` takes it for no block's input."""
+    table = step(build(small("bart")), "local-shared", "sgd")
+    sizes = small_sizes(table)
+    arrays = sound_arrays(table, sizes)
+    plain, fast = (values_of(each, arrays, sizes) for each in (table, planned(table, "flash")))
+    for name in table.renewed.values():
+        np.testing.assert_allclose(fast[name], plain[name], 1e-12, 1e-14, err_msg=name)

@@ -53,12 +53,14 @@ def kept_again(table: Table) -> Table:
     """
     lines, values = list(table.lines), dict(table.values)
     forwards = ((at, line) for at, line in enumerate(lines) if isinstance(line, Repeat) and not line.reverse)
-    finals = {carry.final: at for at, forward in forwards for carry in forward.carry}
+    turned = [(at, forward, carry) for at, forward in forwards for carry in forward.carry]
+    finals = {carry.final: (at, forward.inside) for at, forward, carry in turned}
     for after, reverse in enumerate(table.lines):
         if not isinstance(reverse, Repeat) or not reverse.reverse:
             continue
-        made = [carry for carry in reverse.carry if carry.initial in finals]
-        for before in {finals[carry.initial] for carry in made}:
+        carried = (carry for carry in reverse.carry if carry.initial in finals)
+        made = [carry for carry in carried if carry.end in finals[carry.initial][1]]  # no gradient
+        for before in {finals[carry.initial][0] for carry in made}:
             forward = lines[before]
             assert isinstance(forward, Repeat)
             stacks = tuple((carry.end, f"{carry.end}*") for carry in made)

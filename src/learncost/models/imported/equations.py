@@ -261,6 +261,13 @@ class Recorder:
         self.add(Equation("product", (Read(result, letters),), (Read(view, letters),)))
         return result
 
+    def bounded(self, view: View, dim: int) -> View:
+        """The view in an array of its own if a dimension of it is read at places, as a slice is: what reads at places
+        of that dimension would not stop at its ends.
+        """
+        (slot,) = view.dims[dim]
+        return view if any(index is slot for index in view.index) else self.regrouped_whole(view)
+
     def same(self, one: Sequence[Slot], other: Sequence[Slot], *_: View) -> None:
         """Make the same of the classes of two rows. Raises `ApartError`."""
         make_same([slot.axis for slot in one], [slot.axis for slot in other])

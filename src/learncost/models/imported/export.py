@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.imported.functions import held_to_their_lines
 
 
 @dataclass
@@ -155,9 +156,9 @@ def flattened(given: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, list | tuple):
-            flat |= {f"{name}_{place}": each for place, each in enumerate(value)}
+            flat |= flattened({f"{name}_{place}": each for place, each in enumerate(value)})
         elif isinstance(value, Mapping):
-            flat |= {f"{name}_{key}": each for key, each in value.items()}
+            flat |= flattened({f"{name}_{key}": each for key, each in value.items()})
         else:
             flat[name] = value
     return flat
@@ -171,7 +172,9 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     torch.backends.opt_einsum.enabled = opt_einsum and not shapes  # it would fix the sizes of batches
     row, by_name = as_called(module, given)
     try:
-        program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False).run_decompositions({})
+        with held_to_their_lines():
+            program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
+        program = program.run_decompositions({})
         for _ in range(MOST_ROUNDS):
             if not (parts := _decompositions(program)):
                 break
@@ -205,6 +208,8 @@ def _decompositions(program: Any) -> dict[Any, Any]:
             continue
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool | None):
             continue
+        if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
+            continue  # places, or what is compared: no gradient comes back from there
         learned.add(node)
         if not isinstance(node.target, torch._ops.OpOverload):
             continue

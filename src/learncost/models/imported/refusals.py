@@ -23,6 +23,8 @@ def told(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(Path(frame.filename))]
     where = f"{printable(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, InputError):  # what the package itself says of it
+        return f"{where}{said}"
     return f"{where}{type(error).__name__}{f': {said}' if said else ''}"
 
 

@@ -9,7 +9,7 @@ from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Equation, Read, Where
 from learncost.models.imported.reader import Outside, Reader, rule, shape_of, size_of
 from learncost.models.imported.rules.views import merged, narrowed, reshaped
-from learncost.models.imported.views import Place, Slot, View
+from learncost.models.imported.views import Slot, View
 
 
 @rule("cat", "concat", "concatenate")
@@ -42,15 +42,10 @@ def joined(reader: Reader, views: Sequence[View], dim: int, shape: Sequence[Size
     start: Size = 0
     for view in views:
         size = view.shape[dim]
-        view = with_side(reader, view, dim)
+        view = recorder.bounded(with_side(reader, view, dim), dim)
         (old,) = view.dims[dim]
         rows = list(view.dims)
         rows[dim] = (slot,)
-        if any(isinstance(i, Place) and any(s is old for _, s in i.parts) for i in view.index):
-            view = recorder.regrouped_whole(view)
-            (old,) = view.dims[dim]
-            rows = list(view.dims)
-            rows[dim] = (slot,)
         moved = view.at(old, ((1, slot),), _negative(start)).with_dims(rows)
         reads.append(Read(moved, tuple(range(len(rows)))))
         start = start + size
@@ -97,15 +92,11 @@ def padded(reader: Reader, x: View, pads: Sequence[int], value: float | None = 0
         if isinstance(before, int) and isinstance(after, int) and before <= 0 and after <= 0:
             x = narrowed(reader, x, dim, -before, size)
             continue
-        x = with_side(reader, x, dim)
+        x = reader.recorder.bounded(with_side(reader, x, dim), dim)
         (old,) = x.dims[dim]
         new = Slot(Axis(size, old.axis.root.letter))
         rows = list(x.dims)
         rows[dim] = (new,)
-        if any(isinstance(i, Place) and any(s is old for _, s in i.parts) for i in x.index):
-            x = reader.recorder.regrouped_whole(x)
-            (old,) = x.dims[dim]
-            rows = [*x.dims[:dim], (new,), *x.dims[dim + 1 :]]
         moved = x.at(old, ((1, new),), -before).with_dims(rows)
         letters = tuple(range(len(rows)))
         result = reader.recorder.result([Read(moved, letters)], letters)

@@ -47,6 +47,9 @@ def windowed(
         x = merged(reader, x, dim)
         if not x.dims[dim]:  # a side of one place, of which a window may take more
             x, _ = _stored_side(reader, x, dim)
+        place = dim - first
+        if paddings[place] or not _inside(x.shape[dim], outs[place], sizes[place], strides[place], dilations[place]):
+            x = reader.recorder.bounded(x, dim)
     for place, out in enumerate(outs):
         dim = first + place
         row = x.dims[dim]
@@ -66,6 +69,12 @@ def windowed(
             x = x.with_dims(rows)
         rows_of_windows.append(window)
     return x, rows_of_windows
+
+
+def _inside(side: Size, out: Size, size: int, stride: int, dilation: int) -> bool:
+    """Whether all windows are known to end inside of a side."""
+    last = (out - 1) * stride + (size - 1) * dilation
+    return last < side if isinstance(last, int) and isinstance(side, int) else equal(last, side - 1)
 
 
 def _stored_side(reader: Reader, x: View, dim: int) -> tuple[View, tuple[Slot, ...]]:

@@ -1,0 +1,123 @@
+"""Functions with a backward pass of their own, `torch.autograd.Function`: an export keeps their forward pass alone.
+
+So a table derives the gradient from the forward lines. That is right where both are the same: it is tried with numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from learncost.equation.errors import InputError
+
+TOLERANCE = 1e-6
+"""Relative to the largest number of a gradient: what two ways to compute it in float64 may be apart, and no more."""
+
+
+@contextmanager
+def held_to_their_lines() -> Iterator[None]:
+    """Refuse, inside, a function whose backward pass is not that of its forward lines. Raises `InputError` there."""
+    import torch
+
+    function = torch.autograd.Function
+    before = function.__dict__["apply"]
+    known: dict[Any, bool] = {}
+
+    def apply(kind: Any, *arguments: Any, **named: Any) -> Any:
+        if not kind.__module__.startswith("torch."):
+            key = kind, tuple(_described(each) for each in arguments)
+            if key not in known:
+                known[key] = _is_same(kind, partial(before.__func__, kind), arguments)
+            if not known[key]:
+                raise InputError(
+                    f"an export keeps the forward pass of {kind.__name__} alone, and its backward pass is another: "
+                    "write it with operations that have this gradient, such as x + (sign(x) - x).detach(), or as a "
+                    "torch.library.custom_op with a formula of its FLOPs"
+                )
+        return before.__func__(kind, *arguments, **named)
+
+    setattr(function, "apply", classmethod(apply))  # noqa: B010 - a type checker knows a method there
+    try:
+        yield
+    finally:
+        setattr(function, "apply", before)  # noqa: B010
+
+
+def _described(value: Any) -> Any:
+    shape = getattr(value, "shape", None)
+    return repr(value) if shape is None else (value.dtype, *map(_number, shape))
+
+
+def _number(size: Any) -> int:
+    """A size, of an open one that of the example."""
+    return int(size if isinstance(size, int) else size.node.hint)
+
+
+def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+    """Whether both ways give one gradient, at random numbers; false where either cannot be run."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.random.fork_rng([]), torch.enable_grad():
+        try:
+            torch.manual_seed(0)
+            values = [_real(each) for each in arguments]
+            theirs = _gradients(run, values)
+            ours = _gradients(lambda *given: _forward(kind, given), values)
+        except Exception:  # whatever a function of the user's raises
+            return False
+        return all(_close(one, other) for one, other in zip(theirs, ours, strict=True))
+
+
+def _real(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = [_number(size) for size in value.shape]
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return torch.randn(shape, dtype=torch.complex128 if value.dtype.is_complex else torch.float64)
+    return torch.zeros(shape, dtype=value.dtype)
+
+
+def _gradients(function: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
+    """The gradients of all numbers with a fraction, for one draw of the results' gradients."""
+    import torch
+
+    def has_gradient(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
+
+    given = [each.clone().requires_grad_() if has_gradient(each) else each for each in values]
+    answer = function(*[each * 1 if has_gradient(each) else each for each in given])
+    results = [each for each in torch.utils._pytree.tree_leaves(answer) if has_gradient(each)]
+    leaves = [each for each in given if has_gradient(each)]
+    torch.manual_seed(1)
+    total = sum((each * torch.randn(each.shape, dtype=torch.float64)).sum() for each in results)
+    if not getattr(total, "requires_grad", False):
+        return [torch.zeros_like(each) for each in leaves]
+    gradients = torch.autograd.grad(total.real, leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if each is None else each for leaf, each in zip(leaves, gradients, strict=True)]
+
+
+class _Context:
+    """Takes what a forward pass keeps."""
+
+    needs_input_grad = (True,) * 64
+
+    def _nothing(self, *_: Any) -> None: ...
+
+    save_for_backward = save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = _nothing
+
+
+def _forward(kind: Any, given: Sequence[Any]) -> Any:
+    import torch
+
+    apart = kind.setup_context is not torch.autograd.Function.setup_context
+    return kind.forward(*given) if apart else kind.forward(_Context(), *given)
+
+
+def _close(one: Any, other: Any) -> bool:
+    largest = float(one.abs().max()) if one.numel() else 0.0
+    return bool((one - other).abs().le(TOLERANCE * max(largest, 1e-30)).all()) if one.numel() else True

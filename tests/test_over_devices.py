@@ -176,8 +176,9 @@ def test_memory_of_one_device_is_of_its_part():
         ({"placement": "fsdp"}, "give --mesh with it"),
         ({"mesh": "dp=2"}, "say what is cut over the mesh"),
         ({"mesh": "dp=2", "placement": "fsdp", "engine": "autograd"}, "runs on one device"),
-        ({"mesh": "dp=2", "placement": "fsdp", "budget": "8GB"}, "is solved for one device"),
-        ({"mesh": "tp=5", "placement": "megatron"}, "the next size that can is 50,260"),
+        ({"mesh": "tp=5", "placement": "megatron"}, "h is 12 .* the next size that can is 15"),
+        ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4 .* the next size that can is 6"),
+        ({"mesh": "cp=3", "placement": "cp"}, "M is 1,024 .* the next size that can is 1,026"),
     ],
 )
 def test_what_is_of_one_device_is_refused_over_a_mesh(flags, message):
@@ -221,3 +222,35 @@ def test_time_over_links_comes_with_a_cluster():
     assert found.to_dict()["step"]["waiting"] == takes.waits
     with pytest.raises(InputError, match=r"links of .* are not known"):
         lc.cost("gpt2", mesh="dp=2", placement="ddp", on="T4")
+
+
+def test_a_vocabulary_that_does_not_divide_is_filled_up():
+    """It costs what the next one costs, to the unit but for what is left out of the softmax; parameters are its own."""
+    odd, even = (lc.cost("gpt2", mesh="tp=4", placement="megatron", vocab_size=size) for size in (50257, 50260))
+    assert odd.total.maccs == even.total.maccs
+    assert odd.parameters == even.parameters - 3 * 768
+    assert odd.over.sent == even.over.sent
+    assert [(each.axis, each.size, each.filled) for each in odd.over.padded] == [("v", 50257, 50260)]
+    assert "v is 50,257 and filled up to 50,260" in " ".join(str(odd).split())
+    assert odd.total.flops - even.total.flops < 1e-3 * even.total.flops
+
+
+@pytest.mark.parametrize(("mesh", "placement", "step"), [("dp=2,tp=4", "fsdp,megatron-sp", 2), ("cp=2", "cp", 1)])
+def test_what_fits_each_of_many_devices_is_the_largest(mesh, placement, step):
+    """A batch that every device has an equal part of: it fits, the next one does not."""
+    here = {"seq_len": 64, "n_layer": 2, "vocab_size": 257, "plan": "at-once", "mesh": mesh, "placement": placement}
+    (row,) = lc.fit("gpt2", "1GB", procedures="bp", **here).rows
+    assert row.largest > step
+    assert lc.memory("gpt2", batch_size=row.largest, **here).peak <= 1e9
+    assert lc.memory("gpt2", batch_size=row.largest + step, **here).peak > 1e9
+
+
+def test_a_budget_over_a_mesh_is_that_of_each_device():
+    one, two = (
+        lc.memory("gpt2", n_layer=2, budget="4GB", engine="table", **over).fits["batch_size"] for over in MESHES
+    )
+    assert two % 2 == 0
+    assert two >= 2 * one
+
+
+MESHES = ({}, {"mesh": "dp=2", "placement": "fsdp"})

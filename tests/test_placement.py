@@ -10,6 +10,7 @@ import learncost as lc
 from learncost.equation.count import first_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Word, walk
+from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.placement.check import check_placed
@@ -136,7 +137,19 @@ def test_every_preset_is_clauses():
 def test_placements_are_proved_by_a_command(name, mesh_text, placement, plan):
     model = build(small(name, **SIZES))
     found = list(verify_placements(model, mesh_text, None, placement, plan, optimizer="sgd"))
-    assert [check.passed for check in found] == [True] * 4, [str(check) for check in found]
+    filled = 4 if "tp" in mesh_text else 0  # a vocabulary that is filled up is tried as well
+    assert [check.passed for check in found] == [True] * (4 + filled), [str(check) for check in found]
+    assert sum("filled up" in check.subject for check in found) == filled
+
+
+@pytest.mark.parametrize(
+    ("family", "axes"),
+    [("gpt2", {"v", "p"}), ("mixtral", {"v"}), ("bert", {"v", "p", "s"}), ("t5", {"v"}), ("vit", {"l"})],
+)
+def test_what_may_be_filled_up_is_no_choice_and_no_width(family, axes):
+    """Experts, which a choice picks among, and widths, which a norm divides by, have to divide."""
+    assert paddable(build(small(family)).table) >= axes
+    assert not paddable(build(small(family)).table) & {"e", "d", "h", "f", "M"}
 
 
 @pytest.mark.parametrize("procedure", ["local", "local-shared", "evolution", "kolen-pollack", "dfa-linear"])
@@ -208,7 +221,7 @@ def test_rows_that_are_as_many_as_are_priced_are_still_rows():
 def test_placements_that_fuzzing_found(name, mesh_text, text, plan):
     model = build(small(name, num_key_value_heads=4))
     found = list(verify_placements(model, mesh_text, text, None, plan, optimizer="sgd"))
-    assert [check.passed for check in found] == [True] * 4, [str(check) for check in found]
+    assert [check.passed for check in found] in ([True] * 4, [True] * 8), [str(check) for check in found]
 
 
 def without(table, gone):

@@ -288,7 +288,7 @@ def memory(
     adapted = adaptation_of(*learning, kind=kind)
 
     if mesh or place or placement:
-        check_over(mesh, engine, limit)
+        check_over(mesh, engine)
         from learncost.ledger.over import whole_batch  # imported where it is needed: start-up counts
 
         batch_size = whole_batch(mesh or "", place, placement) if batch_size is None else batch_size
@@ -318,14 +318,12 @@ def memory(
     return Several(answers, "engine" if len(engines) > 1 else "procedure")
 
 
-def check_over(mesh: str | None, engine: str, budget: int | None) -> None:
+def check_over(mesh: str | None, engine: str) -> None:
     """Refuse a mesh with what is of one device."""
     if mesh is None:
         raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
     if engine not in ("", TABLE):
         raise InputError(f"the engine {engine} runs on one device: of many the table tells, so leave --engine out")
-    if budget is not None:
-        raise InputError("--budget is solved for one device: leave it out, or --mesh")
 
 
 def _names(kind: str, text: str) -> tuple[str, ...]:

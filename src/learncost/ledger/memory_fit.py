@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either, precision_of
 from learncost.layers.layer import Layer
-from learncost.ledger.memory import memory_on
+from learncost.ledger.memory import check_over, memory_on
 from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_runner import Chosen, largest, largest_batch, longest, runner_of
 from learncost.ledger.memory_step import Step
@@ -30,6 +30,7 @@ from learncost.vocabulary.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_lengths import Lengths
+    from learncost.ledger.over import OverMesh
 
 PLANS = (
     "",
@@ -126,6 +127,8 @@ class Fit(Drawn):
         Whose code is assumed where autograd runs the step; "" where it does not.
     on
         The device that was named, or "".
+    over
+        Of many devices: what is cut over them; `ram` is then what each of them has, `largest` of all together.
 
     Examples
     --------
@@ -147,6 +150,7 @@ class Fit(Drawn):
     advice: tuple[str, ...]
     module: str = ""
     on: str = ""
+    over: OverMesh | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -157,7 +161,8 @@ class Fit(Drawn):
             | ({"why": r.why} if r.why else {})
             for r in self.rows
         ]
-        return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)}
+        several = {"over": self.over.said_of_mesh} if self.over else {}
+        return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)} | several
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure and plan."""
@@ -166,7 +171,7 @@ class Fit(Drawn):
             (True, "procedure", [row.procedure for row in self.rows]),
             (True, "plan", [row.plan for row in self.rows]),
             (several, "run by", [row.engine for row in self.rows]),
-            (True, "RAM for one", [number(row.ram) for row in self.rows]),
+            (True, f"RAM for {self.over.sizes['B'] if self.over else 'one'}", [number(row.ram) for row in self.rows]),
             (stored, "flash", [size_of(row.flash) for row in self.rows]),
             (True, "batch", [f"{row.largest:,}" if row.fits else "no" for row in self.rows]),
             (True, "most is", [row.most for row in self.rows]),
@@ -175,7 +180,7 @@ class Fit(Drawn):
         rows = [Row(cells) for cells in zip(*(column for visible, _, column in all_columns if visible), strict=True)]
         flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.ram)}"
-        title = f"{where} of RAM{flash}: {self.dtype}, {self.optimizer}, "
+        title = f"{where} of RAM{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
         title += f"sequences of {self.seq_len:,} tokens" if self.seq_len else "by samples"
         left = frozenset(
             place for place, name in enumerate(columns) if name in ("procedure", "plan", "run by", "most is")
@@ -200,9 +205,12 @@ class Fit(Drawn):
     @property
     def _rule(self) -> str:
         """What lies where, and who runs it."""
-        rule = "Weights that learn lie in RAM, with their gradients and all values; frozen ones " + (
-            "lie in RAM too: no --flash is given." if self.flash is None else "in flash."
-        )
+        if self.over:
+            rule = f"{self.over.said} RAM is that of each device, a batch that of all together."
+        else:
+            rule = "Weights that learn lie in RAM, with their gradients and all values; frozen ones " + (
+                "lie in RAM too: no --flash is given." if self.flash is None else "in flash."
+            )
         if any(row.procedure == NAME for row in self.rows):
             rule += (
                 " In inference all are frozen: a prompt of so many tokens, or its last one with a cache of the others."
@@ -254,6 +262,9 @@ def fit(
     lora_alpha: object = None,
     target_len: int | str | None = None,
     on: str | None = None,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
     **sizes: Any,
 ) -> Fit | Lengths:
     """Which learning procedures fit a device's memory, how large a batch does, and what to change where none does.
@@ -282,6 +293,8 @@ def fit(
     on
         A published device (`learncost list devices`) or a file that describes one, whose RAM and flash these are where
         they are not given. On a microcontroller the step is that of `engine` c99 where no other is named.
+    mesh
+        The devices, such as dp=2,tp=4: the memory is then that of each of them, the batch that of all together.
 
     Returns
     -------
@@ -303,6 +316,8 @@ def fit(
         A small device whose frozen weights lie in flash.
     learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --ram 24GB
         What fits a GPU at which length, with which checkpointing.
+    learncost fit llama-3-8b --ram 80GB --precision bf16 --mesh dp=2,tp=4 --placement fsdp,megatron-sp
+        What fits eight devices of 80 GB.
 
     Examples
     --------
@@ -326,16 +341,22 @@ def fit(
     if ram is None:
         known = f"{device.name} has no memory in its data: " if device else ""
         raise InputError(f"{known}give --ram, how many bytes there are, or --on, a device that has them")
+    over = (mesh, place, placement) if mesh or place or placement else None
+    if over:
+        _check_over(mesh, engine, flash)
+        engine = TABLE
     question = Asked(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
-        module and module_named(module).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes,
+        module and module_named(module).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
     )  # fmt: skip
     if engine:
         named_one("engine", engine, runners())
-    names = tuple(dict.fromkeys(several(procedures) or EVERY))
+    names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
     for name in names:
         find_procedure(name, {NAME: INFERENCE["decode"]})
+    if over and NAME in names:
+        raise InputError(f"{NAME} is told of one device: leave it out of the procedures, or --mesh")
     from learncost.ledger.memory_lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(seq_len)) is not None:
@@ -343,8 +364,10 @@ def fit(
     rows: list[Fitting] = []
     unfit: dict[str, list[str]] = {}
     refused: dict[tuple[bool, str], list[str]] = {}
+    placed: OverMesh | None = None
     for name in names:
         ways, why = question.ways(name)
+        placed = next((way.over for way in ways), placed)
         for text in why:
             names_it = text.startswith(f"{name} ")  # said of the procedure, by its name
             refused.setdefault((names_it, text.removeprefix(f"{name} ")), []).append(name)
@@ -369,7 +392,19 @@ def fit(
     by_module = any(runners()[row.engine].module for row in rows)
     ran = module_named(question.module or usual_module(run.model)).name if by_module else ""
     settings = question.dtype, question.optimizer, length, question.ram, question.flash, engine
-    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, device.name if device else "")
+    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, device.name if device else "", placed)
+
+
+def each_of(over: OverMesh | None) -> str:
+    """That the memory is that of each of several devices."""
+    return f" on each of {number(over.devices)} devices" if over else ""
+
+
+def _check_over(mesh: str | None, engine: str, flash: object) -> None:
+    """Refuse a mesh with what is of one device."""
+    check_over(mesh, engine)
+    if flash is not None:
+        raise InputError("--flash is of one device: leave it out, or --mesh")
 
 
 def refusal(refused: tuple[bool, str], procedures: Sequence[str]) -> str:
@@ -398,6 +433,7 @@ class Way:
     fitting: Fitting
     lines: object
     longest: Callable[[], int | None]
+    over: OverMesh | None = None
 
 
 @dataclass(frozen=True)
@@ -416,6 +452,14 @@ class Asked:
     module: str
     learns: tuple[object, ...]
     sizes: Mapping[str, Any]
+    over: tuple[str | None, str | None, str | None] | None = None
+
+    @property
+    def least(self) -> int:
+        """The smallest batch: a sample, or one for each device that has its own."""
+        from learncost.ledger.over import whole_batch  # only where it is asked for: start-up counts
+
+        return whole_batch(self.over[0] or "", *self.over[1:]) if self.over else 1
 
     def run(self, procedure: str, plan: str, seq_len: int | None = None) -> Run:
         """A sample, checked and built."""
@@ -424,7 +468,7 @@ class Asked:
             if procedure == NAME
             else ((procedure,), adaptation_of(*self.learns, kind=precision_of(self.dtype)))
         )
-        lengths = 1, seq_len or self.seq_len, self.target_len
+        lengths = self.least, seq_len or self.seq_len, self.target_len
         return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, adapted, plan)
 
     def ways(self, procedure: str) -> tuple[list[Way], list[str]]:
@@ -478,6 +522,8 @@ class Asked:
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
         step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
+        if self.over:
+            step = step.over_mesh(self.over[0] or "", *self.over[1:])
         return step, runner_of(step, self.engine)
 
     def _learning(self, run: Run, procedure: str) -> Way:
@@ -486,7 +532,7 @@ class Asked:
         most = max(answer.split, key=lambda part: answer.split[part])
         batch = self.stored(answer.flash) * largest(step, runner, self.ram)
         fitting = Fitting(procedure, step.plan, runner.name, answer.peak, answer.flash, batch, most, chosen.why)
-        return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram))
+        return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram), step.over)
 
     def _serving(self, run: Run) -> Way:
         served = self.serving(run)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError
-from learncost.ledger.memory_fit import Asked, refusal
+from learncost.ledger.memory_fit import Asked, each_of, refusal
 from learncost.ledger.memory_inference import NAME
 from learncost.ledger.memory_runner import largest, longest
 from learncost.ledger.memory_types import said_bytes
 from learncost.ledger.runners import TABLE
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 from learncost.models.sizes import check_size
+
+if TYPE_CHECKING:
+    from learncost.ledger.over import OverMesh
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Lengths(Shown):
         For each procedure and plan the largest `batches`, one at each length, and the `longest` sequence that fits.
     refused
         Why procedures or plans are left out.
+    over
+        Of many devices: what is cut over them; `ram` is then what each of them has, a batch that of all together.
     """
 
     model: str
@@ -61,6 +66,7 @@ class Lengths(Shown):
     seq_lens: tuple[int, ...]
     rows: tuple[FitAtLengths, ...]
     refused: tuple[str, ...] = ()
+    over: OverMesh | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -70,7 +76,8 @@ class Lengths(Shown):
             | {"batch_sizes": list(r.batches), "longest": r.longest}
             for r in self.rows
         ]
-        return {name: getattr(self, name) for name in names} | {"rows": rows, "refused": list(self.refused)}
+        several = {"over": self.over.said_of_mesh} if self.over else {}
+        return {name: getattr(self, name) for name in names} | {"rows": rows, "refused": list(self.refused)} | several
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure and plan, a column a length."""
@@ -81,10 +88,12 @@ class Lengths(Shown):
             most = "-" if row.longest is None else f"{row.longest:,}" if row.longest else "no"
             rows.append(Row((row.procedure, row.plan, *cells, most)))
         title = (
-            f"{self.model} in {said_bytes(self.ram)}: {self.dtype}, {self.optimizer}; the largest batch of sequences"
+            f"{self.model} in {said_bytes(self.ram)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the largest "
+            "batch of sequences"
         )
         title += " by their tokens, and the longest single sequence"
         learns = () if self.trained == "all" else (f"Learns: {self.trained}.",)
+        over = (f"{self.over.said} A batch is that of all devices together.",) if self.over else ()
         sentences = [f"Run by {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as learncost memory tells."]
         if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):
             sentences.append(
@@ -95,7 +104,7 @@ class Lengths(Shown):
                 title,
                 columns,
                 tuple(rows),
-                (*learns, " ".join(sentences), *self.refused),
+                (*learns, *over, " ".join(sentences), *self.refused),
                 frozenset({0, 1}),
                 self.answer,
             ),
@@ -128,6 +137,7 @@ def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, .
     rows: list[FitAtLengths] = []
     refused: dict[str, list[str]] = {}
     trained = model = ""
+    over: OverMesh | None = None
     for name in procedures:
         rows_by_lines: list[FitAtLengths] = []
         try:
@@ -136,6 +146,7 @@ def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, .
             trained = unplanned.trained if name != NAME else trained
             for plan in question.plans(name):
                 run = replace(unplanned, plan=plan)
+                over = over or (question.step(run, name)[0].over if question.over else None)
                 rows_by_lines.append(
                     _served(question, run, lengths) if name == NAME else _learned(question, run, name, lengths)
                 )
@@ -149,7 +160,7 @@ def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, .
         raise InputError(next(iter(refused)))
     sentences = tuple(f"{refusal((False, text), names)}." for text, names in refused.items())
     return Lengths(
-        model, question.dtype, question.optimizer, question.ram, trained or "all", lengths, tuple(rows), sentences
+        model, question.dtype, question.optimizer, question.ram, trained or "all", lengths, tuple(rows), sentences, over
     )
 
 
@@ -159,7 +170,7 @@ def _learned(question: Asked, run: Any, procedure: str, lengths: tuple[int, ...]
     batches: list[int | None] = []
     for length in lengths:
         try:
-            at_length = step.at(1, length)
+            at_length = step.at(step.run.axes["B"], length)
         except InputError:  # more than the model has positions for
             batches.append(None)
             continue

@@ -9,11 +9,13 @@ from learncost.equation.count import shape_of
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line
 from learncost.equation.value import Axes, Value
 from learncost.ledger.memory_step import Step, gathering, points, stacks_of, state_bytes
-from learncost.ledger.over import OverMesh, part_of, refuse_stages, widths_of
-from learncost.placement.clauses import Homes
+from learncost.ledger.over import OverMesh, padded_step, part_of, refuse_stages, widths_of
+from learncost.models.model import Model
+from learncost.placement.clauses import Homes, parts_of
 from learncost.placement.collective import collectives
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import mesh as parse_mesh
+from learncost.placement.padding import sizes_of, with_filled
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen
 from learncost.placement.stages import pipeline_of
@@ -30,21 +32,26 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
 
     Raises `InputError` where an axis does not divide, and with quantized or flash weights.
     """
-    sizes, grid, clauses = step.sizes(), parse_mesh(mesh), chosen(place_, placement)
+    grid, clauses = parse_mesh(mesh), chosen(place_, placement)
     # Of an optimizer of which the state alone is known, the lines are those of one that has a state too.
     optimizer = step.optimizer.name if step.optimizer.name in OPTIMIZERS else DEFAULT
     if pipeline := pipeline_of(step.model.table, grid, clauses):
         refuse_stages(pipeline.said)
-    table = planned(without_gradients(step_of(step.model, step.procedure, optimizer)), step.plan)
-    if step.accumulate > 1:
-        table = gathering(table)
+    procedure, plan, gathers = step.procedure, step.plan, step.accumulate > 1
+
+    def table_of(model: Model) -> Table:
+        table = planned(without_gradients(step_of(model, procedure, optimizer)), plan)
+        return gathering(table) if gathers else table
+
+    _, table, sizes, padded = padded_step(step.model, table_of, grid, clauses, step.sizes())
     placed = place(table, grid, clauses, sizes)
     result = copy(step)
-    result.over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)))
-    result.table = in_place(placed)
+    if padded:
+        result = step.of(with_filled(step.run.model, padded), {**step.run.axes, **sizes_of(padded)})
+    over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)), sizes, padded)
     homes = Homes(table, grid, clauses, sizes)
     local = {**sizes, **grid.sizes}
-    stacks = {*stacks_of(step.model.table), *step.stepped_beside}
+    step, stacks = result, {*stacks_of(step.model.table), *step.stepped_beside}
 
     def shape_here(name: str, axes: Axes) -> list[int]:
         return [*shape_of(_cut(homes, f"{name}.state", Value(axes, "state", name)), local)]
@@ -58,6 +65,8 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     moved = {array for array in placed.holds if part_of(placed, array) == "gradients"}
     moved |= {name for name in table.known if part_of(placed, name) == "gradients"}
     result.widths = {**step.widths, **wide, **dict.fromkeys(moved, step.kind.gradient)}
+    result.mesh = mesh, place_, placement
+    result.placed(in_place(placed), over, parts_of(table, grid, clauses, sizes))
     return result
 
 

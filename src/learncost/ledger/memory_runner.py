@@ -58,6 +58,9 @@ def largest(step: Step, runner: Runner, budget: int) -> int:
 
 
 def _largest(step: Step, runner: Runner, budget: int) -> int:
+    if step.over:  # every device has as many
+        unit = step.shares.get("B", 1) * step.accumulate
+        return unit * largest_batch(lambda several: runner.peak(step, step.sizes(several * unit)), budget)
     if runner.largest:
         return runner.largest(step, budget)
     return largest_batch(lambda batch: runner.peak(step, step.sizes(batch)), budget)
@@ -103,10 +106,10 @@ def longest(step: Step, runner: Runner, budget: int) -> int | None:
 def _longest(step: Step, runner: Runner, budget: int) -> int | None:
     if step.model.two_sided or not runner.lengths:
         return None
-    batch = step.run.axes["B"]
+    batch, unit = step.run.axes["B"], step.shares.get("M", 1)
 
-    def fits(length: int) -> bool:
-        sizes = {**run_sizes(step.model, batch, length, None), "B": batch // step.accumulate}
+    def fits(several: int) -> bool:
+        sizes = {**run_sizes(step.model, batch, several * unit, None), "B": batch // step.accumulate}
         return runner.peak(step, sizes) <= budget
 
     try:
@@ -114,7 +117,7 @@ def _longest(step: Step, runner: Runner, budget: int) -> int | None:
             return 0
     except InputError:  # an image has all its patches
         return None
-    return longest_where(fits)
+    return unit * longest_where(fits)
 
 
 def longest_where(fits: Callable[[int], bool], most: int = 2**24) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.equation.count import Count, base, shape_of, total
@@ -14,7 +14,7 @@ from learncost.equation.table import Line, Repeat, Table, each_line, walk
 from learncost.layers.names import scores
 from learncost.ledger.memory_types import INDEX
 from learncost.ledger.run import Run
-from learncost.models.model import Structure, run_sizes
+from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
 from learncost.models.wording import counted, shown
@@ -95,6 +95,8 @@ class Step:
         self.flash = self.plain_flash + self.quantized if in_flash else 0
         self.widths = _widths(structure, table, kind)
         self.over: OverMesh | None = None  # of a device among many
+        self.mesh: tuple[Any, ...] = ()  # and how it was asked for
+        self.shares: Mapping[str, int] = {}
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
         self.ran: tuple[Hashable, Running] | None = None  # the last run of a module that was read
         self.plan = run.plan
@@ -106,8 +108,13 @@ class Step:
                 self.plan = self.plan.replace(",in-product", "")
         if "in-product" in self.plan and optimizer not in OPTIMIZERS:
             raise InputError(f"the plan in-product goes element by element, by one of {', '.join(OPTIMIZERS)}")
+        self._levels_of: Callable[[_Turns], tuple[Count, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self.table = _under_plan(structure, procedure, mode, self.plan, self.accumulate > 1)
+        self._counted()
+
+    def _counted(self) -> None:
+        """Find the sizes that say how many turns the repeats of the table have."""
         counts = sorted({count for _, turns in walk(self.table.lines) for count in turns if not count.isdigit()})
         self._counts = tuple(sorted({_counting(count) for count in counts}))
         self.turns = {size: tuple(count for count in counts if _counting(count) == size) for size in self._counts}
@@ -125,7 +132,31 @@ class Step:
         """
         run, *others = self._given
         axes = {**run.axes, "B": batch} if length is None else {**run.axes, **run_sizes(run.model, batch, length, None)}
-        return Step(replace(run, axes=axes), *others)
+        changed = Step(replace(run, axes=axes), *others)
+        return changed.over_mesh(*self.mesh) if self.mesh else changed
+
+    def of(self, model: Model, axes: Mapping[str, int]) -> Step:
+        """The same of a rewritten model and of its sizes; `at` others it is that of the model as it was."""
+        run, *others = self._given
+        rewritten = Step(replace(run, model=model, axes=dict(axes)), *others)
+        rewritten._given = self._given
+        return rewritten
+
+    def placed(self, table: Table, over: OverMesh, shares: Mapping[str, int]) -> None:
+        """Become what each device of a mesh runs.
+
+        shares  into how many parts axes are cut
+        """
+        self.table, self.over, self.shares = table, over, shares
+        self._counted()
+        sizes, name, widths = over.placed.mesh.sizes, _NAMES[self.kind.value], self.widths
+
+        @cache
+        def levels_of(turns: _Turns) -> tuple[Count, ...]:
+            several = levels(table, {**dict(turns), **sizes}, name, widths)
+            return tuple({frozenset(level.terms.items()): level for level in several}.values())
+
+        self._levels_of = levels_of
 
     def executed_table(self) -> Table:
         """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""
@@ -179,6 +210,7 @@ class Step:
 
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""
+        sizes = {**sizes, **(self.over.placed.mesh.sizes if self.over else {})}
         turns = tuple((name, sizes[name]) for name in self._counts)
         return max(int(level.at(sizes)) for level in self._levels_of(turns)) + self.beside
 

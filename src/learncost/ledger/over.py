@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
+from learncost.equation.table import Table
 from learncost.layers.stages import turns_of
 from learncost.ledger.run import Run
 from learncost.ledger.sheet import number, size_of
-from learncost.models.model import Structure
+from learncost.models.model import Model, Structure
 from learncost.placement.clauses import Clause
 from learncost.placement.collective import Collective, collectives
+from learncost.placement.mesh import Mesh
 from learncost.placement.mesh import mesh as parse_mesh
+from learncost.placement.padding import Padded, filled_up
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen
 from learncost.placement.stages import pipeline_of, place_stages
@@ -56,11 +59,14 @@ class OverMesh:
         A record for each line that sends: the word, the axis of the mesh, bytes, how often, and why.
     sizes
         Of every axis, of all devices together.
+    padded
+        Which of them are larger than the model's, so that each device has an equal part.
     """
 
     placed: Placed
     collectives: tuple[Collective, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    padded: tuple[Padded, ...] = ()
 
     @property
     def mesh(self) -> str:
@@ -115,14 +121,32 @@ class OverMesh:
     @property
     def said(self) -> str:
         """What is cut over what, in words."""
-        return f"Over {self.mesh}, {number(self.devices)} devices: {'; '.join(self.clauses)}."
+        return f"Over {self.mesh}, {number(self.devices)} devices: {self.cut_by}."
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
+    @property
+    def cut_by(self) -> str:
+        """The clauses, and what was filled up for them."""
+        return "; ".join((*self.clauses, *map(str, self.padded)))
+
+    @property
+    def of_model(self) -> dict[str, int]:
+        """The sizes as the model has them, with nothing filled up."""
+        return {**self.sizes, **{each.axis: each.size for each in self.padded}}
+
+    @property
+    def said_of_mesh(self) -> dict[str, Any]:
+        """What is cut over what, as the JSON has it."""
         return {
             "mesh": self.placed.mesh.sizes,
             "devices": self.devices,
             "clauses": [*self.clauses],
+            "padded": [fields_of(row) for row in self.padded],
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            **self.said_of_mesh,
             "sent_per_device": [fields_of(row) for row in self.sent],
             "collectives": [fields_of(row) for row in self.collectives],
         }
@@ -181,21 +205,35 @@ def over_stages(
     if mesh is None:
         raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
     optimizer, grid = run.optimizer or default_optimizer(run.book), parse_mesh(mesh)
-    model = Structure(run.model).model
-    table = planned(without_gradients(step(model, procedure, optimizer, run.book.jacobian)), run.plan, run.axes)
     clauses, widths = chosen(place_, placement), widths_of(kind)
+
+    def step_of(model: Model) -> Table:
+        return planned(without_gradients(step(model, procedure, optimizer, run.book.jacobian)), run.plan, run.axes)
+
+    model, table, sizes, padded = padded_step(Structure(run.model).model, step_of, grid, clauses, run.axes)
     pipeline = pipeline_of(model.table, grid, clauses)
     if pipeline is None:
-        placed = place(table, grid, clauses, run.axes)
-        return (OverMesh(placed, collectives(placed, run.axes, widths), run.axes),)
+        placed = place(table, grid, clauses, sizes)
+        return (OverMesh(placed, collectives(placed, sizes, widths), sizes, padded),)
     if procedure != "bp":
         raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
-    layers = pipeline.layers(turns_of(model.table, run.axes))
+    layers = pipeline.layers(turns_of(model.table, sizes))
     steps = tuple(
-        replace(each, table=planned(each.table, run.plan)) for each in staged(model, run.axes, layers, optimizer)
+        replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, optimizer)
     )
-    stages = place_stages(steps, pipeline, grid, run.axes, table)
-    return tuple(OverMesh(placed, collectives(placed, run.axes, widths), run.axes) for placed in stages)
+    stages = place_stages(steps, pipeline, grid, sizes, table)
+    return tuple(OverMesh(placed, collectives(placed, sizes, widths), sizes, padded) for placed in stages)
+
+
+def padded_step(
+    model: Model, step_of: Callable[[Model], Table], grid: Mesh, clauses: Iterable[Clause], sizes: Mapping[str, int]
+) -> tuple[Model, Table, dict[str, int], tuple[Padded, ...]]:
+    """A model and its step, with what the mesh does not divide filled up where it may be; the sizes, and what was."""
+    table, clauses = step_of(model), tuple(clauses)
+    pipeline = pipeline_of(model.table, grid, clauses)
+    inner = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)
+    filled, sizes, padded = filled_up(model, table, *inner, sizes)
+    return filled, step_of(filled) if padded else table, sizes, padded
 
 
 def widths_of(kind: Precision) -> dict[str, int]:

@@ -143,7 +143,7 @@ class Run:
         """The ledger of one device's part of a step of a procedure, with what it sends, and its time on a cluster."""
         if book.rule not in ("executed", "matrix"):
             raise InputError(f"price book {book.name} is of one device: leave --mesh out, or take run or matmul")
-        rows, sizes = price(over.placed.table, {}, book).rows, {**self.axes, **over.placed.mesh.sizes}
+        rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.mesh.sizes}
         optimizer = self.optimizer or default_optimizer(book)
         chosen = find_procedure(procedure)
         model, tokens = trained_by(self.model, procedure), self.tokens
@@ -264,6 +264,7 @@ def ledger(
     for (name,), part in price.by("macro_operation").items():
         macros[name] = (passes[name], Amount(part.maccs, part.flops))
     two_sided = model.two_sided
+    sizes = over.of_model if over else axes
     return Cost(
         model=model.configuration.name,
         procedure=chosen.name,
@@ -271,9 +272,9 @@ def ledger(
         batch_size=axes["B"],
         seq_len=axes["N"] if two_sided else axes["M"],
         target_len=axes["M"] if two_sided else None,
-        parameters=model.parameters.at(axes),
-        active_parameters=active_parameters(model.table).at(axes) + model.configuration.unread,
-        trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
+        parameters=model.parameters.at(sizes),
+        active_parameters=active_parameters(model.table).at(sizes) + model.configuration.unread,
+        trained_parameters=parameters(replace(model.table, weights=model.learning)).at(sizes),
         total=Amount(price.maccs, price.flops),
         macro_operations=macros,
         rows=_rows(price, by, passes, timed, whole=model.table.title if model.configuration.layer else None, over=over),

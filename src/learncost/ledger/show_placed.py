@@ -56,7 +56,7 @@ def _stages(step: PlacedStep) -> Sheet:
         cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
         rows.append(Row(cells))
     notes = (
-        f"Cut by: {', '.join(step.over.clauses)}.",
+        f"Cut by: {step.over.cut_by}.",
         "Of one device, for one microbatch of all sequences: weights in numbers; what it sends forward and backward to "
         f"other stages; gradients of weights that several stages have, which are summed; and what it sends within its "
         f"stage, {RING}.",
@@ -88,7 +88,7 @@ def _sent(step: PlacedStep) -> Sheet:
         Row((row.mesh_axis, row.word, number(row.runs), size_of(row.payload), size_of(row.ring))) for row in over.sent
     )
     notes = (
-        f"Cut by: {', '.join(over.clauses)}.",
+        f"Cut by: {over.cut_by}.",
         f"payload: the larger of what goes in and what comes out, on one device, of all runs; sent: {RING}.",
     )
     columns = ("mesh axis", "word", "runs", "payload", "sent")

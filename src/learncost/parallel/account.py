@@ -20,6 +20,7 @@ from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Product, Read, Repeat, Table, Term, Word, walk
 from learncost.equation.value import INDICES
 from learncost.layers.names import scores
+from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
 from learncost.parallel.segments import BACKWARD, Part, Walker, blocks_of
 from learncost.placement.clauses import Clause, Homes
@@ -115,10 +116,12 @@ class Account:
         self.model, self.kind, self.plan = model, kind, plan
         self.optimizer = optimizer
         self.blocks = blocks_of(model.table)
-        _check_named(sizes, mesh, clauses)
+        self.paddable = paddable(model.table)
+        _check_named({axis: size for axis, size in sizes.items() if axis not in self.paddable}, mesh, clauses)
         # Placed over two devices an axis, all meshes have one structure; what `*` cuts lies in flat parts, padded.
         two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
         sizes = {**sizes, "B": two.devices * sizes["B"]}
+        sizes |= {axis: sizes[axis] + -sizes[axis] % two.devices for axis in self.paddable & sizes.keys()}
         stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
         self.placed: Placed = place(stepped, two, clauses, sizes)
         self.homes = Homes(stepped, two, clauses, sizes)
@@ -132,11 +135,14 @@ class Account:
         return tuple(sorted({base(axis) for axis in axes if "/" in axis and not axis.partition("/")[2][0].isdigit()}))
 
     def divides(self, sizes: Mapping[str, int]) -> str:
-        """Why sizes cannot be cut so; nothing where they can. What `*` cuts lies in flat parts, the last one padded."""
+        """Why sizes cannot be cut so; nothing where they can.
+
+        What `*` cuts lies in flat parts, the last one padded; a vocabulary is filled up.
+        """
         named = {(axis, clause.mesh) for clause in self.placed.clauses for axis in clause.axes}
         for axis in self.cuts:
             name, *over = axis.split("/")
-            over = [each for each in over if (name, each) in named]
+            over = [each for each in over if (name, each) in named and name not in self.paddable]
             number = prod(sizes.get(each, 1) for each in over)
             size = int(size_of(name, sizes))
             if size % number:

@@ -28,6 +28,9 @@ from learncost.placement.mesh import mesh
 from learncost.readings.time import Rates
 
 TENSOR = "h f v over tp, M over tp of values"
+WHOLE = ("h", "f")
+"""Of these what tp has to divide: a vocabulary is filled up."""
+
 EXPERTS = "e over ep of experts, B over ep"
 CONTEXT = "M over cp"
 
@@ -90,7 +93,7 @@ def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
         axes.append("ep")
     if sizes.get("M", 1) >= LONG:
         axes.append("cp")
-    cut = [name for name in ("h", "f", "v") if name in counts and name in sizes]
+    cut = [name for name in WHOLE if name in counts and name in sizes]
     if cut and all(sizes[name] % 2 == 0 for name in cut):
         axes.append("tp")
     return tuple(axes)
@@ -118,7 +121,7 @@ def meshes(
         return [size for size in _divisors(left) if size <= most[axis] and (axis == "tp" or _even(size))]
 
     for tp in parts("tp", devices):
-        if any(sizes[name] % tp for name in ("h", "f", "v") if name in sizes and tp > 1):
+        if any(sizes[name] % tp for name in WHOLE if name in sizes and tp > 1):
             continue
         for cp in parts("cp", devices // tp):
             for ep in parts("ep", devices // tp // cp):

@@ -17,7 +17,16 @@ from learncost.ledger.run import check_tokens, prepare
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
 from learncost.models.configuration import Configuration
 from learncost.models.wording import counted, shown
-from learncost.parallel.candidates import PLANS, Candidate, Reading, axes_of, candidates, meshes, structures
+from learncost.parallel.candidates import (
+    MICROBATCHES,
+    PLANS,
+    Candidate,
+    Reading,
+    axes_of,
+    candidates,
+    meshes,
+    structures,
+)
 from learncost.parallel.rates import sustained
 from learncost.parallel.step import ASSUMED, StepTakes, step_of
 from learncost.readings.time import Rates
@@ -365,11 +374,11 @@ def _whole(name: str, value: object) -> int:
 
 
 def batch_of(batch_size: object, length: int, devices: int) -> int:
-    """Sequences of a step: those that were asked for, or a power of two of about 4 million tokens."""
+    """Sequences of a step: those that were asked for, or about 4 million tokens, as many for each device."""
     if batch_size is not None:
         return _whole("batch_size", batch_size)
-    usual = max(1, TOKENS // length)
-    return max(usual, devices if devices & (devices - 1) == 0 else usual)
+    each, largest = -(-max(1, TOKENS // length) // devices), max(MICROBATCHES)
+    return devices * (each if each < largest else each + -each % largest)
 
 
 def _look(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import lcm
 
 from learncost.equation.count import base, size_of
 from learncost.equation.errors import InputError
@@ -198,6 +199,20 @@ class Homes:
     def nested(self, axis: str, mesh_axes: Iterable[str]) -> tuple[str, ...]:
         """Mesh axes in the order in which they cut an axis."""
         return tuple(sorted(mesh_axes, key=lambda mesh_axis: self.rank(mesh_axis, axis)))
+
+
+def parts_of(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Into how many parts the clauses cut each axis that they name, where any value of a table is cut on it."""
+    chosen = tuple(chosen)
+    large = {name: size * mesh.devices if size > 1 else 1 for name, size in sizes.items()}
+    homes, numbers = Homes(table, mesh, chosen, large), dict[str, int]()
+    for name, value in table.known.items():
+        parts: dict[str, int] = {}
+        for mesh_axis, (clause, axis) in homes.winners(name, value).items():
+            if clause < len(chosen):
+                parts[base(axis)] = parts.get(base(axis), 1) * mesh.sizes[mesh_axis]
+        numbers |= {axis: lcm(number, numbers.get(axis, 1)) for axis, number in parts.items()}
+    return numbers
 
 
 def kind_of(table: Table, name: str, value: Value) -> tuple[str, str]:

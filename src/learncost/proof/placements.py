@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import lcm
 from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import base
+from learncost.equation.count import base, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, Word, walk
 from learncost.layers.lower import joined
+from learncost.layers.rewrite_padded import paddable
 from learncost.layers.stages import turns_of
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
-from learncost.placement.clauses import Clause, Homes
+from learncost.placement.clauses import Clause, parts_of
 from learncost.placement.collective import collectives
 from learncost.placement.devices import run_placed, together
 from learncost.placement.mesh import Mesh, mesh
+from learncost.placement.padding import filled_up
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen
 from learncost.placement.stages import Pipeline, pipeline_of, place_stages
@@ -116,24 +117,60 @@ def _case(
 ) -> Iterator[Check]:
     text = ", ".join(filter(None, (names, f"plan {plan}" if plan else "", optimizer)))
     subject = f"{model.configuration.name} over {grid}: {text}"
+
+    def step_of(built: Model) -> Table:
+        return planned(without_gradients(step(built, procedure, optimizer)), plan)
+
     try:
-        table = without_gradients(step(model, procedure, optimizer))
-        table = planned(table, plan)
+        table = step_of(model)
         pipeline = pipeline_of(model.table, grid, clauses)
-        if pipeline is None:
-            sizes = dividing(table, grid, clauses)
-            placed: Placed | tuple[Placed, ...] = place(table, grid, clauses, sizes)
-        else:
+        within = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)
+        sizes = dividing(table, *within)
+        if pipeline:
             if procedure != "bp":
                 raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
-            sizes = _with_whole_stages(dividing(table, pipeline.mesh, pipeline.clauses), model, pipeline)
-            layers = pipeline.layers(turns_of(model.table, sizes))
-            steps = [replace(each, table=planned(each.table, plan)) for each in staged(model, sizes, layers, optimizer)]
-            placed = place_stages(steps, pipeline, grid, sizes, table)
+            sizes = _with_whole_stages(sizes, model, pipeline)
+        uneven = _uneven(model, table, *within, sizes)
+        cases = []
+        for own in (sizes, uneven) if uneven else (sizes,):
+            filled, large, padded = filled_up(model, table, *within, own)
+            placed = _placed(
+                filled, step_of(filled) if padded else table, grid, pipeline, clauses, large, plan, optimizer
+            )
+            said = f", {padded[0].axis} filled up from {padded[0].size} to {padded[0].filled}" if padded else ""
+            cases.append((f"{subject}{said}", placed, own, large))
     except InputError as refusal:
         yield Check(subject, "a step", str(refusal), None)
         return
-    yield from survived(subject, _comparisons(subject, table, placed, sizes))
+    for said, placed, own, large in cases:
+        yield from survived(said, _comparisons(said, table, placed, own, large))
+
+
+def _placed(
+    model: Model,
+    table: Table,
+    grid: Mesh,
+    pipeline: Pipeline | None,
+    clauses: tuple[Clause, ...],
+    sizes: Mapping[str, int],
+    plan: str,
+    optimizer: str,
+) -> Placed | tuple[Placed, ...]:
+    if pipeline is None:
+        return place(table, grid, clauses, sizes)
+    layers = pipeline.layers(turns_of(model.table, sizes))
+    steps = [replace(each, table=planned(each.table, plan)) for each in staged(model, sizes, layers, optimizer)]
+    return place_stages(steps, pipeline, grid, sizes, table)
+
+
+def _uneven(
+    model: Model, table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """Sizes of which those that may be filled up do not divide; none where the clauses cut none of these."""
+    parts = parts_of(table, grid, clauses, sizes)
+    cut = {axis for axis, number in parts.items() if number > 1} & paddable(model.table)
+    # As small as fills up to the same: a device may have nothing but what is added.
+    return {**sizes, **{axis: sizes[axis] - parts[axis] + 1 for axis in cut}} if cut else {}
 
 
 def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) -> dict[str, int]:
@@ -151,7 +188,7 @@ def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) 
 def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, int]:
     """Small sizes, of which those that clauses cut divide."""
     clauses = tuple(clauses)
-    sizes = small_sizes(table, multiples=_parts(table, grid, clauses))
+    sizes = small_sizes(table, multiples=parts_of(table, grid, clauses, small_sizes(table)))
     counts = {count for _, turns in walk(table.lines) for count in turns}
     for clause in clauses:
         number = grid.sizes.get(clause.mesh, 1)
@@ -168,19 +205,6 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, i
         for axis in line.loops:
             sizes.setdefault(base(axis), 2) if not base(axis)[0].isdigit() and "/" not in axis else None
     return sizes
-
-
-def _parts(table: Table, grid: Mesh, clauses: tuple[Clause, ...]) -> dict[str, int]:
-    """Into how many parts the clauses cut each axis that they name, where any value is cut on it."""
-    large = {name: size * grid.devices for name, size in small_sizes(table).items()}
-    homes, numbers = Homes(table, grid, clauses, large), dict[str, int]()
-    for name, value in table.known.items():
-        parts: dict[str, int] = {}
-        for mesh_axis, (clause, axis) in homes.winners(name, value).items():
-            if clause < len(clauses):
-                parts[base(axis)] = parts.get(base(axis), 1) * grid.sizes[mesh_axis]
-        numbers |= {axis: lcm(number, numbers.get(axis, 1)) for axis, number in parts.items()}
-    return numbers
 
 
 class _Outcome:
@@ -228,15 +252,21 @@ class _Outcome:
 
 
 def _comparisons(
-    subject: str, table: Table, placed: Placed | tuple[Placed, ...], sizes: Mapping[str, int]
+    subject: str,
+    table: Table,
+    placed: Placed | tuple[Placed, ...],
+    sizes: Mapping[str, int],
+    filled: Mapping[str, int],
 ) -> Iterator[Check]:
+    """Those of a step of one device with these sizes; devices have parts of what is `filled` up."""
     arrays = {
         name: np.abs(array) + 0.5 if table.values[name].role == "state" else array
         for name, array in sound_arrays(table, sizes).items()
     }
     expected = values_of(table, arrays, sizes)
     sent: list[tuple[str, int]] = []
-    devices = run_placed(placed, arrays, sizes, watch=lambda line, values: _count(sent, line, values))
+    given = {name: _filled(array, table.axes[name], filled) for name, array in arrays.items()}
+    devices = run_placed(placed, given, filled, watch=lambda line, values: _count(sent, line, values))
     outcome = _Outcome(table, placed, devices)
     kinds = {"loss": "", "gradients": "gradient", "new weights and states": "new"}
     gradients = outcome.names("gradient", expected)
@@ -248,7 +278,7 @@ def _comparisons(
         errors = {}
         for name in names:
             try:
-                joined = outcome.whole(name)
+                joined = outcome.whole(name)[tuple(map(slice, expected[name].shape))]
             except AssertionError:
                 yield Check(
                     subject, f"{what} with those of one device", f"{name} is not the same on all devices", False
@@ -265,7 +295,13 @@ def _comparisons(
         if zero and role == "new":
             text += f"; left out, as their gradients are zero: {', '.join(sorted(zero))}"
         yield Check(subject, f"{what} with those of one device", text, passed)
-    yield _bytes(subject, outcome.stages, sizes, sent)
+    yield _bytes(subject, outcome.stages, filled, sent)
+
+
+def _filled(array: Any, axes: Iterable[str], sizes: Mapping[str, int]) -> Any:
+    """An array with numbers in the places that are added: whatever they are, nothing may depend on them."""
+    wider = [(0, size_of(axis, sizes) - length) for axis, length in zip(axes, np.shape(array), strict=True)]
+    return np.pad(array, wider, constant_values=3) if any(after for _, after in wider) else array
 
 
 def _zeros(table: Table, expected: Values, gradients: Iterable[str], largest: float) -> frozenset[str]:

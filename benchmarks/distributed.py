@@ -16,14 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
 
@@ -122,7 +122,9 @@ def work(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     for module in ("torch.distributed.fsdp", "torch.distributed.device_mesh", "transformers.models.gpt2.modeling_gpt2"):
         import_module(module)  # by all alike: libraries are not what a step takes
-    distributed.init_process_group("gloo")
+    # They meet at a file: a port that is free when it is looked for may be another program's when they listen.
+    whoever = {"rank": int(os.environ["RANK"]), "world_size": given.processes}
+    distributed.init_process_group("gloo", init_method=Path(given.meet).as_uri(), **whoever)
     before = memory.highest()
     name = given.work
     take = ours(given, name.partition(", ")[2]) if name in PAIRS else theirs(given, name)
@@ -145,14 +147,10 @@ def work(given: argparse.Namespace) -> None:
 class Contender:
     """One of the four: its processes, which wait for their turns."""
 
-    def __init__(self, name: str, given: argparse.Namespace) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            port = str(taken.getsockname()[1])
+    def __init__(self, name: str, given: argparse.Namespace, folder: Path) -> None:
         self.name = name
-        command = [sys.executable, __file__, *sys.argv[1:], "--work", name]
-        everyone = {**os.environ, "WORLD_SIZE": str(given.processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        everyone |= {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, *sys.argv[1:], "--work", name, "--meet", str(folder / name)]
+        everyone = {**os.environ, "WORLD_SIZE": str(given.processes), "OMP_NUM_THREADS": "1"}
         self.processes = [
             subprocess.Popen(
                 command, env=everyone | {"RANK": str(rank)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -162,12 +160,14 @@ class Contender:
 
     def turn(self) -> dict[str, Any]:
         """Some steps by all of its processes: the median of their seconds, the most bytes of one, their losses."""
-        for process in self.processes:
-            assert process.stdin
-            process.stdin.write("\n")
-            process.stdin.flush()
-        lines = [process.stdout.readline() for process in self.processes if process.stdout]
-        if not all(lines):
+        lines = []
+        with suppress(BrokenPipeError):  # of one that ended there is no line either
+            for process in self.processes:
+                assert process.stdin
+                process.stdin.write("\n")
+                process.stdin.flush()
+            lines = [process.stdout.readline() for process in self.processes if process.stdout]
+        if not lines or not all(lines):
             raise SystemExit(f"{self.name}: a process ended")
         found = [json.loads(line) for line in lines]
         times = zip(*(each["seconds"] for each in found), strict=True)
@@ -193,9 +193,9 @@ def turns(given: argparse.Namespace) -> Rounds:
     names = [name for pair in PAIRS.items() for name in pair]
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with ExitStack() as open_ones:
-        contenders = {}
+        contenders, folder = {}, Path(open_ones.enter_context(TemporaryDirectory())).resolve()
         for name in names:
-            contenders[name] = Contender(name, given)
+            contenders[name] = Contender(name, given, folder)
             open_ones.callback(contenders[name].end)
         for contender in contenders.values():
             rounds[contender.name].append(contender.turn())  # in which all is imported, compiled and warmed
@@ -215,7 +215,7 @@ def main() -> None:
     wholes = {"processes": 2, "rounds": 7, "steps": 5, "layers": 4, "width": 256}
     for name, number in (wholes | {"words": 2048, "batch": 8, "length": 128}).items():
         arguments.add_argument(f"--{name}", type=int, default=number)
-    for name in ("json", "work"):
+    for name in ("json", "work", "meet"):
         arguments.add_argument(f"--{name}")
     given = arguments.parse_args()
     if given.work:

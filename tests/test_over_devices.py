@@ -254,3 +254,27 @@ def test_a_budget_over_a_mesh_is_that_of_each_device():
 
 
 MESHES = ({}, {"mesh": "dp=2", "placement": "fsdp"})
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        ("bart-base", {"decoder.mlp.W1": 1, "decoder.attn.WQ": 1, "decoder.cross.WO": 0}),
+        ("qwen3-30b-a3b", {"moe.WG": 2, "moe.WD": 1}),
+        ("deepseek-v2-lite", {"sparse.moe.WU": 2, "sparse.shared.WG": 1, "dense.mlp.WD": 0}),
+    ],
+)
+def test_tensor_parallel_cuts_widths_and_heads_whatever_a_family_calls_them(model, weights):
+    """The width of experts, and heads and width of a decoder beside an encoder, have letters of their own."""
+    table = lc.place(model, "tp=2", placement="megatron", seq_len=64, num_hidden_layers=2).table
+    for name, at in weights.items():
+        axes = [axis for axis in table.axes[name] if not axis.startswith("n_")]
+        assert axes[at].endswith("/tp"), axes
+
+
+def test_what_holds_or_not_is_sent_in_a_byte():
+    """Which keys a query sees, that Llama 4's layers are given, is gathered for heads that are cut in its place."""
+    step = lc.place("llama-4-scout", "cp=2", placement="ulysses", seq_len=64, num_hidden_layers=4)
+    gathered = [one.payload_bytes for one in step.collectives if one.line.startswith("visible.all_gather")]
+    assert gathered
+    assert {*gathered} == {64 * 64}

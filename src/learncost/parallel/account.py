@@ -23,7 +23,7 @@ from learncost.layers.names import scores
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
 from learncost.parallel.segments import BACKWARD, Part, Walker, blocks_of
-from learncost.placement.clauses import Clause, Homes
+from learncost.placement.clauses import Clause, Homes, as_called
 from learncost.placement.collective import BYTES_OF_AN_INDEX
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
@@ -117,7 +117,8 @@ class Account:
         self.optimizer = optimizer
         self.blocks = blocks_of(model.table)
         self.paddable = paddable(model.table)
-        _check_named({axis: size for axis, size in sizes.items() if axis not in self.paddable}, mesh, clauses)
+        whole = {axis: size for axis, size in sizes.items() if axis not in self.paddable}
+        _check_named(whole, mesh, tuple(as_called(model.table, clauses)))
         # Placed over two devices an axis, all meshes have one structure; what `*` cuts lies in flat parts, padded.
         two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
         sizes = {**sizes, "B": two.devices * sizes["B"]}
@@ -139,7 +140,7 @@ class Account:
 
         What `*` cuts lies in flat parts, the last one padded; a vocabulary is filled up.
         """
-        named = {(axis, clause.mesh) for clause in self.placed.clauses for axis in clause.axes}
+        named = {(axis, clause.mesh) for clause in self.homes.clauses for axis in clause.axes}
         for axis in self.cuts:
             name, *over = axis.split("/")
             over = [each for each in over if (name, each) in named and name not in self.paddable]

@@ -23,7 +23,7 @@ from learncost.parallel.account import PASSES, Account
 from learncost.parallel.rates import of_experts
 from learncost.parallel.segments import Part
 from learncost.parallel.step import PIPELINE, Way, carried
-from learncost.placement.clauses import Clause, clauses
+from learncost.placement.clauses import Clause, as_called, clauses
 from learncost.placement.mesh import mesh
 from learncost.readings.time import Rates
 
@@ -93,10 +93,15 @@ def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
         axes.append("ep")
     if sizes.get("M", 1) >= LONG:
         axes.append("cp")
-    cut = [name for name in WHOLE if name in counts and name in sizes]
+    cut = [name for name in whole_of(model) if name in counts and name in sizes]
     if cut and all(sizes[name] % 2 == 0 for name in cut):
         axes.append("tp")
     return tuple(axes)
+
+
+def whole_of(model: Model) -> tuple[str, ...]:
+    """What tp has to divide of a model, which may call widths and heads otherwise in a part of it."""
+    return tuple(axis for clause in as_called(model.table, [Clause(WHOLE, "tp")]) for axis in clause.axes)
 
 
 def _chosen(line: Line) -> bool:
@@ -106,7 +111,13 @@ def _chosen(line: Line) -> bool:
 
 
 def meshes(
-    devices: int, axes: Sequence[str], sizes: Mapping[str, int], node: int, layers: int, batch: int
+    devices: int,
+    axes: Sequence[str],
+    sizes: Mapping[str, int],
+    node: int,
+    layers: int,
+    batch: int,
+    whole: Sequence[str] = WHOLE,
 ) -> Iterator[dict[str, int]]:
     """The meshes of so many devices: tensor parallel within a node, pipelines of at most a block a stage."""
     most = {
@@ -121,7 +132,7 @@ def meshes(
         return [size for size in _divisors(left) if size <= most[axis] and (axis == "tp" or _even(size))]
 
     for tp in parts("tp", devices):
-        if any(sizes[name] % tp for name in WHOLE if name in sizes and tp > 1):
+        if any(sizes[name] % tp for name in whole if name in sizes and tp > 1):
             continue
         for cp in parts("cp", devices // tp):
             for ep in parts("ep", devices // tp // cp):

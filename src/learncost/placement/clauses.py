@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from learncost.equation.count import base, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Read, Repeat, Statement, Table, Term, walk
+from learncost.equation.table import Line, Read, Repeat, Statement, Table, Term, features, walk
 from learncost.equation.value import DRAWN, Value
 from learncost.placement.mesh import Mesh
 
@@ -66,6 +66,23 @@ def clauses(text: str) -> tuple[Clause, ...]:
     return tuple(result)
 
 
+def as_called(table: Table, chosen: Iterable[Clause]) -> Iterator[Clause]:
+    """The clauses with all axes that they mean: a model's own, and those that a layer calls so.
+
+    What every feed-forward network calls f may be m in the experts of a model and u in its decoder: `f over tp` is of
+    all three. An axis that layers call by its own name, too, has that name alone.
+    """
+    letters: dict[str, set[str]] = {}
+    for line, _ in walk(table.lines):
+        for letter, axis in line.tag.binding:
+            letters.setdefault(axis, set()).add(letter)
+    wide = features(table)
+    others = {axis: names for axis, names in letters.items() if axis in wide and axis not in names}
+    for clause in chosen:
+        axes = [(axis, *sorted(other for other, names in others.items() if axis in names)) for axis in clause.axes]
+        yield replace(clause, axes=tuple(dict.fromkeys(axis for several in axes for axis in several)))
+
+
 Split = tuple[tuple[str, ...], ...]
 """For every axis of a value the axes of the mesh that cut it, the outermost first."""
 
@@ -81,7 +98,8 @@ class Homes:
         sizes: Mapping[str, int],
         part_of: Table | None = None,
     ) -> None:
-        self.table, self.mesh, self.clauses = table, mesh, tuple(chosen)
+        self.table, self.mesh = table, mesh
+        self.clauses = tuple(as_called(table if part_of is None else part_of, chosen))
         self.sizes = {**sizes, **mesh.sizes}
         self.known = table.known
         self._counts = {base(count).partition("/")[0] for _, turns in walk(table.lines) for count in turns} - {"B"}

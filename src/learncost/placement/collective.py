@@ -9,6 +9,7 @@ from math import prod
 from learncost.equation.count import shape_of
 from learncost.equation.table import walk
 from learncost.equation.value import INDICES, Value
+from learncost.layers.spelling import condition_names
 from learncost.placement.clauses import kind_of
 from learncost.placement.place import Placed
 from learncost.vocabulary.collectives import sends
@@ -67,6 +68,9 @@ class Collective:
 BYTES_OF_AN_INDEX = 8
 """Indices are sent as PyTorch has them, in int64."""
 
+BYTES_OF_A_CONDITION = 1
+"""What holds or not, such as which keys a query sees, is sent as PyTorch's bool."""
+
 
 def collectives(
     placed: Placed, sizes: Mapping[str, int], widths: Mapping[str, int] | None = None
@@ -79,7 +83,8 @@ def collectives(
     table = placed.table
     sizes = {**sizes, **placed.turns, **placed.mesh.sizes}
     widths = widths or {}
-    indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
+    special = dict.fromkeys(condition_names(placed.whole.lines), BYTES_OF_A_CONDITION)
+    special |= {name: BYTES_OF_AN_INDEX for name, value in placed.whole.known.items() if value.role in INDICES}
     result = []
     readers: dict[str, str] = {}
     for line, _ in walk(table.lines):
@@ -90,7 +95,7 @@ def collectives(
             continue
         name = placed.holds.get(line.name, line.name)
         role = kind_of(placed.whole, name, placed.whole.known.get(name, Value(())))[0]
-        width = BYTES_OF_AN_INDEX if name in indices else widths.get(role, 4)
+        width = special.get(name) or widths.get(role, 4)
         counts = [prod(shape_of(term.declared, sizes)) for term in (line.left[0], line.right[0])]
         times = prod(shape_of(turns, sizes))
         meet = line.axes[1:] if line.word.startswith("all_reduce") else ()

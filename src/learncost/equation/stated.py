@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, summands
 from learncost.equation.errors import NotationError
 from learncost.equation.parse import split_names
 from learncost.equation.table import Literal, Operand, Read, Table, walk, windows
+from learncost.equation.value import Same
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard
 
@@ -86,12 +89,17 @@ class Stated:
                     raise NotationError(f"`{kind}:` names {name}, which is {meant[kind]} of {table.title}; {there}")
 
 
-def size_names(table: Table) -> dict[str, None]:
+def size_names(table: Table) -> Mapping[str, None]:
     """The names of all sizes of a table, in the order in which its values and lines have them.
 
     They are those of axes, counts of repeats, windows, and sizes that only numbers and places read.
     """
-    names: dict[str, None] = {}
+    return _size_names(Same(table))
+
+
+@lru_cache(maxsize=64)
+def _size_names(same: Same[Table]) -> Mapping[str, None]:
+    table, names = same.content, dict[str, None]()
     for name in (*table.inputs, *table.weights):
         names |= dict.fromkeys(map(base, table.axes.get(name, ())))
     for line, turns in walk(table.lines):
@@ -102,7 +110,7 @@ def size_names(table: Table) -> dict[str, None]:
     for value in table.known.values():
         names |= dict.fromkeys(map(base, value.axes))
     names |= dict.fromkeys(windows(table.lines))
-    return {name: None for name in names if not name.isdigit()}
+    return MappingProxyType({name: None for name in names if not name.isdigit()})
 
 
 def _sizes_of(operand: Operand | Affine) -> Iterator[str]:

@@ -137,6 +137,10 @@ def report(
                 refused.append(f"{model} by {name}: {error}")
         documents += of_model
     html = page(documents)
+    while len(html.encode()) > LARGEST and len(documents) > 1 and not procedure:
+        said = documents.pop()["said"]
+        refused.append(f"{said['model']} by {said['procedure']}: the report would be larger than {LARGEST / 1e6:g} MB")
+        html = page(documents)
     if len(html.encode()) > LARGEST:
         raise InputError(
             f"{len(documents)} steps make a report of {len(html.encode()) / 1e6:.1f} MB, "
@@ -147,7 +151,8 @@ def report(
         with written(path) as temporary:
             temporary.write_text(html, encoding="utf-8")
     procedures = tuple(dict.fromkeys(each["said"]["procedure"] for each in documents))
-    return Report(html, path, tuple(dict.fromkeys(models)), procedures, tuple(refused))
+    shown = dict.fromkeys(each["asked"]["model"] for each in documents)
+    return Report(html, path, tuple(shown), procedures, tuple(refused))
 
 
 def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> None:

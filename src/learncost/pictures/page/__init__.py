@@ -64,7 +64,12 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     views = [
         {"name": name, "word": view.word, "title": view.title, "after": view.after} for name, view in VIEWS.items()
     ]
-    data_of_page = {"documents": _once(documents), "procedures": procedures, "views": views, **(more or {})}
+    formulas: dict[str, int] = {}  # which documents of one model mostly share
+    slim = [
+        {**document, "mathml": [formulas.setdefault(formula, len(formulas)) for formula in document["mathml"]]}
+        for document in _once(documents)
+    ]
+    data_of_page = {"documents": slim, "procedures": procedures, "views": views, "mathml": [*formulas], **(more or {})}
     data = as_json(data_of_page).replace("<", "\\u003c")  # no text of the data can end the element that it stands in
     parts = {
         "version": __version__,

@@ -102,7 +102,8 @@ function tableOf(table, line, derived) {
 }
 
 function mathOf(step, place) {
-  return step.mathml[place] ?? "";
+  const formula = step.mathml[place];
+  return (typeof formula === "number" ? GIVEN.mathml[formula] : formula) ?? ""; // documents of a report share theirs
 }
 
 /** A count with its sizes put in: every term as a product of numbers. */

@@ -6,8 +6,10 @@ import pytest
 import learncost as lc
 from learncost.models.model import build
 from learncost.models.small import small
+from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, tally, values_of
+from learncost.proof.known import known
 from learncost.proof.sample import small_sizes
 
 FILE = "examples/procedures/skip-and-align.toml"
@@ -86,3 +88,25 @@ def test_a_way_of_a_paper_is_one_file(name):
 def test_a_file_that_is_not_there_is_refused():
     with pytest.raises(lc.InputError, match="is no file with a procedure"):
         lc.cost("gpt2", "nowhere.toml", seq_len=8)
+
+
+def test_targets_are_looked_up_where_errors_are_multiplied():
+    """Frenkel et al. 2021: bp's gradients where the rows are exact, and no product over the classes."""
+    file = "examples/procedures/target-projection.toml"
+    model = build(small("gpt2"))
+    table = step(model, file, "adamw")
+    sizes = small_sizes(table)
+    assert tally("targets", table, sound_arrays(table, sizes), sizes).passed
+    checks = list(known(model, find_procedure(file), file))
+    assert [check.compared for check in checks] == ["gradients with bp's where the matrices are exact"]
+    assert all(check.passed for check in checks)
+    projected, looked_up = (lc.price(step(model, name), sizes, lc.book("matmul")) for name in ("dfa-linear", file))
+    heads, wide, inner = sizes["h"] * sizes["k"], sizes["d"], sizes["f"]
+    of_blocks = sizes["n_layer"] * (3 * heads + 2 * wide + inner)
+    classes = sizes["B"] * sizes["M"] * sizes["v"]
+    assert projected.maccs - looked_up.maccs == classes * (of_blocks + wide)  # the embedding is given it, too
+
+
+def test_a_loss_that_looks_nothing_up_has_no_targets():
+    with pytest.raises(lc.InputError, match=r"needs targets that are classes, which the loss looks up: .* has none"):
+        lc.cost("benchmarks/autoencoder.table", "examples/procedures/target-projection.toml", B=8)

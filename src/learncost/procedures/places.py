@@ -146,6 +146,21 @@ def scores(model: Model, doing: str) -> str:
     return gradient
 
 
+def targets(model: Model, doing: str) -> Line:
+    """The line backwards from the loss that makes a gradient of one class at every position, that of the target.
+
+    Raises `InputError` where no loss looks its targets up.
+    """
+    scores(model, doing)
+    for line in derive(model.table, wanted=model.learning).reverse.lines:
+        if isinstance(line, Repeat) or set(model.table.weights) & set(line.reads):
+            break
+        if isinstance(line, Product) and len(line.right) == 1 and line.left[0].indexed:
+            return line
+    name = model.configuration.name
+    raise InputError(f"{doing} needs targets that are classes, which the loss looks up: {name} has none")
+
+
 def check_learns(model: Model, doing: str) -> None:
     """Refuse a model without a loss."""
     if not model.learns:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Line, Product, Repeat, Tag, Term, Word
+from learncost.equation.table import Line, Product, Read, Repeat, Tag, Term, Word
 from learncost.equation.value import Axes, Same, Value
 from learncost.layers.cuts import Cuts, Elsewhere, Scope
 from learncost.layers.tangent import MARK
 from learncost.models.model import Model
 from learncost.procedures.directions import Directions
-from learncost.procedures.places import Place, blocks, followed, linears, places, scores, stream, sums
+from learncost.procedures.places import Place, blocks, followed, linears, places, scores, stream, sums, targets
 from learncost.procedures.procedure import Procedure
 
 
@@ -100,13 +100,18 @@ class _Signals:
     directions: Directions | None = None
     along: dict[Scope, dict[str, Elsewhere]] = field(default_factory=dict)
     follows: dict[Scope, set[str]] = field(default_factory=dict)  # what a repeat is handed by another one
+    e: str = ""  # the gradient that matrices bring to a place
+    at_targets: Line | None = None  # where targets are given, what makes it: it is 0 but at one class of every position
 
     def give(self, signal: str, place: str) -> None:
-        """Give values of a place a signal: gradient (that of the last block's output), error or tangent."""
-        named_one("signal", signal, dict.fromkeys(("gradient", "error", "tangent")))
+        """Give values of a place a signal: gradient (that of the last block's output), error, targets or tangent."""
+        named_one("signal", signal, dict.fromkeys(("gradient", "error", "targets", "tangent")))
         named_one("place", place, dict.fromkeys(("blocks", "linears")))
         if signal == "error":
             self.e = scores(self.model, self.chosen.name)
+        elif signal == "targets":
+            self.at_targets = targets(self.model, self.chosen.name)
+            self.e = self.at_targets.name
         if place == "blocks":
             if signal == "tangent":
                 raise InputError(f"{self.chosen.name}: a tangent is given at linears, not at blocks")
@@ -192,11 +197,12 @@ class _Signals:
     def error(self, place: Place, name: str, handed: str = "") -> Elsewhere:
         """The gradient at the scores through a fixed random matrix, e F, in the place of a value's gradient.
 
+        Of targets it is the gradient at the shares of the classes, which is the target alone: Frenkel et al. 2021.
+
         It is summed over the positions that the value does not have, and is the same at those that the scores lack.
         A position whose embedding is learned is no feature: it shares one random matrix with the others.
         """
-        errors = self.scores_axes
-        e = Term(self.e, errors)
+        errors = self.model.table.axes[self.e.removeprefix("d")]
         axes = self.axes(place, name)
         wide_axes = tuple(axis for axis in axes if base(axis) in self.wide and axis not in errors)
         classes = tuple(axis for axis in errors if base(axis) in self.wide and axis not in axes)
@@ -207,14 +213,14 @@ class _Signals:
             inside = self.inputs[fixed].axes[depth:]
             self.slices.setdefault(place.scope[:depth], {})[fixed] = Value(inside, "feedback", of)
         inner = (*classes, *wide_axes)
-        matrix = Term(fixed, inner)
+        factors = self.factors(Term(fixed, inner), errors)
         target = f"d{name}" + (f":{handed}" if handed else "")
         reached = tuple(axis for axis in axes if axis in errors or axis in wide_axes)
         layer = next((line.tag.layer for line in place.lines_of_scope if name in (*line.makes, *line.reads)), "")
         tag = Tag(layer, next((line.tag.block for line in place.lines_of_scope), None), "backward", local="F e")
         values = {fixed: Value(inner, "feedback", of), target: Value(axes, "gradient", name)}
         if reached == axes:
-            return Elsewhere(target, (Product((Term(target, axes),), (e, matrix), (), tag),), values)
+            return Elsewhere(target, (Product((Term(target, axes),), factors, (), tag),), values)
         dense, ones = (
             Term(f"{target}.dense", reached),
             Term(f"{target}.ones", tuple(a for a in axes if a not in reached)),
@@ -222,7 +228,7 @@ class _Signals:
         values |= {term.name: Value(term.loops, "part", name) for term in (dense, ones)}
         spread = Product((Term(target, axes),), (dense, ones), (), tag)
         all_ones = Word((ones,), (), (), tag, word="ones", gives=("Y",))
-        return Elsewhere(target, (Product((dense,), (e, matrix), (), tag), all_ones, spread), values)
+        return Elsewhere(target, (Product((dense,), factors, (), tag), all_ones, spread), values)
 
     @property
     def wide(self) -> frozenset[str]:
@@ -230,6 +236,10 @@ class _Signals:
         multiplied = (line.right[at] for place in places(self.model.table) for line, at in linears(place))
         return frozenset(base(axis) for weight in multiplied for axis in weight.declared)
 
-    @property
-    def scores_axes(self) -> Axes:
-        return self.model.table.axes[self.e.removeprefix("d")]
+    def factors(self, matrix: Term, errors: Axes) -> tuple[Term, Term]:
+        """The error and a matrix; of targets, whose error is of one class alone, the matrix's row of that class."""
+        if self.at_targets is None:
+            return Term(self.e, errors), matrix
+        (weight,) = (term for term in self.at_targets.right if isinstance(term, Term))
+        at = {axis.axis: axis for axis in self.at_targets.left[0].axes if isinstance(axis, Read)}
+        return weight, Term(matrix.name, tuple(at.get(axis, axis) for axis in matrix.declared))

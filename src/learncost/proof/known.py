@@ -55,9 +55,9 @@ def _given(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     given = [move.names for move in chosen.all_moves if move.form == "given SIGNAL at PLACE"]
     if all(place == "blocks" for _, place in given):
         yield from _one_block(model, chosen, name)
-    if given == [("error", "blocks")]:
+    if given in ([("error", "blocks")], [("targets", "blocks")]):
         yield from exact_at_blocks(model, chosen, name)
-    if given == [("error", "linears")]:
+    if given in ([("error", "linears")], [("targets", "linears")]):
         yield from exact_at_linears(model, chosen, name)
     if given == [("tangent", "linears")]:
         yield from slope_of_activities(model, chosen, name)

@@ -14,7 +14,7 @@ import pytest
 import learncost as lc
 from kernels_in_c import needs_compiler
 from learncost.derivations.emit_c99 import Program, Settings, program_of
-from learncost.derivations.verified_c99 import ALLOWED, NEAR, checks, parity
+from learncost.derivations.verified_c99 import ALLOWED, NEAR, checks, mask, parity
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
@@ -143,6 +143,7 @@ def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str
         {"accumulate": 2, "optimizer": "momentum"},
         {"clip": 0.5, "optimizer": "adamw"},
         {"weight_decay": 0.1, "optimizer": "adamw"},
+        {"dropout": 0.2, "accumulate": 2, "optimizer": "sgd"},
         {"lora": "q_proj,v_proj", "optimizer": "adamw"},
         {"train": "head", "optimizer": "sgd"},
     ],
@@ -251,6 +252,22 @@ def test_rooms_are_those_of_the_program() -> None:
     found = program.firmware.rooms
     assert (found.weights, found.states) == (4 * weights, 8 * weights)
     assert found.ram == found.arena + found.weights + found.states + found.inputs + found.variables
+
+
+def test_masks_are_drawn_anew_and_counted() -> None:
+    shape = (40, 50)
+    first, again, later, other = (mask(0.3, *at, shape) for at in ((1, 1, 0), (1, 1, 0), (1, 2, 0), (1, 1, 1)))
+    assert np.array_equal(first, again)
+    for drawn in (first, later, other):
+        assert set(np.unique(drawn)) == {0.0, 1 / 0.7}
+        assert np.mean(drawn == 0) == pytest.approx(0.3, abs=0.04)
+    assert 0.5 < np.mean(first == later) < 0.66
+    assert 0.5 < np.mean(first == other) < 0.66
+    size = {**GPT2, "seq_len": 6, "dropout": 0.1, "plan": "fused", "optimizer": "sgd"}
+    found = lc.memory("gpt2", engine="c99", **size)
+    emitted = lc.emit("gpt2", "c99", entry="step", **size).program.firmware.rooms
+    assert (found.peak, found.split["masks"]) == (emitted.ram, emitted.masks)
+    assert emitted.masks == 4 * (6 * 8 + 2 * (2 * 6 * 6 + 2 * 6 * 8))
 
 
 def test_two_programs_link_into_one(tmp_path: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -37,15 +37,26 @@ class SideFound:
     """Of one side: why it is left out, if it is; facts about it; seconds of the steps of every round.
 
     procedure   how the engine learns here; the peers and the engine that is judged beside them learn by bp
+    plan        of the engine here, where it is another than that of the engine that is judged
     """
 
     name: str
     procedure: str = "bp"
+    plan: str | None = None
     left_out: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     memory: Memory | None = None
     difference: Difference | None = None
     rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def runs(self) -> str:
+        """Which of the sides that a worker can run it is."""
+        return self.name if self.procedure == "bp" and self.plan is None else ENGINE
+
+    def case(self, subject: Subject) -> Subject:
+        """A case as this side has it."""
+        return replace(subject, procedure=self.procedure, plan=subject.plan if self.plan is None else self.plan)
 
     @property
     def turns(self) -> list[float]:
@@ -77,11 +88,11 @@ class Case:
 
     @property
     def ways(self) -> dict[str, SideFound]:
-        """The sides of the engine that learn otherwise than by backpropagation."""
-        return {name: side for name, side in self.sides.items() if side.procedure != "bp"}
+        """The sides of the engine beside the one that is judged: by other procedures, under other plans."""
+        return {name: side for name, side in self.sides.items() if side.runs != name}
 
     def over_engine(self, name: str) -> float | None:
-        """The median over the rounds of a side's time over that of the engine's step of backpropagation."""
+        """The median over the rounds of a side's time over that of the engine's step that is judged."""
         return self._ratio(name, [self.sides[ENGINE].turns])
 
     def over_peers(self, name: str) -> float | None:
@@ -131,6 +142,7 @@ class Case:
                 facts |= {"over_best_peer": self.over_peers(side.name), "over_floor": self.over_floor(side.name)}
             if side.name in self.ways:
                 facts |= {"procedure": side.procedure, "over_engine": self.over_engine(side.name)}
+                facts |= {} if side.plan is None else {"plan": side.plan}
         return facts
 
 

@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
@@ -39,10 +38,12 @@ def bench(
     rounds: int,
     say: Callable[[str], None] = lambda text: None,
     procedures: Sequence[str] = (),
+    plans: Sequence[str] = (),
 ) -> Bench:
     """Measure all cases; Ctrl-C ends it, with what there is until then. `say` is told what happens.
 
     procedures   by which the engine learns too, beside bp
+    plans        under which it learns by bp too, beside the plan of the subjects
 
     Raises InputError.
     """
@@ -52,6 +53,7 @@ def bench(
     try:
         for subject in subjects:
             sides = [SideFound(ENGINE), *(SideFound(f"{ENGINE} {name}", name) for name in procedures)]
+            sides += [SideFound(f"{ENGINE} {plan}", plan=plan) for plan in plans]
             sides += [SideFound(name) for name in (*peers, FLOOR)]
             case = Case(subject, {side.name: side for side in sides})
             results.cases.append(case)
@@ -78,7 +80,7 @@ def _measure(case: Case, rounds: int, say: Callable[[str], None]) -> None:
                 at(f"start of {side.name}")
                 with _left_out(side):
                     process = stack.enter_context(_process(side))
-                    side.facts = process.begin(replace(case.subject, procedure=side.procedure))
+                    side.facts = process.begin(side.case(case.subject))
                     processes[side.name] = process
         learners = [case.sides[name] for name in processes if name != FLOOR]
         fastest = _check(case, learners, processes, Path(folder), at)
@@ -105,13 +107,13 @@ def _left_out(side: SideFound) -> Iterator[None]:
 
 
 def _process(side: SideFound) -> Process:
-    return Process(side.name if side.procedure == "bp" else ENGINE)
+    return Process(side.runs)
 
 
 def _memory(side: SideFound, subject: Subject) -> Memory:
     """Of a few steps, in a process that does nothing else: neither the check nor anything before has left traces."""
     with _process(side) as process:
-        process.begin(replace(subject, procedure=side.procedure))
+        process.begin(side.case(subject))
         process.turn(check.STEPS)
         return Memory(**process.memory())
 
@@ -130,7 +132,7 @@ def _check(
     tolerance, fastest = check.TOLERANCES[case.subject.dtype], None
     reference: tuple[str, Path, list[float]] | None = None
     # The engine is listed first, but is what is judged: the peers go before it.
-    for side in sorted(sides, key=lambda side: (side.procedure != "bp", side.name == ENGINE)):
+    for side in sorted(sides, key=lambda side: (side.procedure != "bp", side.runs == ENGINE)):
         say(f"check of {side.name}")
         with _left_out(side):
             process, side_folder = processes[side.name], folder / side.name

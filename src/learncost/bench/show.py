@@ -42,7 +42,9 @@ def _sheet(case: Case) -> Sheet:
     notes += [f"{side.name} is left out: {side.left_out}." for side in case.sides.values() if side.left_out]
     for side in case.ways.values():
         if (ratio := case.over_engine(side.name)) is not None:
-            notes.append(f"{side.name} learns by {side.procedure}: {ratio:.2f} of engine's time a step, by bp.")
+            how = f" learns by {side.procedure}" if side.plan is None else ""
+            by = ", by bp" if side.plan is None else ""
+            notes.append(f"{side.name}{how}: {ratio:.2f} of engine's time a step{by}.")
     notes += [f"{side.name}: {side.difference}." for side in case.learners if side.difference and not side.left_out]
     return Sheet(title, COLUMNS, rows, tuple(notes))
 

@@ -117,8 +117,8 @@ def files(firmware: Firmware, inputs: Mapping[str, Any], steps: int, folder: Pat
         copies.append(f"        for (int32_t i = 0; i < {flat.size}; i++) {copy}")
     arrays = [
         f'    say_array("{name}", {names[name]}, (int32_t)sizeof {names[name]});'
-        for name in every.table.weights
-        if name in every.table.renewed and name in names
+        for name, (kind, _, _) in firmware.given.items()
+        if kind == "weights"
     ]
     text = MAIN.format(
         prefix=prefix, inputs="\n".join(constants), steps=steps, copies="\n".join(copies), arrays="\n".join(arrays)
@@ -177,9 +177,14 @@ def inputs_of(program: Program) -> dict[str, Any]:
 
 
 def checks(subject: str, program: Program, steps: int = 3) -> Iterator[Check]:
-    """What emulated boards say of a program beside this machine; not made where one is not installed."""
+    """What emulated boards say of a program beside this machine; not made where one is not installed.
+
+    Of a step in microbatches each is a call of the program's step, and most calls gather alone.
+    """
     firmware = program.firmware
-    maccs = price(program.tables["step"], program.sizes, Book("run", "", "", "executed")).maccs
+    parts = program.training.settings.accumulate
+    call = "step" if parts == 1 else "microbatch"
+    maccs = price(next(iter(program.tables.values())), program.sizes, Book("run", "", "", "executed")).maccs
     inputs = inputs_of(program)
     here: Ran | None = None
     with TemporaryDirectory() as name:
@@ -189,7 +194,7 @@ def checks(subject: str, program: Program, steps: int = 3) -> Iterator[Check]:
             if board.missing:
                 yield Check(subject, compared, f"{board.missing} is not installed", None)
                 continue
-            sources = files(firmware, inputs, steps, folder)
+            sources = files(firmware, inputs, steps * parts, folder)
             if here is None:
                 here = on_host(sources, folder)
             ram = max(2**18, -(-(firmware.rooms.ram + 2**14) // 1024) * 1024)
@@ -201,6 +206,6 @@ def checks(subject: str, program: Program, steps: int = 3) -> Iterator[Check]:
                 f"{len(here.numbers)} losses and weights of {steps} steps "
                 f"{'are' if same else 'are not'} this machine's, bit for bit; .data and .bss take {run.built.ram:,} "
                 f"bytes, {firmware.rooms.ram:,} predicted; stack {run.stack:,}, flash {run.built.code:,} bytes; "
-                f"{run.instructions:,} instructions a step, {run.instructions / max(maccs, 1):.2f} a MACC"
+                f"{run.instructions:,} instructions a {call}, {run.instructions / max(maccs, 1):.2f} a MACC"
             )
             yield Check(subject, compared, text, same and exact)

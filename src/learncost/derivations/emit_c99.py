@@ -64,6 +64,8 @@ class Freestanding:
         With `backend` c99, what the variable begins with. The default is 0.01.
     weight_decay
         With `backend` c99, the weight decay. The default is 0.
+    dropout
+        With `backend` c99, the probability of dropout, whose masks a step draws from the seed. The default is 0.
     projected
         With `backend` c99 and pepita or mempepita, the inputs to which the output's error is added through a fixed
         random matrix, with commas between, where these are no tokens.
@@ -81,6 +83,7 @@ class Freestanding:
     target_len: int | str | None = None
     mode: str | None = None
     projected: str | None = None
+    dropout: float | str | None = None
     train: object = None
     train_layers: object = None
     lora: object = None
@@ -249,7 +252,7 @@ def _constants(
         begins[name] = (0.0, deviation) if np.ptp(array) else (float(np.mean(array)), 0.0)
         if not known:
             values.pop(name, None)
-    return Given(values, begins, fixed, training.settings.accumulate)
+    return Given(values, begins, fixed, training.settings.accumulate, training.dropout)
 
 
 def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str]) -> None:
@@ -260,7 +263,7 @@ def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str
     training.steps = steps
     values = before.table.values
     for name in before.table.inputs:
-        if name in others or varies(values[name].of):
+        if name in others or varies(values[name].of) or values[name].role == "mask":
             continue
         if not np.array_equal(before.values[name], after[name]):
             raise InputError(f"{name} changes from step to step: C99 has no rule that makes it")
@@ -309,7 +312,7 @@ def freestanding(
         "accumulate": int(number("accumulate", flags.accumulate or 1, True)),
         **{
             name: float(number(name, value, False))
-            for name in ("clip", "learning_rate", "weight_decay")
+            for name in ("clip", "learning_rate", "weight_decay", "dropout")
             if (value := getattr(flags, name)) is not None
         },
         **{name: getattr(flags, name) for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha")},

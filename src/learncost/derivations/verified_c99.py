@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.engines import alone
 from learncost.engines.compiler import compiler
 from learncost.engines.inputs import random_batch
+from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
+from learncost.equation.table import Table
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build, run_sizes
 from learncost.proof.report import Check, Report
+from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.layout import in_all, together
 from learncost.readings.price import Row, price
 from learncost.readings.run.operation import mixed
@@ -84,7 +88,7 @@ def checks(
     yield from _prices(double, name)
     for program, dtype in ((single, "fp32"), (double, "fp64")):
         yield from _memory(program, f"{name}, {dtype}")
-    if "step" in single.tables:
+    if single.training.model.learns:
         yield from boards.checks(f"{name}, fp32", single)
 
 
@@ -136,6 +140,8 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
     """Run steps of a program and of its training on NumPy. Raises `InputError`, also for what a sanitizer finds."""
     training = program.training
     training.draw = _drawn
+    if training.dropout:
+        _masked(program)
     drawn, calls = _batches(program, steps)
     begin = _begin(program)
     nothing = _without_gradient(program, drawn[0])
@@ -156,6 +162,30 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
 def _drawn(steps: int) -> int:
     """What a program draws in a step, whose seed is 1 where nobody changes it."""
     return (int(mixed(np.asarray(1), np.asarray(steps + 1))) >> 8) + 1
+
+
+def _masked(program: Program) -> None:
+    """Let NumPy have the masks of the program, whose seed is 1 where nobody changes it."""
+    training, firmware = program.training, program.firmware
+    names = [name for name, (kind, _, _) in firmware.given.items() if kind == "masks"]
+    parts = training.settings.accumulate
+
+    def of_step(table: Table, name: str, sizes: Mapping[str, int], dropout: float, part: int = 0) -> Any:
+        number = names.index(name) * parts + part
+        return mask(dropout, 1, training.steps + 1, number, shape_of(table.values[name].axes, sizes))
+
+    training.mask = of_step
+
+
+def mask(dropout: float, seed: int, step: int, number: int, shape: tuple[int, ...]) -> Any:
+    """The mask of a step, counted from 1.
+
+    number  of the mask, in the order in which the program has them, times the microbatches of a step, plus that of
+            the microbatch
+    """
+    begin = int(mixed(np.asarray(0), np.asarray(int(mixed(np.asarray(seed), np.asarray(step))) + number)))
+    numbers = mixed(np.asarray(0), begin + np.arange(prod(shape))) >> np.uint64(32 - masks.BITS)
+    return np.where(numbers < masks.least(dropout), 0.0, masks.kept(dropout)).reshape(shape)
 
 
 def _without_gradient(program: Program, batch: Mapping[str, Any]) -> list[str]:

@@ -98,6 +98,7 @@ class Core(Displayed):
         self.low: frozenset[str] = frozenset()  # weights and state that are kept in bf16
         self.runner: Runner = Interpreter(self)
         self.draw: Callable[[int], int] = self._drawn
+        self.mask: Callable[..., Any] = self._mask
         self._split: dict[Same[Table], Accumulated] = {}
 
     def _drawn(self, steps: int) -> int:

@@ -343,7 +343,7 @@ class Training(Core):
             values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
         for name in table.inputs:
             if table.values[name].role == "mask":
-                values[name] = self._mask(table, name, read_batch.sizes, self.dropout, part)
+                values[name] = self.mask(table, name, read_batch.sizes, self.dropout, part)
         return values
 
 

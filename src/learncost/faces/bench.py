@@ -50,6 +50,7 @@ def bench(
         How often every side takes its turn.
     plan
         The engine's plan (`learncost list plans`). Without it, the engine chooses one itself, which is its default.
+        With semicolons between, further plans: the engine takes a step under each beside the one under the first.
     procedures
         Other ways to learn, with commas between: the engine takes a step by each beside the one by bp: {choices}.
     out
@@ -61,6 +62,8 @@ def bench(
         The engine against its peers on a tiny model.
     learncost bench tiny --against eager --procedure skip,local-shared
         Two ways to learn beside backpropagation, in one run.
+    learncost bench tiny --plan "at-once;in-product" --against eager
+        What a plan changes, in one run.
     learncost bench gpt2 --shape 1 256 --against eager --out bench.json
         One model of one's own, against PyTorch, with everything in a file.
     """
@@ -70,9 +73,10 @@ def bench(
     if "bp" in names:
         raise InputError("bp is measured anyway: --procedure says what is set beside it")
     types = tuple(dict.fromkeys(item.strip() for item in dtype.split(",")))
-    cases = subjects(models or USUAL, sizes, types, plan)
+    first, *others = dict.fromkeys(text.strip() for text in (plan or "").split(";"))
+    cases = subjects(models or USUAL, sizes, types, None if plan is None else first)
     with _reporter() as say:
-        results = measure(cases, peers(against), _whole("--rounds", rounds), say, names)
+        results = measure(cases, peers(against), _whole("--rounds", rounds), say, names, others)
     if file is not None:
         write_json(file, results.to_dict())
     return results

@@ -8,6 +8,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.ledger.question import question
+from learncost.ledger.run import check_probability
 from learncost.models.argument import layer_or_model
 from learncost.proof.report import Report
 from learncost.proof.verify import verify as compute
@@ -32,6 +33,7 @@ def verify(
     place: str | None = None,
     placement: str | None = None,
     precision: str | None = None,
+    dropout: float | str | None = None,
     train: object = None,
     train_layers: object = None,
     lora: object = None,
@@ -78,6 +80,8 @@ def verify(
         With `mesh`, clauses by name: {choices}; or all, which has meshes of its own.
     precision
         With `engine` c99, the type of frozen matrices: int8-frozen-fp32.
+    dropout
+        With `engine` c99, the probability of dropout.
     sizes
         With `engine`, any size or setting of the model, such as `num_hidden_layers` 2.
 
@@ -107,6 +111,7 @@ def verify(
         raise InputError("--mesh runs devices as threads on NumPy: leave --engine out")
     learned = {
         "precision": precision,
+        "dropout": None if dropout is None else check_probability("dropout", dropout),
         "train": train,
         "train_layers": train_layers,
         "lora": lora,

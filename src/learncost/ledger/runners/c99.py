@@ -29,6 +29,8 @@ def _rooms(step: Step, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]
         "arena": rooms.arena,
         FLASH: rooms.constants,
     }
+    if rooms.masks:
+        parts["masks"] = rooms.masks
     return parts, layout
 
 

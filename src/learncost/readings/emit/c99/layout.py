@@ -125,6 +125,7 @@ class Rooms:
     inputs     that change from step to step
     constants  in flash: frozen weights, positions, shares, projections, numbers
     variables  single numbers that change: the learning rate, the number of steps, what follows from them
+    masks      of dropout, which a step draws
     """
 
     arena: int
@@ -133,10 +134,11 @@ class Rooms:
     inputs: int
     constants: int
     variables: int
+    masks: int = 0
 
     @property
     def ram(self) -> int:
-        return self.arena + self.weights + self.states + self.inputs + self.variables
+        return self.arena + self.weights + self.states + self.inputs + self.variables + self.masks
 
 
 def rooms(
@@ -156,7 +158,7 @@ def rooms(
 def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
     """What laid out steps take together."""
     wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
-    groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables"), 0)
+    groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables", "masks"), 0)
     for kind, axes, dtype in given(layouts, fixed).values():
         groups[kind] += prod(shape_of(axes, layouts[0].sizes)) * WIDTHS[dtype]
     trains = [layout for layout in layouts if layout.table.renewed]
@@ -216,6 +218,8 @@ def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[st
                 kind = "constants"
             elif value.role == "number":
                 kind = "variables" if varies(value.of) else "constants"
+            elif value.role == "mask":
+                kind = "masks"
             else:
                 kind = "inputs"
             result.setdefault(name, (kind, axes, dtype))

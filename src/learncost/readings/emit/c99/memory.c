@@ -53,3 +53,7 @@ static void draw_codes(place points, real mean, real deviation, uint32_t seed, i
         number += 2u;
     }
 }
+
+static void drop(place points, uint32_t least, real kept, uint32_t seed, real *to) {
+    for (place i = 0; i < points; i++) to[i] = mixed(seed + (uint32_t)i) >> 8 < least ? (real)0 : kept;
+}

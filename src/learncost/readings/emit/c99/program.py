@@ -10,6 +10,7 @@ from typing import Any
 
 from learncost.equation.table import Table
 from learncost.readings.emit.c.c99 import BASIS, C99, products
+from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.functions import called, check_written, functions, known
 from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, given, together
 from learncost.readings.emit.c99.steps import CODES, Steps
@@ -21,7 +22,17 @@ from learncost.schedule.calls import Call
 REAL = {"fp32": "float", "fp64": "double"}
 
 RESERVED = (
-    *("arena", "places", "flags", "product", "product_real_codes", "product_codes_real", "product_codes_codes", "real"),
+    *(
+        "arena",
+        "places",
+        "flags",
+        "drawn",
+        "product",
+        "product_real_codes",
+        "product_codes_real",
+        "product_codes_codes",
+        "real",
+    ),
     *("whole", "place", "main", "loss", "t", "turn", "odd", "LOWEST", "enum", "double", "int8_t"),
     *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
     *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
@@ -39,12 +50,14 @@ class Given:
     begins   of what learns: mean and deviation of what it is drawn from
     fixed    inputs that never change though the table does not say so
     parts    microbatches of a step, where it is in two halves
+    dropout  the probability that a mask has 0
     """
 
     values: Mapping[str, Any]
     begins: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     parts: int = 1
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,6 +185,8 @@ class _Writer:
         prefix = self.prefix
         if entry in ("step", "update"):
             lines += [f"{prefix}_steps++;", *self._numbers()]
+        if entry in ("step", "gather"):
+            lines += self._masks(entry)
         lines += step.body()
         table = self.layouts[entry].table
         head = f"void {prefix}_{entry}(void)"
@@ -208,6 +223,19 @@ class _Writer:
                 yield f"{spelled(number)} = (real)(({mixed} >> 8) + 1u);"
         if "decay" in by_role:
             yield f"{spelled('decay')} = (real)1 - {spelled('lr')} * weight_decay;"
+
+    def _masks(self, entry: str) -> Iterator[str]:
+        """Masks of dropout, drawn from the seed, the step, the microbatch and the mask's number: `masks.drawn`."""
+        names = [name for name, (kind, _, _) in self.given.items() if kind == "masks"]
+        if not names:
+            return
+        gathers = entry == "gather"
+        steps = f"{self.prefix}_steps{' + 1u' * gathers}"
+        least, kept = masks.least(self.content.dropout), initial(masks.kept(self.content.dropout), self.dtype)
+        yield f"const uint32_t drawn = mixed({self.prefix}_seed * 0x9e3779b1u + {steps});"
+        for number, name in enumerate(names):
+            seed = f"mixed(drawn + {number * self.content.parts}u{' + gathered - 1u' * gathers})"
+            yield f"drop({self._points(name)}, {least}u, {kept}, {seed}, {self.names[name]});"
 
     def _halves(self) -> Iterator[str]:
         """The step that is called for each microbatch in turn."""
@@ -253,13 +281,16 @@ class _Writer:
                     yield f"static real {self.names[name]};"
                 else:
                     yield f"static const real {self.names[name]} = {initial(self.content.values[name], self.dtype)};"
+        for name, (kind, axes, _) in self.given.items():
+            if kind == "masks":
+                yield f"static real {self.names[name]}[{self._points(name)}]; /* {name}[{' '.join(axes)}] */"
         if any(self.values[name].of == "decay" for name in self.given):
             yield f"static const real weight_decay = {initial(self.content.values['weight_decay'], self.dtype)};"
 
     def _public(self) -> Iterator[tuple[str, str, str]]:
         """The arrays that others may read and write: the name in the table, the declaration, the axes."""
         for name, (kind, axes, dtype) in self.given.items():
-            if not self._is_number(name):
+            if not self._is_number(name) and kind != "masks":
                 constant = "const " if kind == "constants" else ""
                 array = f"{self.names[name]}[{self._points(name)}]"
                 yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {array}", " ".join(axes)
@@ -288,8 +319,10 @@ class _Writer:
             *self.title,
             f"Freestanding C99: no library, no allocation, one thread. All numbers are {REAL[self.dtype]}.",
             f"RAM {rooms.ram:,} bytes: arena {rooms.arena:,}, weights {rooms.weights:,}, states {rooms.states:,}, "
-            f"inputs {rooms.inputs:,}, variables {rooms.variables:,}. Flash {rooms.constants:,} bytes of constants; "
-            "the code, the stack and what initial values take in flash are the compiler's.",
+            f"inputs {rooms.inputs:,}, variables {rooms.variables:,}"
+            f"{f', masks of dropout {rooms.masks:,}' if rooms.masks else ''}. "
+            f"Flash {rooms.constants:,} bytes of constants; the code, the stack and what initial values "
+            "take in flash are the compiler's.",
             "For the same numbers on every processor compile with -std=c99 or -ffp-contract=off, and without "
             "-ffast-math.",
         ]

@@ -20,6 +20,7 @@ from learncost.placement.devices import run_placed, together
 from learncost.placement.mesh import mesh
 from learncost.placement.place import place
 from learncost.placement.presets import PLACEMENTS, chosen
+from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
@@ -214,6 +215,8 @@ def test_rows_that_are_as_many_as_are_priced_are_still_rows():
         ("phi", "pp=2,qq=2", "f over pp, d over pp of weights, * over qq of gradients states, h g f v over pp", ""),
         # Targets are places of what is cut, and no rows of it.
         ("gpt2", "pp=2", "v over pp, B over pp", "flash"),
+        # Turns on several devices read their own slices, also of what all devices have.
+        ("llama", "pp=3", "d over pp of weights, B over pp of values", "head"),
         # Of totals that turns carry some are partial, and some are not.
         ("glm4", "pp=2", "h g f v over pp", "head"),
     ],
@@ -261,3 +264,13 @@ def test_a_placed_table_without_one_of_its_collectives_is_refused(family, mesh_t
     for line in tried:
         with pytest.raises(InputError):
             check_placed(without(placed, line), grid.names)
+
+
+def test_turns_on_several_devices_that_read_slices_of_a_whole_are_refused():
+    """The targets of a batch of which every device has all are cut before the head takes turns over its sequences."""
+    table, sizes, _, _ = whole("llama")
+    table = planned(table, "head", sizes)
+    placed = place(table, mesh("dp=2"), clauses("B over dp of values"), sizes).table
+    (cut,) = (line for line in placed.lines if isinstance(line, Word) and line.name == "targets.shard")
+    with pytest.raises(InputError, match="read the slices of targets, which all of them have"):
+        check_placed(without(placed, cut), ["dp"])

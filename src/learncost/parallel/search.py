@@ -162,8 +162,9 @@ class Search(Shown):
     def _none(self) -> str:
         assert self.nearest is not None
         size, way = self.nearest
+        several = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
         return (
-            f"{self.model} does not fit {self.devices:,} devices of {size_of(int(self.memory))}: {way} takes the "
+            f"{self.model} does not fit {several} of {size_of(int(self.memory))}: {way} takes the "
             f"least, {size_of(size)} a device; take more devices, a smaller batch, or shorter sequences"
         )
 

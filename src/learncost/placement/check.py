@@ -71,6 +71,8 @@ class _Check:
         if busy and not self.busy and any(states[name] not in (SAME, ZERO) for name in line.shared):
             raise self.refuse(line, "turns on several devices read what is not the same on all")
         for name, stack in line.each:
+            if busy and not self.busy and mesh_axis not in cuts(self.axes[stack][0]):
+                raise self.refuse(line, f"turns on several devices read the slices of {stack}, which all of them have")
             inner_states[name] = OWN if busy else states[stack]
         for carry in line.carry:
             inner_states[carry.start] = OWN if busy else states[carry.initial]

@@ -20,7 +20,7 @@ def place_repeat(scope: Scope, repeat: Repeat) -> None:
     _move_shared(scope, repeat, busy)
     totals = {carry.start: _joinable(scope, carry) for carry in repeat.carry}
     while True:
-        inner, ends = _turn(scope, repeat, frozenset(busy), totals)
+        inner, ends = _turn(scope, repeat, busy, totals)
         narrower = {start: partial & ends[start] for start, partial in totals.items()}
         if narrower == totals:
             break
@@ -70,10 +70,10 @@ def _carried(scope: Scope, start: str, partial: Partial) -> Layout:
 
 
 def _turn(
-    scope: Scope, repeat: Repeat, busy: frozenset[str], totals: Mapping[str, Partial]
+    scope: Scope, repeat: Repeat, busy: tuple[str, ...], totals: Mapping[str, Partial]
 ) -> tuple[Scope, dict[str, Partial]]:
     """The lines of a turn, and how what it hands on is partial before it is brought into the layout of the start."""
-    inner = Scope(scope.homes, repeat.values, scope.busy | busy, scope)
+    inner = Scope(scope.homes, repeat.values, scope.busy | {*busy}, scope)
     inner.readers = readers(repeat.lines, [carry.end for carry in repeat.carry] + [name for name, _ in repeat.keep])
     for carry in repeat.carry:
         inner.give(carry.start, _carried(inner, carry.start, totals[carry.start]))
@@ -89,11 +89,12 @@ def _ending(inner: Scope, name: str) -> Partial:
     return layout.partial if layout is not None else frozenset()
 
 
-def _stack_layout(scope: Scope, repeat: Repeat, stack: str, busy: frozenset[str]) -> Layout:
-    """The layout in which turns read their slices of a stack."""
+def _stack_layout(scope: Scope, repeat: Repeat, stack: str, busy: tuple[str, ...]) -> Layout:
+    """The layout in which turns read their slices of a stack: cut as the turns are, wherever it lives."""
     layout = next(iter(scope.held(stack)))
     if busy:
-        return scope.home(stack)
+        others = (tuple(q for q in names if q not in busy) for names in scope.home(stack).split[1:])
+        return Layout((busy, *others))
     return scope.home(stack) if layout.partial else layout
 
 
@@ -130,7 +131,7 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
         scope.give(stack, Layout(split, layout.partial, layout.sent))
     each = []
     for name, stack in repeat.each:
-        each.append((name, scope.at(stack, _stack_layout(scope, repeat, stack, over), reason)))
+        each.append((name, scope.at(stack, _stack_layout(scope, repeat, stack, busy), reason)))
     scope.holds |= inner.holds
     scope.out.append(
         replace(

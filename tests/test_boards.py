@@ -135,6 +135,16 @@ def test_linked_sections_are_the_predicted_ram(
     assert built.ram == program.firmware.rooms.ram
 
 
+def test_codes_of_any_number_leave_nothing_between_arrays(tmp_path: Path) -> None:
+    """Matrices of 35, 21 and 6 bytes among numbers of four."""
+    configuration = configure(lc.layer(MLP), {"d": 5, "e": 7, "f": 3, "v": 2})
+    learning = {"procedure": "bp", "optimizer": "sgd", "precision": "int8-learned"}
+    program = program_of(configuration, Settings(plan="in-product", batch_size=3), learning)
+    built = build(BOARDS["cortex-m4f"], files(program.firmware, inputs_of(program), 1, tmp_path), tmp_path)
+    assert built.ram == program.firmware.rooms.ram
+    assert "W1_codes[36]; /* W1.codes[d e], 35 of 36 */" in program.firmware.header
+
+
 def test_fifty_configurations_are_there() -> None:
     assert len(FIFTY) >= 50
 

@@ -160,7 +160,7 @@ def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
     wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
     groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables", "masks"), 0)
     for kind, axes, dtype in given(layouts, fixed).values():
-        groups[kind] += prod(shape_of(axes, layouts[0].sizes)) * WIDTHS[dtype]
+        groups[kind] += declared(prod(shape_of(axes, layouts[0].sizes)), dtype) * WIDTHS[dtype]
     trains = [layout for layout in layouts if layout.table.renewed]
     width = wide["arena"]
     if trains:
@@ -187,6 +187,11 @@ def together(arenas: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for elements in arenas:
         result |= {name: max(points, result.get(name, 0)) for name, points in elements.items()}
     return result
+
+
+def declared(points: int, dtype: str) -> int:
+    """The elements of an array that is given: bytes fill a word, so that nothing lies between arrays."""
+    return _whole(points * WIDTHS[dtype]) // WIDTHS[dtype]
 
 
 def _whole(size: int) -> int:

@@ -12,7 +12,7 @@ from learncost.equation.table import Table
 from learncost.readings.emit.c.c99 import BASIS, C99, products
 from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.functions import called, check_written, functions, known
-from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, given, together
+from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, declared, given, together
 from learncost.readings.emit.c99.steps import CODES, Steps
 from learncost.readings.emit.c99.values import initial, initializer
 from learncost.readings.emit.identifiers import Identifiers
@@ -143,11 +143,11 @@ class _Writer:
             f"static {_ARENA_TYPES[n]} {n}[{points}];"
             for n, points in together(layout.arenas for layout in self.layouts.values()).items()
         ]
-        declared = [*self._variables(), *arenas]
+        statics = [*self._variables(), *arenas]
         parts = [
             self._head(),
             f'#include "{self.prefix}.h"\n\ntypedef {self.prefix}_real real;\n{BASIS}',
-            "\n".join(declared) + "\n" if declared else "",
+            "\n".join(statics) + "\n" if statics else "",
             *used,
             *products(called(body)),
             body,
@@ -288,21 +288,22 @@ class _Writer:
             yield f"static const real weight_decay = {initial(self.content.values['weight_decay'], self.dtype)};"
 
     def _public(self) -> Iterator[tuple[str, str, str]]:
-        """The arrays that others may read and write: the name in the table, the declaration, the axes."""
+        """The arrays that others may read and write: the name in the table, the declaration, what it is."""
         for name, (kind, axes, dtype) in self.given.items():
             if not self._is_number(name) and kind != "masks":
                 constant = "const " if kind == "constants" else ""
-                array = f"{self.names[name]}[{self._points(name)}]"
-                yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {array}", " ".join(axes)
+                points, room = self._points(name), declared(self._points(name), dtype)
+                said = f"{name}[{' '.join(axes)}]{f', {points} of {room}' if room > points else ''}"
+                yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {self.names[name]}[{room}]", said
 
     def _definitions(self) -> Iterator[str]:
-        for name, declaration, axes in self._public():
+        for name, declaration, said in self._public():
             kind, _, dtype = self.given[name]
             values = self.content.values.get(name)
             if values is None or kind == "inputs":
-                yield f"{declaration}; /* {name}[{axes}] */"
+                yield f"{declaration}; /* {said} */"
             else:
-                yield f"{declaration} = {initializer(values, dtype)}; /* {name}[{axes}] */"
+                yield f"{declaration} = {initializer(values, dtype)}; /* {said} */"
         if self._has_loss:
             yield f"{self.prefix}_real {self.prefix}_loss(void) {{ return loss; }}"
         if self._steps:
@@ -348,9 +349,7 @@ class _Writer:
             ]
         for group in ("inputs", "weights", "states", "constants"):
             arrays = [
-                f"extern {text}; /* {name}[{axes}] */"
-                for name, text, axes in self._public()
-                if self.given[name][0] == group
+                f"extern {text}; /* {said} */" for name, text, said in self._public() if self.given[name][0] == group
             ]
             lines += [f"/* {_GROUPS[group]} */", *arrays, ""] if arrays else []
         lines += [f"{text}\n" for text in self._functions()]

@@ -34,6 +34,12 @@ def test_the_time_is_that_of_the_mesh():
     assert {("reduce_scatter", "dp", "gradients"), ("all_gather", "dp", "weights"), ("send", "pp", "values")} <= sent
 
 
+def test_a_vocabulary_that_does_not_divide_is_said_to_be_filled_up():
+    run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="tp=4", **{**SIZES, "vocab_size": 1021})
+    assert [(each.size, each.filled) for each in run.spread.step.padded] == [(1021, 1024)]
+    assert "v is 1,021 and filled up to 1,024" in " ".join(str(run).split())
+
+
 def test_a_clause_cuts_the_blocks_into_stages():
     clauses = "n_layer over pp, h f v over tp, M over tp of values, B over dp, * over dp of states"
     said, usual = (

@@ -429,7 +429,7 @@ def _show_spread(figures: dict[str, Figure], many: Spread) -> Figure:
     tokens = step.tokens
     steps = -(-int(figures["tokens"].value) // tokens)
     figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
-    source = f"{described(step)} on {step.cluster.name}; {many.placed}"
+    source = f"{described(step)} on {step.cluster.name}; {'; '.join((many.placed, *map(str, step.padded)))}"
     seconds = Figure(step.seconds, "s", "modelled", source, step.seconds * step.low, step.seconds * step.high)
     figures["step"] = seconds
     figures["memory"] = Figure(step.peak / 1e9, "GB", "counted", "of the fullest device, read off the placed table")

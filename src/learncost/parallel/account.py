@@ -27,6 +27,7 @@ from learncost.placement.clauses import Clause, Homes, as_called
 from learncost.placement.collective import BYTES_OF_AN_INDEX
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
+from learncost.placement.padding import Padded
 from learncost.placement.place import Placed, place
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import state_of, without_gradients
@@ -140,19 +141,28 @@ class Account:
 
         What `*` cuts lies in flat parts, the last one padded; a vocabulary is filled up.
         """
+        for name, over, size, number in self._parts(sizes):
+            if size % number and name not in self.paddable:
+                return (
+                    f"{name} is {size:,} and cannot be cut over {' and '.join(over)}, {number:,} devices: the next "
+                    f"size that can is {-(-size // number) * number:,}"
+                )
+        return ""
+
+    def padded(self, sizes: Mapping[str, int]) -> tuple[Padded, ...]:
+        """What is filled up."""
+        parts = {name: (size, number) for name, _, size, number in self._parts(sizes) if name in self.paddable}
+        return tuple(
+            Padded(name, size, -(-size // number) * number) for name, (size, number) in parts.items() if size % number
+        )
+
+    def _parts(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, list[str], int, int]]:
+        """Axes that clauses name, over what each is cut, their sizes, and into how many parts."""
         named = {(axis, clause.mesh) for clause in self.homes.clauses for axis in clause.axes}
         for axis in self.cuts:
             name, *over = axis.split("/")
-            over = [each for each in over if (name, each) in named and name not in self.paddable]
-            number = prod(sizes.get(each, 1) for each in over)
-            size = int(size_of(name, sizes))
-            if size % number:
-                larger_size = -(-size // number) * number
-                return (
-                    f"{name} is {size:,} and cannot be cut over {' and '.join(over)}, {number:,} devices: the next "
-                    f"size that can is {larger_size:,}"
-                )
-        return ""
+            over = [each for each in over if (name, each) in named]
+            yield name, over, int(size_of(name, sizes)), prod(sizes.get(each, 1) for each in over)
 
     def filled(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes with those of every cut axis, such as f/tp: of what does not divide the largest part."""

@@ -204,6 +204,7 @@ class Search(Shown):
         return (
             f"1 spends {_why(self.found[0].step)}.",
             *why,
+            *dict.fromkeys(f"{padded}." for each in self.found for padded in each.step.padded),
             *self.refused,
             "Memory is read off the placed table's arrays; time is modelled, from "
             f"{low:g} to {high:g} of what stands here: {self.source}.",

@@ -19,6 +19,7 @@ from learncost.equation.table import Line, Repeat
 from learncost.parallel.account import PASSES, Account, Activations, Sending, Static
 from learncost.parallel.rates import of_experts
 from learncost.parallel.segments import Part, parts_of
+from learncost.placement.padding import Padded
 from learncost.readings.time import Rates
 from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
 
@@ -113,6 +114,7 @@ class StepTakes(Displayed):
     bubble     what the pipeline adds, as a share of its busiest device
     computing  seconds that the busiest device computes; `waiting`, those it waits for collectives
     passes     seconds of a microbatch by the letter of a pass, on each stage by its number
+    padded     sizes that the mesh does not divide and that are filled up
     """
 
     way: Way
@@ -130,6 +132,7 @@ class StepTakes(Displayed):
     high: float = 1.0
     groups: Mapping[str, Group] = field(default_factory=dict)
     passes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    padded: tuple[Padded, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -238,7 +241,7 @@ def step_of(
     way_sizes = sizes_of(account, way, sizes)
     if why := account.divides(way_sizes):
         raise InputError(why)
-    way_sizes = account.filled(way_sizes)
+    padded, way_sizes = account.padded(way_sizes), account.filled(way_sizes)
     parts = stages_of(account, way, sizes)
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
@@ -305,6 +308,7 @@ def step_of(
         high=rates.high,
         groups=mesh_groups,
         passes={name: tuple(columns[name]) for name in "FBW"},
+        padded=padded,
     )
 
 

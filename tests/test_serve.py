@@ -28,6 +28,7 @@ from learncost.pictures.serve.guard import BODY
 from learncost.pictures.serve.pool import BESIDE, Here, Kept, Pool
 from learncost.pictures.serve.replies import Answer
 from learncost.pictures.serve.runs import thinned
+from learncost.pictures.views import VIEWS
 
 PORT = 8642
 BASE = f"http://127.0.0.1:{PORT}"
@@ -275,6 +276,33 @@ def test_what_is_asked_wrongly_is_one_line_and_no_path_is_opened(client, address
     monkeypatch.setattr(builtins, "open", opened)
     answer = client.get(f"{address}{'&' if '?' in address else '?'}{query}")
     refused(answer)
+
+
+def test_no_field_of_any_question_opens_a_path(client, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.toml").write_text('schedule = ["forward", "backward", "update"]')
+    (tmp_path / "secret.json").write_text("{}")
+    opened, real = [], io.open
+    monkeypatch.setattr(
+        io, "open", lambda path, *rest, **more: (opened.append(str(path)), real(path, *rest, **more))[1]
+    )
+    monkeypatch.setattr(builtins, "open", io.open)
+    given, asked = {"model": "gpt2", "n_layer": "1", "seq_len": "4"}, set()
+    for route, question, more in (
+        ("document", document, {}),
+        *(("view", view.question, {"view": name}) for name, view in VIEWS.items()),
+        ("export", lc.cost, {"as": "json"}),
+    ):
+        names = {flag.name for flag in flags_of(question)} - asked
+        asked |= names - {"procedure"}  # what answers the same everywhere is asked once
+        for name in names:
+            for value in (
+                "bp,secret.toml" if name in {"side_by_side", "procedures"} else "./secret.toml",
+                "secret.json",
+            ):
+                answer = client.get(f"/api/{route}", params={**given, **more, name: value})
+                assert answer.status_code in (200, 400), (route, name, value)
+    assert not [path for path in opened if "secret" in path]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from learncost.devices.cluster import clusters, known_cluster
 from learncost.devices.device import devices, known_device
 from learncost.devices.rates import HERE
-from learncost.equation.errors import InputError
+from learncost.equation.errors import InputError, named_one
 from learncost.equation.stated import size_names
 from learncost.layers.layer import layer
 from learncost.models.argument import GENERIC
@@ -18,13 +18,16 @@ from learncost.models.files import parse_json
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import nearest, shown
 from learncost.pictures.data.sizes import LETTERS
-from learncost.procedures.procedure import INFERENCE
+from learncost.procedures.procedure import INFERENCE, LEARNING, several
 
 LONGEST = 2_000
 """Characters that a value may have."""
 
 MOST = 100
 """Values that a request may have."""
+
+NAMES_PROCEDURES = frozenset(("procedure", "procedures", "side_by_side"))
+"""What has names of procedures, several with commas between."""
 
 CONFIG = "config.json"
 """What a configuration is called that came with a request."""
@@ -53,6 +56,8 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
             keywords[name] = value
     if "on" in keywords:
         keywords["on"] = device_name(keywords["on"])
+    for name in NAMES_PROCEDURES & keywords.keys():
+        keywords[name] = ",".join(map(procedure_name, several(keywords[name])))
     if "cluster" in keywords:
         keywords["cluster"] = cluster_name(keywords["cluster"])
     if config:
@@ -90,6 +95,12 @@ def known_model(name: str) -> str:
         return name
     hint = nearest(name, (*preset_names(), *GENERIC)) or "; learncost list models has all"
     raise InputError(f"unknown model {shown(name)}{hint}; a config.json comes as its text, not by its path")
+
+
+def procedure_name(name: str) -> str:
+    """The name of a procedure that is known, never of a file. Raises `InputError`."""
+    known = {**LEARNING, **INFERENCE}
+    return named_one("procedure", name if name in known else name.lower(), known).name
 
 
 def cluster_name(name: str) -> str:

@@ -12,8 +12,11 @@ from learncost.layers.derive import derive
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build
 from learncost.models.small import small
+from learncost.procedures.places import blocks
+from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, tally, values_of
+from learncost.proof.known import known
 from learncost.proof.sample import small_sizes
 
 FAMILIES = ["gpt2", "llama", "bert", "vit", "mixtral", "albert", "gemma2", "bart"]
@@ -199,3 +202,18 @@ def test_a_model_without_such_a_place_is_refused_in_one_line():
     mlp = from_layer(lc.layer("mlp(X; W) -> loss\n  Y[B f] = X[B d] W[d f]\n  loss[] = Y[B f] Y[B f]\n"), ())
     with pytest.raises(lc.InputError, match="skip needs blocks that hand a value on"):
         step(mlp, "skip")
+
+
+@pytest.mark.parametrize("family", ["rwkv", "mamba"])
+def test_the_positions_of_a_scan_are_no_blocks(family):
+    """They hand a state on, too; but they have slices of values alone, and blocks have weights of their own."""
+    model = build(small(family))
+    assert [[repeat.count for repeat in place.repeats] for place in blocks(model, "it")] == [["n_layer"]]
+    table = step(model, "dfa")
+    matrices = [table.axes[name] for name in table.inputs if table.values[name].role == "feedback"]
+    assert matrices == [("n_layer", "v", "d")]
+    of_bp, of_skip = (lc.price(step(model, name), small_sizes(table), lc.book("matmul")) for name in ("bp", "skip-out"))
+    assert of_skip.maccs < 0.7 * of_bp.maccs
+    checks = list(known(model, LEARNING["skip-out"], family))
+    assert checks
+    assert all(check.passed for check in checks)

@@ -24,13 +24,13 @@ from learncost.equation.table import (
     Word,
     defined,
 )
-from learncost.equation.value import Value
+from learncost.equation.value import Same, Value
 from learncost.layers.derive import derive
 from learncost.layers.reach import Reach
 from learncost.layers.segments import in_groups
 from learncost.models.model import Model
 from learncost.procedures.needed import needed
-from learncost.procedures.places import check_learns
+from learncost.procedures.places import check_learns, stacks
 from learncost.procedures.procedure import Procedure
 
 HEADS = ("model", "own")
@@ -62,7 +62,9 @@ class _Local:
     def __post_init__(self) -> None:
         lines = self.model.table.lines
         name = self.model.configuration.name
-        at = [place for place, line in enumerate(lines) if isinstance(line, Repeat) and len(line.carry) == 1]
+        stacked = {Same(place.repeats[0]) for place in stacks(self.model.table)}
+        repeated = ((place, line) for place, line in enumerate(lines) if isinstance(line, Repeat))
+        at = [place for place, line in repeated if len(line.carry) == 1 and Same(line) in stacked]
         first = last = at[-1] if at else 0
         while first and _hands_on(lines[first - 1], lines[first]):
             first -= 1

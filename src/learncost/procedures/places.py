@@ -56,20 +56,31 @@ def places(table: Table) -> Iterator[Place]:
     yield from inside(Place((), (), table.lines, table.values, frozenset(table.weights)))
 
 
+def stacks(table: Table) -> tuple[Place, ...]:
+    """The turns of repeats that hand a value on from block to block, those of blocks of blocks among them.
+
+    Each has weights of its own, or nothing: turns that have slices of values alone are the positions of a scan.
+    """
+    carrying = (place for place in places(table) if place.repeats and place.repeats[-1].carry)
+    return tuple(
+        place
+        for place in carrying
+        if not place.repeats[-1].each or any(name in place.weights for name, _ in place.repeats[-1].each)
+    )
+
+
 def blocks(model: Model, doing: str) -> tuple[Place, ...]:
-    """The turns of the innermost repeats that carry something: what a model has of the same form, one after another.
+    """The turns of the innermost stacks: what a model has of the same form, one after another.
 
     Raises `InputError`, which says what is done, where there are none.
     """
-    block_places = tuple(
-        place
-        for place in places(model.table)
-        if place.repeats and place.repeats[-1].carry and not any(isinstance(line, Repeat) for line in place.lines)
-    )
-    if not block_places:
+    stacked = stacks(model.table)
+    around = {place.scope[:depth] for place in stacked for depth in range(len(place.scope))}
+    innermost = tuple(place for place in stacked if place.scope not in around)
+    if not innermost:
         name = model.configuration.name
         raise InputError(f"{doing} needs blocks that hand a value on, one to the next: {name} has no such repeat")
-    return block_places
+    return innermost
 
 
 def linears(place: Place) -> Iterator[tuple[Product, int]]:

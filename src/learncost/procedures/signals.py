@@ -13,7 +13,7 @@ from learncost.layers.cuts import Cuts, Elsewhere, Scope
 from learncost.layers.tangent import MARK
 from learncost.models.model import Model
 from learncost.procedures.directions import Directions
-from learncost.procedures.places import Place, blocks, followed, linears, places, scores, stream, sums, targets
+from learncost.procedures.places import Place, blocks, followed, linears, places, scores, stacks, stream, sums, targets
 from learncost.procedures.procedure import Procedure
 
 
@@ -124,7 +124,7 @@ class _Signals:
     def at_blocks(self, signal: str) -> None:
         """Between the turns of repeats, and between repeats that follow one another."""
         blocks(self.model, self.chosen.name)
-        for place in places(self.model.table):
+        for place in (next(places(self.model.table)), *stacks(self.model.table)):
             repeats = [line for line in place.lines if isinstance(line, Repeat)]
             finals = {carry.final for repeat in repeats for carry in repeat.carry}
             self.follows |= {(*place.scope, r.makes): finals & {c.initial for c in r.carry} for r in repeats}

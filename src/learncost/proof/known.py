@@ -72,9 +72,11 @@ def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
         right = list(line.right)
         for i, term in enumerate(line.right):
             if (Same(line), i) in stops and isinstance(term, Term):
-                copy = Term(f"{term.name}:stopped{len(copies)}:{line.name}", term.axes)
-                copies.append(Word((copy,), (term,), (), line.tag, word="stop_gradient", given=("X",), gives=("Y",)))
-                right[i] = copy
+                whole, copy = (
+                    Term(name, term.declared) for name in (term.name, f"{term.name}:stopped{len(copies)}:{line.name}")
+                )
+                copies.append(Word((copy,), (whole,), (), line.tag, word="stop_gradient", given=("X",), gives=("Y",)))
+                right[i] = Term(copy.name, term.axes)
         return (*copies, replace(line, right=tuple(right))) if copies else (line,)
 
     table = _with_values(replace(model.table, lines=each_line(model.table.lines, change)))

@@ -14,6 +14,7 @@ from learncost.contest.entrant import Cost, Setting, Training, costs, entrants
 from learncost.contest.images import CLASSES, VIT, mlp, vit
 from learncost.contest.text import DECODER, text
 from learncost.ledger.sheet import size_of
+from learncost.models.small import contents
 from learncost.readings.run import execute
 from sampling import sampled
 
@@ -191,3 +192,9 @@ def test_the_counts_of_the_page(heading, given, optimizer):
         assert maccs == f"{int(steps) * counted.maccs / 1e9:.3f}", name
         assert flops == f"{int(steps) * counted.flops / 1e9:.3f}", name
         assert predicted == size_of(counted.peak), name
+
+
+def test_a_window_is_limited_by_the_length_of_the_text(tmp_path):
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 20, encoding="utf-8")
+    problem = text([tmp_path / "text.txt"], contents("mixtral", sliding_window=4), {}, 6)
+    assert problem.sizes(2) | {"w": 4, "B": 2, "M": 6} == problem.sizes(2)

@@ -7,6 +7,7 @@ import pytest
 
 import learncost as lc
 from learncost.faces.lists import listing
+from learncost.procedures import procedure
 
 PAGE = (Path(__file__).parents[1] / "docs" / "ways.md").read_text()
 FORMULAS = {
@@ -84,3 +85,13 @@ def test_the_list_of_a_model_is_what_cost_and_memory_say():
     assert "has no output to learn from" in entries["mezo"]["refused"]
     with pytest.raises(lc.InputError, match="--of is of procedures"):
         listing("models", of="gpt2")
+
+
+def test_the_list_of_a_model_takes_its_sizes(monkeypatch):
+    monkeypatch.setattr(procedure, "LEARNING", {name: procedure.LEARNING[name] for name in ("bp", "mezo")})
+    listed = listing("procedures", of="gpt2", like="mezo", n_layer=2, n_embd=16, n_head=2, vocab_size=50, seq_len=8)
+    (entry,) = listed.entries
+    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 50, "seq_len": 8}
+    assert entry["flops"] == lc.cost("gpt2", "mezo", **sizes).total.flops
+    with pytest.raises(lc.InputError, match="--seq-len is of a model: learncost list procedures --of MODEL"):
+        listing("devices", seq_len=8)

@@ -24,6 +24,7 @@ def listing(
     like: str | None = None,
     support: bool = False,
     of: str | None = None,
+    **sizes: Any,
 ) -> Listed:
     """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements,
     layers, words, devices, clusters, countries, runs, peaks, commands, flags.
@@ -38,6 +39,8 @@ def listing(
         Shows what each family is good for, which was found by doing it, and why where it is not.
     of
         The model of which every procedure's step is told: its FLOPs and its memory, and how they are to bp's.
+    sizes
+        Any size or setting of the model of `of`, such as `n_layer` 4, and of the step: `batch_size`, `seq_len`.
 
     Commands
     --------
@@ -62,7 +65,9 @@ def listing(
         raise InputError(f"--support is of families: learncost list families --support, not {what}")
     if of is not None and what != "procedures":
         raise InputError(f"--of is of procedures: learncost list procedures --of {of}, not {what}")
-    listed = _support() if support else _procedures_of(of) if of is not None else _REGISTRIES[what]()
+    if sizes and of is None:
+        raise InputError(f"--{next(iter(sizes)).replace('_', '-')} is of a model: learncost list procedures --of MODEL")
+    listed = _support() if support else _procedures_of(of, sizes) if of is not None else _REGISTRIES[what]()
     entries = _like(listed, like)
     if not entries:
         raise InputError(f"no {what} have {shown(like)} in what is known of them")
@@ -281,7 +286,7 @@ def _procedures() -> Listed:
     return Listed(entries, {"procedure": _field("name"), "what it is, and the sweeps of its step": procedure_text})
 
 
-def _procedures_of(model: str) -> Listed:
+def _procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
     """What a step of each procedure takes of a model, and that over what backpropagation takes."""
     from learncost.ledger.cost import cost
     from learncost.ledger.memory import Memory, memory
@@ -289,9 +294,9 @@ def _procedures_of(model: str) -> Listed:
     from learncost.procedures.procedure import LEARNING
 
     def taken(procedure: str) -> tuple[int, int]:
-        held = memory(model, procedure=procedure, engine="table")
+        held = memory(model, procedure=procedure, engine="table", **sizes)
         assert isinstance(held, Memory)
-        return int(cost(model, procedure=procedure).total.flops), int(held.peak)
+        return int(cost(model, procedure=procedure, **sizes).total.flops), int(held.peak)
 
     entries: list[Known] = []
     usual = taken("bp")
@@ -305,8 +310,8 @@ def _procedures_of(model: str) -> Listed:
         entries.append(entry | {"flops_of_bp": flops / usual[0], "bytes_of_bp": peak / usual[1]})
     notes = [f"{entry['name']}: {entry['refused']}" for entry in entries if entry["refused"]]
     notes.append(
-        "One step of one sequence as learncost cost has it, with adamw, under the price book run; memory: the most "
-        "bytes of the table's arrays at once, as learncost memory --engine table has it."
+        "One step as learncost cost has it, of one sequence unasked, with adamw, under the price book run; memory: the "
+        "most bytes of the table's arrays at once, as learncost memory --engine table has it."
     )
 
     def ratio(key: str) -> Cell:

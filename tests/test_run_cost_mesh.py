@@ -40,6 +40,18 @@ def test_a_vocabulary_that_does_not_divide_is_said_to_be_filled_up():
     assert "v is 1,021 and filled up to 1,024" in " ".join(str(run).split())
 
 
+@pytest.mark.parametrize(
+    ("mesh", "placement", "heads", "keys"),
+    [("tp=8", "megatron", 8, 8), ("tp=4", None, 8, 1), ("tp=3", None, 9, 3)],
+)
+def test_what_is_cut_has_to_divide_and_nothing_else(mesh, placement, heads, keys):
+    """Of groups of heads that share keys the first with several places is cut: 8 heads of one key by their 8 groups."""
+    over = {"mesh": mesh, "placement": placement, "num_attention_heads": heads, "num_key_value_heads": keys}
+    sizes = SIZES | {"hidden_size": 288, "intermediate_size": 576, "seq_len": 72} | over
+    step = lc.run_cost("llama-3-8b", 10**9, "DGX H100", **sizes).spread.step
+    assert step.way.mesh == {"tp": int(mesh[3:])}
+
+
 def test_a_clause_cuts_the_blocks_into_stages():
     clauses = "n_layer over pp, h f v over tp, M over tp of values, B over dp, * over dp of states"
     said, usual = (

@@ -109,7 +109,8 @@ def test_closed_forms_are_near_what_is_read_exactly():
     axes = axes_of(model, sizes)
     reading = Reading(model, sizes, structures(model, [BF16], ["flash"], axes)[0], cluster)
     rates = sustained(cluster.device, "bf16")
-    several = [way for shape in meshes(8, axes, sizes, 8, 8, 64) for way in ways(shape, 64, 8)]
+    whole = reading.account.cut_over("tp")
+    several = [way for shape in meshes(8, axes, sizes, 8, 8, 64, whole) for way in ways(shape, 64, 8)]
     assert {way.microbatch for way in several} == set(MICROBATCHES)
     for way, size in zip(several, reading.memory(several), strict=True):
         step = step_of(reading.account, way, sizes, cluster, rates, 64)

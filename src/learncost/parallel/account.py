@@ -15,7 +15,6 @@ import numpy as np
 
 from learncost.books.book import book
 from learncost.equation.count import Count, base, size_of
-from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Product, Read, Repeat, Table, Term, Word, walk
 from learncost.equation.value import INDICES
@@ -23,7 +22,7 @@ from learncost.layers.names import scores
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
 from learncost.parallel.segments import BACKWARD, Part, Walker, blocks_of
-from learncost.placement.clauses import Clause, Homes, as_called
+from learncost.placement.clauses import Clause, Homes
 from learncost.placement.collective import BYTES_OF_AN_INDEX
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
@@ -118,15 +117,17 @@ class Account:
         self.optimizer = optimizer
         self.blocks = blocks_of(model.table)
         self.paddable = paddable(model.table)
-        whole = {axis: size for axis, size in sizes.items() if axis not in self.paddable}
-        _check_named(whole, mesh, tuple(as_called(model.table, clauses)))
         # Placed over two devices an axis, all meshes have one structure; what `*` cuts lies in flat parts, padded.
         two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
-        sizes = {**sizes, "B": two.devices * sizes["B"]}
-        sizes |= {axis: sizes[axis] + -sizes[axis] % two.devices for axis in self.paddable & sizes.keys()}
+        sizes = {**sizes, "B": mesh.devices * sizes["B"]}
+        sizes |= {axis: sizes[axis] + -sizes[axis] % mesh.devices for axis in self.paddable & sizes.keys()}
         stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
-        self.placed: Placed = place(stepped, two, clauses, sizes)
-        self.homes = Homes(stepped, two, clauses, sizes)
+        homes = Homes(stepped, mesh, clauses, sizes)
+        for name, value in stepped.known.items():
+            homes.winners(name, value)  # refuses what does not divide
+        large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # two divide it, whatever
+        self.placed: Placed = place(stepped, two, clauses, large)
+        self.homes = Homes(stepped, two, clauses, large)
         self.scores = scores(stepped)
 
     @cached_property
@@ -148,6 +149,13 @@ class Account:
                     f"size that can is {-(-size // number) * number:,}"
                 )
         return ""
+
+    def cut_over(self, mesh_axis: str) -> tuple[str, ...]:
+        """What an axis of the mesh has to divide, as clauses cut it by name; what is filled up aside."""
+        named = {axis for clause in self.homes.clauses if clause.mesh == mesh_axis for axis in clause.axes}
+        axes = (axis.split("/") for axis in self.cuts)
+        names = (name for name, *over in axes if mesh_axis in over and name in named - self.paddable)
+        return tuple(dict.fromkeys(names))
 
     def padded(self, sizes: Mapping[str, int]) -> tuple[Padded, ...]:
         """What is filled up."""
@@ -463,19 +471,6 @@ class Account:
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:
         return {}
-
-
-def _check_named(sizes: Mapping[str, int], mesh: Mesh, clauses: Sequence[Clause]) -> None:
-    """Refuse a mesh that does not divide an axis that a clause names, with the next size that can be cut."""
-    for clause in clauses:
-        number = mesh.sizes.get(clause.mesh, 1)
-        for axis in clause.axes:
-            size = sizes.get(axis, number)
-            if axis != "B" and size % number:
-                raise InputError(
-                    f"{axis} is {size:,} and cannot be cut over {clause.mesh}, {number:,} devices: the next size that "
-                    f"can is {-(-size // number) * number:,}"
-                )
 
 
 def _of_choices(line: Line) -> bool:

@@ -23,14 +23,11 @@ from learncost.parallel.account import PASSES, Account
 from learncost.parallel.rates import of_experts
 from learncost.parallel.segments import Part
 from learncost.parallel.step import PIPELINE, Way, carried
-from learncost.placement.clauses import Clause, as_called, clauses
+from learncost.placement.clauses import Clause, clauses
 from learncost.placement.mesh import mesh
 from learncost.readings.time import Rates
 
-TENSOR = "h f v over tp, M over tp of values"
-WHOLE = ("h", "f")
-"""Of these what tp has to divide: a vocabulary is filled up."""
-
+TENSOR = "h g f v over tp, M over tp of values"
 EXPERTS = "e over ep of experts, B over ep"
 CONTEXT = "M over cp"
 
@@ -86,22 +83,16 @@ def structures(model: Model, kinds: Sequence[Precision], plans: Sequence[str], a
 
 
 def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes that a model can be cut over: dp, of experts ep, of long sequences cp, of even heads tp."""
+    """The mesh axes that a model may be cut over: dp, of experts ep, of long sequences cp, of heads and widths tp."""
     counts = {base(axis) for line, _ in walk(model.table.lines) for axis in line.loops}
     axes = ["dp"]
     if sizes.get("e", 1) > 1 and any(_chosen(line) for line, _ in walk(model.table.lines)):
         axes.append("ep")
     if sizes.get("M", 1) >= LONG:
         axes.append("cp")
-    cut = [name for name in whole_of(model) if name in counts and name in sizes]
-    if cut and all(sizes[name] % 2 == 0 for name in cut):
+    if {"h", "f"} & counts & sizes.keys():
         axes.append("tp")
     return tuple(axes)
-
-
-def whole_of(model: Model) -> tuple[str, ...]:
-    """What tp has to divide of a model, which may call widths and heads otherwise in a part of it."""
-    return tuple(axis for clause in as_called(model.table, [Clause(WHOLE, "tp")]) for axis in clause.axes)
 
 
 def _chosen(line: Line) -> bool:
@@ -117,11 +108,14 @@ def meshes(
     node: int,
     layers: int,
     batch: int,
-    whole: Sequence[str] = WHOLE,
+    whole: Sequence[str],
 ) -> Iterator[dict[str, int]]:
-    """The meshes of so many devices: tensor parallel within a node, pipelines of at most a block a stage."""
+    """The meshes of so many devices: tensor parallel within a node, pipelines of at most a block a stage.
+
+    whole  what tp has to divide
+    """
     most = {
-        "tp": min(node, *(sizes[name] for name in ("h", "f", "v") if name in sizes)),
+        "tp": min((node, *(sizes[name] for name in whole))),
         "cp": max(1, sizes.get("M", 1) // 4096),
         "ep": sizes.get("e", 1),
     }
@@ -132,7 +126,7 @@ def meshes(
         return [size for size in _divisors(left) if size <= most[axis] and (axis == "tp" or _even(size))]
 
     for tp in parts("tp", devices):
-        if any(sizes[name] % tp for name in whole if name in sizes and tp > 1):
+        if any(sizes[name] % tp for name in whole):
             continue
         for cp in parts("cp", devices // tp):
             for ep in parts("ep", devices // tp // cp):

@@ -26,7 +26,6 @@ from learncost.parallel.candidates import (
     candidates,
     meshes,
     structures,
-    whole_of,
 )
 from learncost.parallel.rates import sustained
 from learncost.parallel.step import ASSUMED, StepTakes, step_of
@@ -397,7 +396,8 @@ def _look(
             first if each == first.structure else Reading(model, sizes, each, cluster, first.times)
             for each in structures(model, kinds, (plan,), axes)
         ]
-        shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch, whole_of(model)))
+        whole = first.account.cut_over("tp")
+        shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch, whole))
         if not shapes:
             raise InputError(
                 f"{batch:,} sequences cannot be shared by {devices:,} devices: give a batch_size that they divide, "

@@ -103,7 +103,7 @@ def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...
 def usual(axes: tuple[str, ...]) -> str:
     """The clauses of a mesh by the names of its axes, where nothing is said."""
     known = {
-        "tp": "h f v over tp, M over tp of values",
+        "tp": "h g f v over tp, M over tp of values",
         "ep": "e over ep of experts, B over ep, * over ep of states",
         "cp": "M over cp, * over cp of states",
         "dp": "B over dp, * over dp of states",

@@ -323,6 +323,31 @@ def test_the_command_writes_a_file_and_its_header(tmp_path: Any, capsys: Any) ->
     assert "--entry is for --backend c99" in errors[-1]
 
 
+NAMES = """\
+net(seed real share; step begin while) -> loss
+  real: index of v
+  share: share of real
+  constants: seed
+  sizes: d=4 f=5 v=3
+  steps[B f] = seed[B d] step[d f]
+  update[B f] = steps[B f] + begin[f]
+  for[B f] = relu(update[B f])
+  predict[B v] = for[B f] while[f v]
+  P[B v] = log_softmax[v](predict[B v])
+  T[B] = P[B v=real[B]]
+  loss[] = T[B] share[B]
+"""
+
+
+def test_names_of_c_and_of_the_program_go() -> None:
+    settings = Settings(plan="in-product", batch_size=4, prefix="net", dtype="fp64")
+    program = program_of(configure(lc.layer(NAMES), {}), settings, {"optimizer": "sgd", "accumulate": 2})
+    found = parity(program, 2, ("-O0",))
+    assert max(found.losses, found.weights) <= NEAR, found
+    assert program.firmware.names["lr"] == "net_learning_rate"
+    assert program.firmware.names["step"] != "net_step"
+
+
 def test_weights_go_in_as_initial_values_and_frozen_ones_as_constants(tmp_path: Any) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     training = lc.Training("gpt2", seed=3, dtype=np.float32, **GPT2)

@@ -42,6 +42,13 @@ RESERVED = (
 """What no function and no array in a file is called."""
 
 
+def _public(prefix: str) -> tuple[str, ...]:
+    """What the header declares beside arrays, which these are not called either."""
+    names = ("real", "steps", "seed", "learning_rate", "begin", "step", "gather", "update", "loss", "predict")
+    upper = prefix.upper()
+    return *(f"{prefix}_{name}" for name in names), f"{upper}_H", f"{upper}_RAM_BYTES", f"{upper}_FLASH_BYTES"
+
+
 @dataclass(frozen=True)
 class Given:
     """What a program is given of the model, beside its tables.
@@ -94,7 +101,7 @@ def firmware(
     title  paragraphs of what it is
     Raises `InputError` for a line that cannot be computed in place.
     """
-    kernels = Kernels(sizes, C99, (*RESERVED, *known(dtype)))
+    kernels = Kernels(sizes, C99, (*RESERVED, *known(dtype), *_public(prefix)))
     layouts = {entry: alone(table, sizes, dtype, kernels) for entry, table in tables.items()}
     return _Writer(layouts, dtype, prefix, content, title).written()
 
@@ -109,7 +116,8 @@ class _Writer:
         self.rooms = counted(every, content.fixed)
         self.sizes = every[0].sizes
         self.kernels = every[0].kernels
-        self.identifiers = Identifiers((*RESERVED, *known(dtype), *(f.name for f in self.kernels.functions)))
+        taken = (*RESERVED, *known(dtype), *_public(prefix))
+        self.identifiers = Identifiers((*taken, *(function.name for function in self.kernels.functions)))
         tables = [layout.table for layout in every]
         self.values = {name: value for table in reversed(tables) for name, value in table.known.items()}
         self.names = {name: self._name(name) for name in self.given}
@@ -117,7 +125,7 @@ class _Writer:
     def _name(self, name: str) -> str:
         value = self.values[name]
         if value.role == "number":
-            return self.identifiers.of({"lr": f"{self.prefix}.learning_rate"}.get(value.of, name))
+            return f"{self.prefix}_learning_rate" if value.of == "lr" else self.identifiers.of(name)
         return self.identifiers.of(f"{self.prefix}.{name}")
 
     def written(self) -> Firmware:

@@ -428,6 +428,14 @@ def test_a_report_is_one_small_file_made_soon(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
+def test_a_step_of_many_turns_is_not_run_through_the_usual_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"num_hidden_layers": 2, "seq_len": 4, "procedure": "bp", "output": None}
+    told = '"usual":{"engine":"autograd","runs":'
+    assert '"peak":' in report("gpt2", **sizes).html.partition(told)[2][:40]
+    monkeypatch.setattr("learncost.pictures.report.MOST", 3)
+    assert '"peak":' not in report("gpt2", **sizes).html.partition(told)[2][:40]
+
+
 def test_usual_procedures_that_make_a_report_too_large_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
     monkeypatch.setattr("learncost.pictures.document.comparisons", lambda *_: nothing)

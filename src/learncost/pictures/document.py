@@ -10,6 +10,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 from learncost import __version__
@@ -154,7 +155,9 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, 
             "engine": answer.engine,
         }
         if answer.engine == TABLE:
-            result["usual"] = {"engine": USUAL}  # what it takes is long to count: a report adds it
+            # What it takes is long to count: a report adds it, where not too many lines run.
+            runs = sum(prod(turns for *_, turns in moment.loops) for moment in answer.curve)
+            result["usual"] = {"engine": USUAL, "runs": runs}
             result["stretches"] = _stretches(memory_arguments, sizes)
         if answer.curve and not result.get("stretches"):
             result["curve"] = curve(answer).to_dict()

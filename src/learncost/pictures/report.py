@@ -19,6 +19,10 @@ from learncost.pictures.views import VIEWS, pictures
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.training.files import written
 
+MOST = 50_000
+"""Lines that a step may run for its memory under the usual runner to be told, which goes through each of them: 96
+blocks run some ten thousand, the turns of a Mamba many more, which takes minutes."""
+
 LARGEST = 6_000_000
 """Bytes of a report at most: what a browser opens from a disk at once."""
 
@@ -157,11 +161,11 @@ def report(
 
 def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> None:
     """Beside the memory of the table what the usual runner takes, as `learncost memory` tells it."""
-    if "usual" not in step["memory"]:
+    if step["memory"].get("usual", {"runs": MOST + 1})["runs"] > MOST:
         return
     taken = {**VIEWS["runners"].taken(sizes), "procedure": step["said"]["procedure"]}
     taken = {name: value for name, value in taken.items() if name not in ("on", "dtype", "engine")}
     with suppress(InputError):
         usual = memory(model, **taken | {"precision": step["said"]["dtype"]})
         assert isinstance(usual, Memory)
-        step["memory"]["usual"] = {"engine": usual.engine, "peak": usual.peak, "module": usual.module}
+        step["memory"]["usual"] |= {"engine": usual.engine, "peak": usual.peak, "module": usual.module}

@@ -49,7 +49,7 @@ section(
 function usualSaid({ usual }) {
   if (!usual) return "";
   if (usual.peak === undefined)
-    return GIVEN.api ? ` By default learncost memory tells what PyTorch’s ${usual.engine} takes, which stands among the runners.` : "";
+    return ` By default learncost memory tells what PyTorch’s ${usual.engine} takes${GIVEN.api ? ", which stands among the runners" : ""}.`;
   if (usual.engine === page.step.memory.engine || page.view.changed) return "";
   return ` As PyTorch’s ${usual.engine} runs it (${usual.module}): ${bytes(exact(usual.peak))} at the peak, which learncost memory tells by default.`;
 }

@@ -1,7 +1,6 @@
 """Presets that are tables: published models whose family no file describes, read from their packages' own modules.
 
-DiT's is typed from its paper: diffusers' class has other parameters. CLIP's stands as it was read: its loss counts rows
-by `len`, which fixes the batch of an export. Both are held to their module, or paper, as the others are.
+DiT's is typed from its paper: diffusers' class has other parameters. It is held to it, as the others to their module.
 
     pip install 'learncost[test,zoo]'
     python benchmarks/table_presets.py               # all of them
@@ -82,10 +81,11 @@ PUBLISHED = (
     ),
     Published(
         "clip-vit-b-32", "CLIP, ViT-B/32: both towers and the contrastive loss",
-        "Radford et al. 2021, section 2; safetensors of openai/clip-vit-base-patch32, 151,277,313",
+        "Radford et al. 2021, section 2; safetensors of openai/clip-vit-base-patch32, 151,277,313 without positions' "
+        "numbers",
         151_277_313,
         {"model_type": "clip", "architectures": ["CLIPModel"]},
-        ("openai/clip-vit-base-patch32",), (), "B=2 M=77", stands=True,
+        ("openai/clip-vit-base-patch32",), (), "B=2 M=77",
     ),
     Published(
         "siglip-base-patch16-224", "SigLIP, base, images of 224: both towers and the sigmoid loss",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -227,7 +228,7 @@ def products(module: Any, inputs: Any, imported: Imported) -> Products:
     from learncost.ledger.cost import cost
 
     # Attention as plain products: as one operator it would compute its scores once more backward.
-    read = layer(imported.text.replace(" scaled_dot_product_attention", " bmm"))
+    read = layer(re.sub(r"(@ \S+) scaled_dot_product_attention$", r"\1 bmm", imported.text, flags=re.MULTILINE))
     sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
     open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter not in read.sizes}
     ledger = cost(read, price_book="torch-flop-counter", **open_sizes)

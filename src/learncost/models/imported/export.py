@@ -174,6 +174,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     try:
         with held_to_their_lines():
             program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
+        _stop_gradients(program)
         program = program.run_decompositions({})
         for _ in range(MOST_ROUNDS):
             if not (parts := _decompositions(program)):
@@ -182,6 +183,31 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     finally:
         torch.backends.opt_einsum.enabled = opt_einsum
     return program
+
+
+def _stop_gradients(program: Any) -> None:
+    """What is computed under `torch.no_grad` hands out no gradient; without a mark its decomposition would not know."""
+    import torch
+
+    wrapped = torch.ops.higher_order.wrap_with_set_grad_enabled
+    for part in [each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]:
+        for node in part.graph.nodes:
+            if node.op != "call_function" or node.target is not wrapped or node.args[0]:
+                continue
+            inside = getattr(part, node.args[1].target)
+            output = next(each for each in inside.graph.nodes if each.op == "output")
+
+            def stopped(each: Any, graph: Any = inside.graph, output: Any = output) -> Any:
+                value = each.meta.get("val")
+                if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+                    return each
+                with graph.inserting_before(output):
+                    mark = graph.call_function(torch.ops.aten.detach.default, (each,))
+                mark.meta = dict(each.meta)
+                return mark
+
+            output.args = torch.fx.map_arg(output.args, stopped)
+            inside.recompile()
 
 
 MOST_ROUNDS = 6

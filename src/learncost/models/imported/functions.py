@@ -1,13 +1,13 @@
-"""Functions with a backward pass of their own, `torch.autograd.Function`: an export keeps their forward pass alone.
+"""What says of itself which gradient it has, where an export keeps the forward pass alone.
 
-So a table derives the gradient from the forward lines. That is right where both are the same: it is tried with numbers.
+Of a `torch.autograd.Function` a table derives the gradient from the forward lines. That is right where both are the
+same: it is tried with numbers. What `torch.autograd.grad` makes without a graph has no gradient, and hooks are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -18,31 +18,46 @@ TOLERANCE = 1e-6
 
 @contextmanager
 def held_to_their_lines() -> Iterator[None]:
-    """Refuse, inside, a function whose backward pass is not that of its forward lines. Raises `InputError` there."""
+    """Refuse, inside, what has another backward pass than its forward lines. Raises `InputError` there."""
     import torch
 
-    function = torch.autograd.Function
-    before = function.__dict__["apply"]
+    function = torch.autograd.function._SingleLevelFunction  # that of torch.autograd.Function goes through it
     known: dict[Any, bool] = {}
 
-    def apply(kind: Any, *arguments: Any, **named: Any) -> Any:
+    def apply(kind: Any, *arguments: Any) -> Any:
+        run = super(function, kind).apply
         if not kind.__module__.startswith("torch."):
             key = kind, tuple(_described(each) for each in arguments)
             if key not in known:
-                known[key] = _is_same(kind, partial(before.__func__, kind), arguments)
+                known[key] = _is_same(kind, run, arguments)
             if not known[key]:
                 raise InputError(
                     f"an export keeps the forward pass of {kind.__name__} alone, and its backward pass is another: "
                     "write it with operations that have this gradient, such as x + (sign(x) - x).detach(), or as a "
                     "torch.library.custom_op with a formula of its FLOPs"
                 )
-        return before.__func__(kind, *arguments, **named)
+        return run(*arguments)
 
-    setattr(function, "apply", classmethod(apply))  # noqa: B010 - a type checker knows a method there
+    take, register = torch.autograd.grad, torch.Tensor.register_hook
+
+    def grad(*arguments: Any, **named: Any) -> Any:
+        gradients = take(*arguments, **named)
+        if named.get("create_graph") or (len(arguments) > 4 and arguments[4]):
+            return gradients
+        return tuple(each if each is None else each.detach() for each in gradients)
+
+    def register_hook(*_: Any) -> Any:
+        raise InputError("a hook on a gradient runs backward alone, which no export has: leave it out of what is read")
+
+    setattr(function, "apply", classmethod(apply))  # noqa: B010 - as the others, for a type checker
+    setattr(torch.autograd, "grad", grad)  # noqa: B010
+    setattr(torch.Tensor, "register_hook", register_hook)  # noqa: B010
     try:
         yield
     finally:
-        setattr(function, "apply", before)  # noqa: B010
+        delattr(function, "apply")
+        setattr(torch.autograd, "grad", take)  # noqa: B010
+        setattr(torch.Tensor, "register_hook", register)  # noqa: B010
 
 
 def _described(value: Any) -> Any:

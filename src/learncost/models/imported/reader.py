@@ -398,6 +398,8 @@ class Reader:
             known = COMPLEX_RULES.get(name) or COMPLEX_RULES.get(name.partition(".")[0])
             if known is None:
                 raise self.refusal(f"{name} of complex numbers")
+        if known is None and name in COURSES:
+            raise self.refusal(f"torch.{name}, whose course depends on values,", f"; {COURSES[name]}")
         if known is None:
             if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
                 self.values[node] = Outside(node)
@@ -433,6 +435,13 @@ class Reader:
             raise self.refusal(f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it")
         return value
 
+
+COURSES = {
+    "cond": "torch.where computes both branches",
+    "while_loop": "a loop in Python runs as often as it says",
+    "scan": "a loop in Python runs once for each place",
+}
+"""Operators that run parts of a graph, and how a table may have their lines."""
 
 TAKES_CHOSEN = ("indexing",)
 """Kinds of rules that read at chosen places; for others the places are outside."""

@@ -95,8 +95,8 @@ def refusal(error: Exception, called: str) -> InputError:
     if type(error).__name__ in _ON_VALUES:
         place, code = _place_of(error)
         return OnValuesError(
-            f"{place}: `{code}` depends on values, which {called} has only when it runs: write it with torch.cond or "
-            "torch.where, or take the branch of one run, --as-run (in Python as_run=True)"
+            f"{place}: `{code}` depends on values, which {called} has only when it runs: write it with torch.where, "
+            "or take the branch of one run, --as-run (in Python as_run=True)"
         )
     frames = traceback.extract_tb(error.__traceback__)
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"

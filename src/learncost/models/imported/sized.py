@@ -33,7 +33,11 @@ def plain(expression: Any) -> Any:
 
 
 def number_of(expression: Any) -> Number | None:
-    """`#B#M^-0.5[]`: a number, or the product of sizes with one power; None for what takes lines."""
+    """`#B#M^-0.5[]`: a number, or the product of sizes with one power; None for what takes lines, or no sizes give."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if free_unbacked_symbols(expression):
+        return None
     if expression.is_number:
         return Number(float(expression))
     coefficient, factors = expression.as_coeff_mul()
@@ -48,8 +52,11 @@ def number_of(expression: Any) -> Number | None:
 def lines_of(reader: Reader, expression: Any) -> Number | View:
     """The same of any expression, by lines for what has none."""
     import sympy
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.utils._sympy.functions import FloorDiv, Max, Min
 
+    if free_unbacked_symbols(expression):
+        raise reader.refusal("a number that depends on values")
     if (number := number_of(expression)) is not None:
         return number
     several = [lines_of(reader, each) for each in _parts(expression)]

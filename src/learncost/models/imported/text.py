@@ -112,12 +112,13 @@ class Names:
 
 @dataclass
 class Writer:
-    """Writes lines. `symbols` are the letters that sizes are called by, `stated` the sizes that letters are known to
-    have where the axes have numbers.
+    """Writes lines. `symbols` are the letters that sizes are called by. `met` has the sizes of other axes in the order
+    in which they get a letter; of some of them, by their place in it, `stated` knows more.
     """
 
     symbols: dict[str, str]
-    stated: Mapping[str, Size] = field(default_factory=dict)
+    stated: Mapping[int, Size] = field(default_factory=dict)
+    met: list[Size] = field(default_factory=list)
     values: Names = field(default_factory=Names)
     axes: Names = field(default_factory=Names)
     names: dict[Stored, str] = field(default_factory=dict)
@@ -133,13 +134,14 @@ class Writer:
         """What a class of axes is called: a symbol by its letter, others by what a rule calls them."""
         root = axis.root
         if root not in self.letters:
-            size, letter = root.size, ""
+            size = root.size
             if str(size) not in self.symbols:
-                letter = self.axes.unique(root.letter or "n", "")
-                size = self.stated.get(letter, size)
+                size = self.stated.get(len(self.met), size)
+                self.met.append(size)
             if str(size) in self.symbols:
                 letter = self.symbols[str(size)]
             else:
+                letter = self.axes.unique(root.letter or "n", "")
                 self.sizes[letter] = size
             self.letters[root] = letter
         return self.letters[root]

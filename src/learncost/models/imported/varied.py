@@ -20,7 +20,7 @@ NEAR, FAR = (7, 11, 13, 17, 19, 23, 29, 31, 37), (67, 71, 73, 79, 83)
 def varied(
     first: Imported,
     at: Callable[[Mapping[str, int]], Exported],
-    read: Callable[[Exported, Mapping[str, Size]], Imported],
+    read: Callable[[Exported, Mapping[int, Size]], Imported],
     taken: Iterable[int],
 ) -> tuple[Imported, list[dict[str, int]]] | None:
     """The table of a module whose export fixes sizes, with these open, and the sizes at which it was read.
@@ -41,25 +41,24 @@ def varied(
     if fixed.keys() & first.exported.symbols.values():  # open in one input, a number in another
         first = read(at(fixed), {})
     exports, tried = [first.exported], [fixed]
-    stated: dict[str, Size] = {}
+    stated: dict[int, Size] = {}
     for letter, size in fixed.items():
         again = next(each for each in NEAR if each not in used)
         used.add(again)
         tried.append({**fixed, letter: again})
         exports.append(at(tried[-1]))
         other = read(exports[-1], {})
-        if other.sizes.keys() != first.sizes.keys():
+        if len(other.met) != len(first.met):
             return None
-        for name, here in first.sizes.items():
-            there = other.sizes[name]
+        for place, (here, there) in enumerate(zip(first.met, other.met, strict=True)):
             if here == there:
                 continue
-            if name in stated or not (isinstance(here, int) and isinstance(there, int)):
+            if place in stated or not (isinstance(here, int) and isinstance(there, int)):
                 return None
             times, rest = divmod(there - here, again - size)
             if rest:
                 return None
-            stated[name] = times * sympy.Symbol(letter) + here - times * size
+            stated[place] = times * sympy.Symbol(letter) + here - times * size
     for sizes in (FAR, NEAR):  # a position that is looked up, say, has a last one
         far = dict(zip(fixed, (each for each in sizes if each not in used), strict=False))
         try:

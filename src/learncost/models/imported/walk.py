@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -28,7 +28,7 @@ class Imported:
     weights   the parameters' paths, by name: one, or those of all turns
     outputs   their names, and `output_nodes` the nodes of the graph that give them
     derived   sizes that follow from open ones, as expressions
-    sizes     of the letters that the layer has beside the open ones
+    met       sizes of axes that are called by no open letter, in the order in which they got a letter
     """
 
     text: str
@@ -39,7 +39,7 @@ class Imported:
     outputs: Sequence[str]
     output_nodes: Sequence[str]
     derived: Mapping[str, str]
-    sizes: Mapping[str, Size] = field(default_factory=dict)
+    met: Sequence[Size] = ()
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
         """A size that follows from others, given these."""
@@ -88,10 +88,10 @@ def read_exported(
     name: str = "",
     fold: bool = True,
     unknown: str = "refuse",
-    stated: Mapping[str, Size] = {},
+    stated: Mapping[int, Size] = {},
 ) -> Imported:
-    """The layer that an exported module is; `stated` are sizes by the letters that the layer has for them, where more
-    is known of one than the number that it has in this export. Raises `InputError`.
+    """The layer that an exported module is; of sizes that are `met`, by their place, `stated` says more than the number
+    that they have in this export. Raises `InputError`.
     """
     SAME_SIZES.set(exported.same_sizes)
     constants = Constants(_tensors(exported, module))
@@ -239,7 +239,7 @@ def _written(
     outputs: Sequence[tuple[str, View, str]],
     name: str,
     fold: bool,
-    stated: Mapping[str, Size],
+    stated: Mapping[int, Size],
 ) -> Imported:
     recorder = reader.recorder
     recorder.module, recorder.operator = "", "output"
@@ -268,7 +268,7 @@ def _written(
         tuple(map(writer.name, results)),
         tuple(node for *_, node in outputs),
         {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
-        writer.sizes,
+        writer.met,
     )
 
 

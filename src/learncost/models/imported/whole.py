@@ -56,7 +56,7 @@ def table_of(
                 }
                 return export(whole, sized(values, sizes, letters), words)
 
-            def table(exported: Exported, stated: Mapping[str, Size]) -> Imported:
+            def table(exported: Exported, stated: Mapping[int, Size]) -> Imported:
                 return read_exported(exported, whole, name=name, unknown=unknown, fold=fold, stated=stated)
 
             first = table(exported, {})

@@ -54,6 +54,8 @@ def multiplied(reader: Reader, x: Any, z: Any) -> View:
     x, z = reader.view(x), reader.view(z)
     first = ["m", "n"] if len(x.dims) > 1 else ["n"]
     second = ["n", "p"] if len(z.dims) > 1 else ["n"]
+    if len(z.dims) == 1 and reader.recorder.operator == "matmul":  # what it calls then
+        reader.recorder.operator = "mv" if len(x.dims) > 1 else "dot"
     batch = max(len(x.dims) - len(first), len(z.dims) - len(second))
     front = [f"b{place}" for place in range(batch)]
     letters_x = [*front[batch - (len(x.dims) - len(first)) :], *first]

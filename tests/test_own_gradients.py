@@ -1,0 +1,116 @@
+"""What an export alone would not say of gradients, and windows that go beyond the ends of a slice."""
+
+import pytest
+
+import learncost as lc
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402 - it needs torch
+
+from learncost.models.imported.walk import read_module  # noqa: E402
+from learncost.proof.imported import parity  # noqa: E402
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        share = torch.sigmoid(x)
+        return gradient * share * (1 + x * (1 - share))
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Of(torch.nn.Module):
+    """What a function makes of a linear layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+def without(x):
+    with torch.no_grad():
+        return x.sin() * 2
+
+
+def taken(x):
+    (gradient,) = torch.autograd.grad((x**3).sum(), x)
+    return gradient
+
+
+@pytest.mark.parametrize("function", [lambda x: x + without(x), Swish.apply, lambda x: x * taken(x)])
+def test_gradients_are_those_of_the_module(function):
+    """Beside autograd through the module itself: its exported graph has lost what `no_grad` says."""
+    torch.manual_seed(1)
+    module, x = Of(function).double(), torch.randn(4, 6, dtype=torch.float64)
+    read = lc.from_module(module, (x,))
+    module(x).sum().backward()
+    weight, bias = (each.detach().numpy() for each in module.parameters())
+    name = read.table.outputs[0]
+    inputs = {
+        "x": x.numpy(),
+        "linear.weight": weight,
+        "linear.bias": bias,
+        f"d{read.table.header(name)}": torch.ones(4, 6).numpy(),
+    }
+    ours = lc.run(read, inputs)
+    assert ours["dlinear.weight"] == pytest.approx(module.linear.weight.grad.numpy(), abs=1e-12)
+
+
+def hooked(x):
+    x.register_hook(lambda gradient: gradient / 2)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (Sign.apply, r"the forward pass of Sign alone, and its backward pass is another"),
+        (hooked, r"test_own_gradients.py:\d+: a hook on a gradient"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), r"torch.cond, whose course depends on values"),
+        (lambda x: x * x.max().item(), "a number that depends on values"),
+    ],
+)
+def test_what_has_another_gradient_or_course_is_refused(function, said):
+    with pytest.raises(lc.InputError, match=said):
+        lc.from_module(Of(function), {"x": "float 4 6"})
+
+
+def windows(x):
+    kernel = torch.ones(4, 2, 3) / 3
+    cut = x[:, :, 1:5]
+    return (
+        functional.conv1d(cut, kernel, padding=1, groups=2),
+        functional.max_pool1d(cut.flip(2)[:, :, ::2], 2, padding=1),
+        functional.pad(cut, (1, 2)),
+    )
+
+
+def test_windows_beyond_the_ends_of_a_slice_read_zeros():
+    module = Of(lambda x: windows(x.reshape(2, 4, 6)))
+    torch.manual_seed(1)
+    inputs = (torch.randn(8, 6),)
+    apart = parity(module, inputs, read_module(module, inputs))
+    assert (apart.value, apart.gradient) == (pytest.approx(0, abs=1e-14), pytest.approx(0, abs=1e-14))

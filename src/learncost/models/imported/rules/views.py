@@ -297,13 +297,12 @@ def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
     for dim in dims:
         if not x.dims[dim]:
             continue
-        if len(x.fresh().dims[dim]) > 1:
-            x = merged(reader, x, dim)
-        slot = x.fresh().dims[dim][0]
+        x = merged(reader, x, dim).fresh()
+        (slot,) = x.dims[dim]
         new = Slot(Axis(slot.axis.root.size, slot.axis.root.letter))
         rows = list(x.dims)
         rows[dim] = (new,)
-        x = x.fresh().at(slot, ((-1, new),), slot.axis.root.size - 1).with_dims(rows)
+        x = x.at(slot, ((-1, new),), slot.axis.root.size - 1).with_dims(rows)
     return x
 
 

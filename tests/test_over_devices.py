@@ -278,3 +278,19 @@ def test_what_holds_or_not_is_sent_in_a_byte():
     gathered = [one.payload_bytes for one in step.collectives if one.line.startswith("visible.all_gather")]
     assert gathered
     assert {*gathered} == {64 * 64}
+
+
+def test_codes_of_quantized_weights_are_cut_with_them():
+    """Half of them lie on each of two devices; scales of blocks of 64 that do not divide stay whole."""
+    what = {"precision": "qlora", "lora": "all-linear", "seq_len": 64, "n_layer": 2, "vocab_size": 256}
+    one = lc.memory("gpt2", engine="table", **what).split["weights"]
+    cut = lc.memory("gpt2", mesh="dp=2", placement="fsdp", **what)
+    assert one / 2 <= cut.split["weights"] < 0.52 * one
+    assert cut.peak == sum(cut.split.values())
+
+
+def test_a_plan_is_chosen_for_batches_that_all_devices_share():
+    what = {"n_layer": 1, "n_embd": 48, "vocab_size": 256, "seq_len": 64, "mesh": "dp=2", "placement": "ddp"}
+    fits = lc.memory("gpt2", budget="20MB", plan="auto", **what).fits
+    assert fits["batch_size"] % 2 == 0
+    assert fits["batch_size"] > 2

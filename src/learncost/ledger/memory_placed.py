@@ -30,7 +30,7 @@ from learncost.vocabulary.optimizers import OPTIMIZERS
 def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None) -> Step:
     """A step as each device of a mesh has it.
 
-    Raises `InputError` where an axis does not divide, and with quantized or flash weights.
+    Raises `InputError` where an axis does not divide.
     """
     grid, clauses = parse_mesh(mesh), chosen(place_, placement)
     # Of an optimizer of which the state alone is known, the lines are those of one that has a state too.

@@ -50,16 +50,22 @@ def largest(step: Step, runner: Runner, budget: int) -> int:
     """
     if step.run.plan != "auto":
         return _largest(step, runner, budget)
-    batch, more = 0, _largest(step.at(step.accumulate), runner, budget)
+    unit = _unit(step)
+    batch, more = 0, _largest(step.at(unit), runner, budget)
     while more > batch:
         batch = more
-        more = _largest(step.at(batch + step.accumulate), runner, budget)
+        more = _largest(step.at(batch + unit), runner, budget)
     return batch
+
+
+def _unit(step: Step) -> int:
+    """The smallest batch: a sequence for each microbatch, of each device that has its own."""
+    return step.shares.get("B", 1) * step.accumulate
 
 
 def _largest(step: Step, runner: Runner, budget: int) -> int:
     if step.over:  # every device has as many
-        unit = step.shares.get("B", 1) * step.accumulate
+        unit = _unit(step)
         return unit * largest_batch(lambda several: runner.peak(step, step.sizes(several * unit)), budget)
     if runner.largest:
         return runner.largest(step, budget)

@@ -12,6 +12,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES, Precision
 from learncost.equation.table import Line, Repeat, Table, each_line, walk
 from learncost.layers.names import scores
+from learncost.layers.quantized import Array, bytes_of_array
 from learncost.ledger.memory_types import INDEX
 from learncost.ledger.run import Run
 from learncost.models.model import Model, Structure, run_sizes
@@ -148,6 +149,7 @@ class Step:
         shares  into how many parts axes are cut
         """
         self.table, self.over, self.shares = table, over, shares
+        self.quantized = sum(bytes_of_array(array, self.sizes()) for array in self.packed)
         self._counted()
         sizes, name, widths = over.placed.mesh.sizes, _NAMES[self.kind.value], self.widths
 
@@ -163,6 +165,13 @@ class Step:
         return planned(
             without_gradients(step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)), self.plan
         )
+
+    @property
+    def packed(self) -> tuple[Array, ...]:
+        """Codes and scales of quantized weights; of a device among many its parts of them."""
+        arrays = (array for weight in self.model.quantized for array in (weight.codes, *weight.scales))
+        axes = self.table.axes
+        return tuple(replace(array, axes=axes.get(array.name, array.axes)) for array in arrays)
 
     @property
     def beside(self) -> int:

@@ -52,9 +52,9 @@ def _stays(step: Step, stays: Iterable[Stay], lines: int) -> Iterator[Stay]:
     away = {*quantized_widths(step.model), *(step.frozen if step.in_flash else ())}
     yield from (replace(stay, part=part_of(step, stay)) for stay in stays if stay.name not in away)
     if not step.in_flash:
-        for array in (array for several in step.model.quantized for array in (several.codes, *several.scales)):
-            shape = shape_of(array.axes, step.run.axes)
-            yield throughout(array.name, bytes_of_array(array, step.run.axes), "weights", array.axes, shape)
+        for array in step.packed:
+            shape = shape_of(array.axes, step.sizes())
+            yield throughout(array.name, bytes_of_array(array, step.sizes()), "weights", array.axes, shape)
     for name, size in (("optimizer state", step.state), ("master weights", step.master)):
         if size:
             yield throughout(name, size, name)
@@ -64,8 +64,7 @@ def _with_quantized(witnesses: tuple[Held, ...], step: Step) -> tuple[Held, ...]
     """The arrays that are alive, the largest first, with codes and scales as they are packed in RAM."""
     if step.in_flash or not step.quantized:
         return witnesses
-    arrays = [array for weight in step.model.quantized for array in (weight.codes, *weight.scales)]
-    sizes = step.run.axes
+    arrays, sizes = step.packed, step.sizes()
     packed = [
         Held(array.name, array.axes, shape_of(array.axes, sizes), bytes_of_array(array, sizes), role="weight")
         for array in arrays

@@ -73,3 +73,8 @@ def test_it_learns():
     losses = [training.step(tokens) for _ in range(30)]
     assert losses[-1] < losses[0]
     assert training.forward(tokens)["loss"] < losses[-1]
+
+
+def test_what_a_scan_inside_of_a_block_keeps_is_said():
+    with pytest.raises(lc.InputError, match="keep what a repeat inside of them makes, such as the states of a scan"):
+        step(build(small("rwkv")), "reversible")

@@ -40,6 +40,11 @@ def _branches(model: Model, place: Place, doing: str) -> Chain:
             f"{doing} needs blocks of an even number of branches, each added to the stream before the next one reads "
             f"it, which {model.configuration.name} does not have"
         )
+    if any(isinstance(line, Repeat) for line in place.lines):
+        raise InputError(
+            f"{doing} needs blocks that keep nothing for their backward turns: those of {model.configuration.name} "
+            "keep what a repeat inside of them makes, such as the states of a scan"
+        )
     return chain
 
 

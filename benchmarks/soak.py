@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 
@@ -76,7 +77,7 @@ def bad(chance: random.Random) -> Asked:
             Asked("GET", "/api/document?model=../../etc/passwd", (400,)),
             Asked("GET", f"/api/document?model=gpt2&on=/tmp/{word}", (400,)),
             Asked("GET", f"/api/document?model=gpt2&n_layer={absurd}", (400,)),
-            Asked("GET", f"/api/document?model=gpt2&zz{word}=1", (400,)),
+            Asked("GET", f"/api/document?model=gpt2&zz{quote(word, '')}=1", (400,)),
             Asked("GET", f"/api/document?model=gpt2&seq_len={absurd}", (400,)),
             Asked("POST", "/api/document", (400,), {}, noise),
             Asked("POST", "/api/document", (413,), {}, b"x" * (2**20 + 1 + chance.randrange(2**16))),

@@ -239,7 +239,8 @@ def rrelu(
 
 
 @rule("prelu", "_prelu_kernel")
-def prelu(reader: Reader, x: View, slope: View) -> View:
+def prelu(reader: Reader, x: Any, slope: Any) -> View:
+    x, slope = reader.view(x), reader.view(slope)
     above = reader.word("relu", x)
     below = reader.add(x, above, signs=[1, -1])
     if len(slope.dims) == 1 and len(x.dims) > 1:

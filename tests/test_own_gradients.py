@@ -114,3 +114,10 @@ def test_windows_beyond_the_ends_of_a_slice_read_zeros():
     inputs = (torch.randn(8, 6),)
     apart = parity(module, inputs, read_module(module, inputs))
     assert (apart.value, apart.gradient) == (pytest.approx(0, abs=1e-14), pytest.approx(0, abs=1e-14))
+
+
+def test_a_hook_on_a_weight_is_refused():
+    module = Of(torch.sin)
+    module.linear.weight.register_hook(lambda gradient: gradient / 2)
+    with pytest.raises(lc.InputError, match=r"^linear\.weight has a hook on its gradient"):
+        lc.from_module(module, {"x": "float 4 6"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.models.imported.functions import held_to_their_lines
+from learncost.models.imported.functions import check_hooks, held_to_their_lines
 
 
 @dataclass
@@ -71,6 +71,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     """The graph of a module in functional form, composite operators whole. Raises `InputError`."""
     import torch
 
+    check_hooks(module)
     given = arguments(module, inputs)
     for name in symbols:
         if name not in given:

@@ -60,6 +60,19 @@ def held_to_their_lines() -> Iterator[None]:
         setattr(torch.Tensor, "register_hook", register)  # noqa: B010
 
 
+def check_hooks(module: Any) -> None:
+    """Refuse a module whose gradients hooks may change, which no export sees. Raises `InputError`."""
+    of_modules = (
+        (path, part) for path, part in module.named_modules() if part._backward_hooks or part._backward_pre_hooks
+    )
+    of_parameters = ((path, each) for path, each in module.named_parameters() if each._backward_hooks)
+    for path, _ in (*of_modules, *of_parameters):
+        raise InputError(
+            f"{path or type(module).__name__} has a hook on its gradient, which runs backward alone, where no export "
+            "sees it: remove it from what is read"
+        )
+
+
 def _described(value: Any) -> Any:
     shape = getattr(value, "shape", None)
     return repr(value) if shape is None else (value.dtype, *map(_number, shape))

@@ -32,6 +32,9 @@ STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
 NEAR = 1e-10
 """How near losses and weights in fp64 come to NumPy's, relative to the largest of each array."""
 
+SLACK = 1.05
+"""How much larger an arena may be than what is alive: mostly it is equal, and else the search says what lies idle."""
+
 NOTHING = 1e-12
 """A gradient that is less than this share of the largest is nothing: what the optimizer makes of it is noise."""
 
@@ -116,7 +119,9 @@ def _part(program: Program, name: str, array: Any, part: int) -> Any:
 
 def _begin(program: Program) -> dict[str, Any]:
     training = program.training
-    begin = {name: np.array(array) for name, array in (training.weights | training.state).items()}
+    begin = {
+        name: np.array(array) for name, array in (training.weights | training.weights_read | training.state).items()
+    }
     for name in alone.changed(program.firmware):  # gradients that are gathered begin as zeros
         begin.setdefault(name, np.zeros(alone.shape(program.firmware, name)))
     return begin | {"lr": training.learning_rate}
@@ -152,7 +157,7 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
     worst_loss = float(np.max(np.abs(losses - expected) / np.abs(expected))) if len(losses) else 0.0
     errors = {
         name: float(np.max(np.abs(ran.arrays[name] - array)) / max(np.max(np.abs(array)), 1e-300))
-        for name, array in training.weights.items()
+        for name, array in training.weights_read.items()
         if name in ran.arrays and name not in nothing
     }
     worst = max(errors, key=lambda key: errors[key]) if errors else ""
@@ -287,7 +292,7 @@ def _memory(program: Program, name: str) -> Iterator[Check]:
     alive = in_all(layouts, together(layout.alive for layout in layouts))
     lost = f", {arena - alive:,} of them between arrays" if arena > alive else ""
     text = f"{arena:,} bytes{lost}, {alive:,} alive at the worst call"
-    yield Check(name, "the arena with the most bytes alive", text, arena == alive)
+    yield Check(name, "the arena with the most bytes alive", text, arena <= SLACK * alive)
     compiled = alone.compiled(firmware)
     text = f"{compiled.ram:,} bytes of variables, {firmware.rooms.ram:,} predicted"
     if compiled.between:

@@ -149,10 +149,10 @@ def compiled(program: Firmware) -> Object:
 
 
 def _symbols(program: Firmware) -> tuple[str, str]:
-    """What `nm` and `size` say of the object."""
+    """What `nm` and `size` say of the object, whose tables of addresses are constants as on a device."""
     with tempfile.TemporaryDirectory() as folder:
         _write(folder, _texts(program))
-        _called(folder, (*c_compiler(), "-std=c99", "-O2", "-c", f"{program.prefix}.c", "-o", "program.o"))
+        _called(folder, (*c_compiler(), "-std=c99", "-O2", "-fno-pic", "-c", f"{program.prefix}.c", "-o", "program.o"))
         return _called(folder, ("nm", "-S", "program.o")).decode(), _called(folder, ("size", "program.o")).decode()
 
 

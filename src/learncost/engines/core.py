@@ -112,7 +112,9 @@ class Core(Displayed):
 
     def _begin(self, weights: Mapping[str, Any], table: Table) -> None:
         """From these weights, and no state but that which the step's table reads: what is frozen has none."""
-        self.weights = {name: np.array(array) for name, array in weights.items()} if self._blocks > 1 else dict(weights)
+        self.weights = (
+            {name: np.array(array) for name, array in weights.items()} if self._chosen.by_turns else dict(weights)
+        )
         self._begin_state(table)
 
     def _begin_state(self, table: Table) -> None:
@@ -148,7 +150,7 @@ class Core(Displayed):
     @property
     def weights_read(self) -> Values:
         """The weights, and where blocks take turns their stacks in the parts that a step has, in the same memory."""
-        if self._blocks == 1:
+        if not self._chosen.by_turns:
             return self.weights
         table, weights, begin = self._of_turn(), dict(self.weights), dict[str, int]()
         for name in table.weights:

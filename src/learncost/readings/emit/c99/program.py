@@ -193,6 +193,8 @@ class _Writer:
         prefix = self.prefix
         if entry in ("step", "update"):
             lines += [f"{prefix}_steps++;", *self._numbers()]
+        if entry == "gather":
+            lines += self._draws(f"({prefix}_steps + 1u)")
         if entry in ("step", "gather"):
             lines += self._masks(entry)
         lines += step.body()
@@ -222,15 +224,18 @@ class _Writer:
         for number, rate in (("k1", "c1"), ("k2", "c2")):
             if number in by_role:
                 yield f"{spelled(number)} = (real)1 / missing_power({spelled(rate)}, {self.prefix}_steps);"
-        for number in by_role:
-            kind, _, held = number.partition("/")
-            if kind == "draw":  # of steps counted from 1; the first of those that draw alike
-                steps = f"{self.prefix}_steps"
-                first = f"({steps} - ({steps} - 1u) % {held}u)" if held else steps
-                mixed = f"mixed({self.prefix}_seed * 0x9e3779b1u + {first})"
-                yield f"{spelled(number)} = (real)(({mixed} >> 8) + 1u);"
+        yield from self._draws(f"{self.prefix}_steps")
         if "decay" in by_role:
             yield f"{spelled('decay')} = (real)1 - {spelled('lr')} * weight_decay;"
+
+    def _draws(self, steps: str) -> Iterator[str]:
+        """What is drawn in a step counted from 1, or in the first of those that draw alike."""
+        for name in self.given:
+            kind, _, held = self.values[name].of.partition("/")
+            if kind == "draw" and self.values[name].role == "number":
+                first = f"({steps} - ({steps} - 1u) % {held}u)" if held else steps
+                mixed = f"mixed({self.prefix}_seed * 0x9e3779b1u + {first})"
+                yield f"{self.names[name]} = (real)(({mixed} >> 8) + 1u);"
 
     def _masks(self, entry: str) -> Iterator[str]:
         """Masks of dropout, drawn from the seed, the step, the microbatch and the mask's number: `masks.drawn`."""

@@ -25,14 +25,12 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Sum, Table, Word
 from learncost.models.families import FAMILIES
 from learncost.models.imported.walk import read_module
-from learncost.models.model import build
+from learncost.models.model import build, run_sizes
 from learncost.readings.price import price
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from test_imported_families import BATCH, COUNTED_OTHERWISE, GENERIC, inputs_of, module_of
-
-LETTERS = {"batch_size": "B", "seq_len": "M", "target_len": "N"}
 
 
 def line_of(family: str) -> str:
@@ -44,8 +42,8 @@ def line_of(family: str) -> str:
     ledgers = lc.cost(typed, batch_size=BATCH, price_book="matmul", **lengths), lc.cost(read, price_book="matmul")
     told = [_products(*ledgers)]
     model = build(replace(typed, learned=None))  # what learns is of no interest to a forward pass
-    sizes = {LETTERS[name]: size for name, size in {"batch_size": BATCH, **lengths}.items()}
-    ours, theirs = _by_kind(model.table, {**sizes, **model.sizes}), _by_kind(read.table, read.sizes)
+    sizes = run_sizes(model, BATCH, lengths.get("seq_len"), lengths.get("target_len"))
+    ours, theirs = _by_kind(model.table, sizes), _by_kind(read.table, read.sizes)
     apart = {name: theirs[name] - ours[name] for name in sorted(ours | theirs) if theirs[name] != ours[name]}
     total = f"run {sum(ours.values()):,}, read {sum(theirs.values()):,}"
     told.append(

@@ -161,6 +161,13 @@ def test_microbatches_clipping_decay_and_frozen_weights(learning: dict[str, Any]
     )
 
 
+@pytest.mark.parametrize("learning", [{}, {"train_layers": "1"}], ids=str)
+def test_what_turns_make_anew_elsewhere_than_where_it_lies_is_moved_there(learning: dict[str, Any]) -> None:
+    program = made("llama", plan="at-once", procedure="kolen-pollack", optimizer="sgd", **learning)
+    found = parity(program, 3, ("-O0",))
+    assert max(found.losses, found.weights) <= NEAR, found
+
+
 @pytest.mark.parametrize(
     ("name", "learns"), [("mlp", {"train": "W2,b2"}), ("gpt2", {"lora": "all-linear", "lora_rank": 2})]
 )

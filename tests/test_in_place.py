@@ -114,7 +114,7 @@ def test_every_procedure(procedure: str) -> None:
 
 
 def test_feedback_that_follows_weights_made_anew_inside_of_turns_is_refused() -> None:
-    with pytest.raises(InputError, match="takes the steps of a weight"):
+    with pytest.raises(InputError, match="made anew in turns, elsewhere than where it lies"):
         _steps(_training(GPT2, "kolen-pollack", "sgd", np.float64), "at-once,fused", "fp64")
 
 

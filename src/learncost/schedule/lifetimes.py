@@ -131,6 +131,7 @@ class Lifetimes:
     arrays  all of them, in the order in which they are made; what is given first
     lines   the line that runs at every moment, the path of its turn, and its number in its scope
     fields  those that each scope's calls name, for each turn of the loops around
+    outputs  those that leave the step, by name
     pairs   an operand and a result of a call that may be one memory, or are (`over`), and the moment
 
     count   the turns of a repeat, where they are known
@@ -153,6 +154,7 @@ class Lifetimes:
         self.fields: dict[Path, dict[str, Array]] = {}
         self.loops: dict[Loop, int] = {}
         self.pairs: list[tuple[Array, Array, int]] = []
+        self.outputs: dict[str, Array | Stack] = {}
         self._parts: dict[tuple[Array, int], Array] = {}
         self._walk_all()
 
@@ -179,7 +181,7 @@ class Lifetimes:
         self._walk(self.items, names, axes, (), {name: ITSELF for name in self.table.outputs if name not in fixed})
         self.moment = FOREVER  # what leaves the step is read when it is over, and with a part the whole that it lies in
         for name in self.table.outputs:
-            lifetime = names[name]
+            self.outputs[name] = lifetime = names[name]
             if isinstance(lifetime, Array):
                 self.fields.setdefault((), {})[name] = lifetime
             for array in _arrays(lifetime):

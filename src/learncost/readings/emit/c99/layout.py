@@ -60,6 +60,9 @@ class Alone(Layout):
             self._scratch[name] = str(scratch.points), scratch.dtype
         return replace(function, writes=(*function.writes, *names))
 
+    def _check(self) -> None:
+        """Nothing: what turns make anew elsewhere than where it lies is moved there (`Steps`)."""
+
     def _product(self, line: Line) -> MatrixProduct | None:
         return matrix_product(line)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -25,12 +25,16 @@ CODES = "int8"
 
 @dataclass(frozen=True)
 class _Scope:
-    """The calls of one function; `path` are the numbers of the loops around."""
+    """The calls of one function; `path` are the numbers of the loops around.
+
+    renewed  weights and states, or a turn's parts of them, with the names of what becomes of them there
+    """
 
     items: tuple[Item, ...]
     axes: Axes
     title: str
     path: tuple[int, ...]
+    renewed: Mapping[str, str]
 
 
 class Steps:
@@ -58,24 +62,26 @@ class Steps:
         self.tables: dict[str, str] = {}
 
     def body(self) -> list[str]:
-        """The statements of the step; what is made anew elsewhere than where it lies, as in two lines, is moved."""
-        scope = _Scope(self.layout.items, self.layout.table.axes, "", ())
-        lines, moved = self._statements(scope), self._moved()
-        for old, new in moved.items():
-            copy = "copy_codes" if self.layout.dtypes[new] == CODES else "copy"
-            lines.append(call_text(copy, (str(self._points(old, scope)), self._address(new, scope), self.spell(old))))
-        return lines
+        """The statements of the step."""
+        table = self.layout.table
+        return self._statements(_Scope(self.layout.items, table.axes, "", (), table.renewed))
 
-    def _moved(self) -> dict[str, str]:
-        """Weights and states that no line changes in their place, with the names of what becomes of them."""
-        fields = self.layout.lifetimes.fields[()]
-        return {
-            old: new for old, new in self.layout.table.renewed.items() if new in fields and fields[new].owner != old
-        }
+    def _moved(self, scope: _Scope) -> Iterator[str]:
+        """What is made anew elsewhere than where it lies, as in two lines, is moved there at the end of its scope."""
+        by_turn = [fields for _, fields in self.layout.lifetimes.by_turn(scope.path)]
+        for old, new in scope.renewed.items():
+            if all(new not in fields or self._lies_there(fields[new], old, fields, scope) for fields in by_turn):
+                continue
+            copy = "copy_codes" if self.layout.dtypes[new] == CODES else "copy"
+            there = self._address(old, scope) if scope.path else self.spell(old)
+            yield call_text(copy, (str(self._points(old, scope)), self._address(new, scope), there))
+
+    def _lies_there(self, array: Array, old: str, fields: Mapping[str, Array], scope: _Scope) -> bool:
+        return array.root is fields[old].root if scope.path else array.owner == old
 
     def result(self, name: str) -> str:
         """Where an output of the step lies when it is over."""
-        return self._address(name, _Scope((), self.layout.table.axes, "", ()))
+        return self._address(name, _Scope((), self.layout.table.axes, "", (), {}))
 
     # Statements.
 
@@ -91,13 +97,16 @@ class Steps:
             self.calls[number] = item
             lines += equations(item.lines, number)
             lines += self._call(item, scope)
+        lines += self._moved(scope)
         return lines[1:] if lines and not lines[0] else lines
 
     def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
         repeat, depth = loop.repeat, len(scope.path)
         number = self.layout.lifetimes.loops[loop]
         title = self.identifiers.of(loop_title(loop, self.layout.table), f"loop {number} {id(self)}")
-        inner = _Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number))
+        made = {outer: inside for inside, outer in repeat.keep}
+        renewed = {part: made[new] for part, stack in repeat.each if (new := scope.renewed.get(stack)) in made}
+        inner = _Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), renewed)
         body = "\n".join(f"    {line}".rstrip() for line in self._statements(inner))
         needed = [name for name in map(turn, range(depth + 1)) if re.search(rf"\b{name}\b", without_comments(body))]
         parameters = ", ".join(f"place {name}" for name in needed) or "void"

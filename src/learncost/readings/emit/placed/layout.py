@@ -15,7 +15,7 @@ from learncost.readings.emit.precision import Rounding, typed
 from learncost.schedule import arena
 from learncost.schedule.calls import Axes
 from learncost.schedule.in_place import calls
-from learncost.schedule.lifetimes import Array, Lifetimes, every_turn
+from learncost.schedule.lifetimes import Array, Lifetimes, Stack, every_turn
 from learncost.schedule.matrix import MatrixProduct, matrix_product
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
@@ -42,14 +42,13 @@ class Layout:
     def __init__(
         self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: Kernels | None = None
     ) -> None:
-        if table.following and table.following != table.beside:  # some of those weights are made anew inside of turns
-            raise InputError(f"{table.following[0]} takes the steps of a weight, which is not laid out in place")
         self.dtypes, self.sizes = dict(dtypes), sizes
         self.kernels = kernels or Kernels(sizes)
         calls(table, dtypes, self._noted, self._product)
         self.items = calls(table, dtypes, self._kernel, self._product)
         self.table = self._with_scratch(table)
         self.lifetimes = Lifetimes(self.table, self.items, self.count, every_turn, wholes=True)
+        self._check()
         self.bytes = self._arranged()
 
     @property
@@ -81,6 +80,13 @@ class Layout:
     def _arranged(self) -> int:
         """Give every array its place; the bytes of the arena."""
         return arena.laid_out(self.lifetimes, lambda array: self.points(array) * WIDTHS[self.dtypes[array.name]])
+
+    def _check(self) -> None:
+        """Refuse weights and states that turns make anew elsewhere than where these lie: nothing moves them there."""
+        for old, new in self.table.renewed.items():
+            lifetime = self.lifetimes.outputs.get(new)
+            if isinstance(lifetime, Stack) and any(array.owner != old for array in lifetime.arrays()):
+                raise InputError(f"{old} is made anew in turns, elsewhere than where it lies: not laid out in place")
 
     def _product(self, line: Line) -> MatrixProduct | None:
         """The line as a product of a library, whose factors are of one type."""

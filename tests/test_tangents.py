@@ -210,3 +210,9 @@ def test_what_a_turn_reads_types_of_is_there_to_its_end():
     """A backward turn that is handed kept values alone, of which one goes before another is scattered."""
     answer = lc.memory(small("deepseek_v2"), procedure="forward-gradient-activities", seq_len=6, engine="numpy")
     assert answer.peak > 0
+
+
+def test_what_frozen_weights_alone_would_have_needed_is_not_asked_for():
+    """The last layer alone learns: no direction is drawn; the step takes what others take."""
+    training = lc.Training(small("gpt2", tie_word_embeddings=False), "forward-gradient-activities", "sgd", train="head")
+    assert training.step(tokens=np.arange(6).reshape(1, 6)) > 0

@@ -95,7 +95,9 @@ def with_tangents(model: Model, derived: Derived, made: Signals) -> tuple[Table,
     values = {**table.values, **moved.values, **directions.values}
     step = replace(table, lines=lines, values=values, inputs=(*table.inputs, NUMBER))
     step = replace(step, outputs=(*model.table.outputs, *gradients.values()))
-    return replace(needed(step, step.outputs), weights=step.weights, inputs=step.inputs), gradients
+    reached = needed(step, step.outputs)  # its inputs stay, also those that frozen weights alone would have needed
+    known = {name: step.values[name] for name in step.inputs if name in step.values}
+    return replace(reached, weights=step.weights, inputs=step.inputs, values={**known, **reached.values}), gradients
 
 
 def _several(

@@ -327,3 +327,30 @@ def test_names_are_given_once() -> None:
             assert float(values["loss"]) == pytest.approx(other.step(**_batch()), abs=1e-13)
             for name, array in other.weights.items():
                 np.testing.assert_allclose(values[f"{name}.new"], array, atol=1e-13)
+
+
+SPLIT = """split(X; WQ WK WV WO) -> X
+  repeat n_layer carry X:
+    Q[B M h u k] = X[B M d] WQ[d h u k]
+    K[B M h u k] = X[B M d] WK[d h u k]
+    V[B M h u k] = X[B M d] WV[d h u k]
+    R[B h M M'] = Q[B M h u k] K[B M' h u k]
+    S[B h M M'] = R[B h M M'] #k^-0.5[]
+    P[B h M M'] = softmax[M'](S[B h M M'])
+    A[B M h u k] = P[B h M M'] V[B M' h u k]
+    O[B M d] = A[B M h u k] WO[h u k d]
+    X[B M d] = X[B M d] + O[B M d]
+"""
+
+
+def test_a_kernel_of_scores_sums_over_two_axes_that_lie_side_by_side() -> None:
+    """As models do that turn halves of their heads, ModernBERT among them."""
+    from learncost.engines.in_place import InPlace
+
+    table = lc.derive(lc.layer(SPLIT)).step
+    sizes = {"B": 2, "M": 37, "d": 6, "h": 2, "u": 2, "k": 3, "n_layer": 2}
+    arrays = random_arrays(table, sizes)
+    expected = dict(arrays)
+    execute(lower(table), expected, sizes)
+    for name, tensor in InPlace(planned(table, "flash,fused"), sizes, "fp64", {})(arrays).items():
+        np.testing.assert_allclose(tensor.numpy().reshape(np.shape(expected[name])), expected[name], atol=1e-11)

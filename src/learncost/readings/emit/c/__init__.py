@@ -21,6 +21,7 @@ from learncost.readings.emit.c.gnu import GNU
 from learncost.readings.emit.c.printer import Printer, indented
 from learncost.readings.emit.c.schedule import Schedule
 from learncost.readings.emit.c.shares import shared
+from learncost.readings.emit.c.sides import groups, joined
 from learncost.readings.emit.c.unify import lowered, unified
 
 __all__ = ["Function", "Scratch", "kernel", "source", "writable"]
@@ -158,7 +159,15 @@ def _scheduled(
                 return Schedule(lines, widest, None, outputs, dtypes)
             except InputError:
                 pass
-    schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes)
+    parts: dict[str, tuple[str, ...]] = {}
+    try:
+        schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes)
+    except InputError:  # products of a library sum over one axis: several that are side by side go as one
+        together = groups(lines, frozenset(turns).union(plan.blocks[:1] if plan.blocks else ()), turns)
+        if not together:
+            raise
+        lines, parts = tuple(joined(lines, together)), {" ".join(group): group for group in together.values()}
+        schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes, parts)
     late = {
         v.name
         for v in schedule.values.values()
@@ -174,7 +183,7 @@ def _scheduled(
         if left.name in late:
             plain = Term(left.name, left.declared)
             changed.append(Sum((plain,), (replace(plain, name=f"{left.name}~sum"),), (), line.tag, (1,)))
-    return Schedule(changed, turns, plan.blocks, outputs, dtypes)
+    return Schedule(changed, turns, plan.blocks, outputs, dtypes, parts)
 
 
 def writable(

@@ -8,7 +8,7 @@ next one needs. A value that is elementwise is computed where it is needed, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -112,8 +112,14 @@ class Schedule:
         products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
         grouped = groups(self._lines, frozenset(self.steps).union(*products), self.turns)
         turns = dict.fromkeys(" ".join(grouped.get(axis, (axis,))) for axis in self.turns)
-        parts = {" ".join(group): group for group in grouped.values()}
-        return Schedule(joined(self._lines, grouped), tuple(turns), self.block, self.outputs, self.dtypes, parts)
+        parts = {" ".join(group): self._apart(group) for group in grouped.values()}
+        kept = {axis: several for axis, several in self.parts.items() if axis not in grouped}
+        lines = joined(self._lines, grouped)
+        return Schedule(lines, tuple(turns), self.block, self.outputs, self.dtypes, kept | parts)
+
+    def _apart(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """The axes, those that stand for several as these."""
+        return tuple(part for axis in axes for part in self.parts.get(axis, (axis,)))
 
     # Axes.
 

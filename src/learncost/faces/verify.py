@@ -8,7 +8,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.ledger.question import question
-from learncost.ledger.run import check_probability
+from learncost.ledger.run import check_probability, lengths_of
 from learncost.models.argument import layer_or_model
 from learncost.proof.report import Report
 from learncost.proof.verify import verify as compute
@@ -126,6 +126,9 @@ def verify(
         return report if every or len(report.checks) <= FEW else replace(report, summed=True)
     if engine is None and (settings or sizes):
         raise InputError(f"--{next(iter((*sizes, *settings))).replace('_', '-')} is for --engine torch or jax")
+    if engine is not None:  # a table's letters are said as `--B 2 --M 8`
+        lengths, sizes = lengths_of({name: settings.get(name) for name in ("batch_size", "seq_len")}, sizes)
+        settings |= lengths
     if engine == "c99":
         from learncost.derivations.verified_c99 import verify_c99
 

@@ -121,3 +121,20 @@ def test_a_hook_on_a_weight_is_refused():
     module.linear.weight.register_hook(lambda gradient: gradient / 2)
     with pytest.raises(lc.InputError, match=r"^linear\.weight has a hook on its gradient"):
         lc.from_module(module, {"x": "float 4 6"})
+
+
+def test_the_proof_asks_the_module_itself_for_its_gradients():
+    """A table of the same values, of which another part learns, is no table of the module."""
+
+    class Scaled(torch.nn.Linear):
+        stops = False
+
+        def forward(self, x):
+            y = super().forward(x)
+            return y * (y.detach() if self.stops else y)
+
+    module, x = Scaled(4, 3), torch.randn(2, 4)
+    imported = read_module(module, x)
+    assert parity(module, x, imported).module < 1e-4
+    module.stops = True
+    assert parity(module, x, imported).module > 0.1

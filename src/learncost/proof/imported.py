@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,9 @@ class Parity:
 
     value      of the outputs, relative to the largest number of each
     gradient   of all gradients, relative to the largest gradient
-    module     of the exported graph in its own precision and the module itself
+    module     of the exported graph and the module itself: outputs in its own precision, gradients in float64
+
+    A module that does not run in float64 has its outputs compared alone.
     """
 
     value: float
@@ -87,7 +90,10 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
     return Parity(
         value,
         gradient,
-        _apart_from_module(module, given, graph, imported),
+        max(
+            _apart_from_module(module, given, graph, imported),
+            _gradients_apart(module, doubles, [*zip(results, seeds, strict=True)], weights),
+        ),
         sum(p.numel() for p in paths.values()),
         len(read.text.splitlines()),
     )
@@ -202,6 +208,45 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
         scale = float(mine.detach().abs().max()) or 1.0
         worst = max(worst, min((float((t.double() - mine).abs().max()) / scale for t in near), default=float("inf")))
     return worst
+
+
+def _gradients_apart(
+    module: Any, given: Mapping[str, Any], results: Sequence[tuple[Any, Any]], weights: Mapping[str, Any]
+) -> float:
+    """How far the gradients of the module itself are from those of its graph, relative to the largest of these.
+
+    An export keeps what a forward pass computes, not all that autograd was told about it, as under `no_grad`.
+
+    given    the inputs in float64
+    results  of the graph, each with the gradient that it was given
+    weights  the graph's, with their gradients
+    """
+    import torch
+
+    try:
+        twin = deepcopy(module).double()
+        row, by_name = as_called(twin, given)
+        answer = twin(*row, **by_name)
+    except Exception:  # code of the user's, which may not be for float64, nor be copied
+        return 0.0
+    tensors = [t for t in torch.utils._pytree.tree_leaves(answer) if isinstance(t, torch.Tensor)]
+    pairs = []
+    for mine, seed in results:
+        near = [t for t in tensors if t.shape == mine.shape and t.dtype == mine.dtype]
+        nearest = min(near, key=lambda t: float((t - mine).detach().abs().max()), default=None)
+        if nearest is not None and nearest.requires_grad:
+            pairs.append((nearest, seed))
+    learning = {path: weight for path, weight in twin.named_parameters() if weight.requires_grad and path in weights}
+    if not pairs or not learning:
+        return 0.0
+    outputs, seeds = zip(*pairs, strict=True)
+    gradients = torch.autograd.grad(outputs, [*learning.values()], seeds, allow_unused=True)
+    ours = [_gradient(weights[path]) for path in learning]
+    theirs = [
+        np.zeros(mine.shape) if g is None else g.numpy(force=True) for mine, g in zip(ours, gradients, strict=True)
+    ]
+    scale = max((float(np.abs(mine).max(initial=0.0)) for mine in ours), default=0.0) or 1.0
+    return max(_apart(mine, other, scale) for mine, other in zip(ours, theirs, strict=True))
 
 
 @dataclass(frozen=True)

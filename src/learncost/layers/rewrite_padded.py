@@ -40,8 +40,8 @@ def paddable(table: Table) -> frozenset[str]:
     acted = {axis for line in lines if isinstance(line, Word) and _is_of_shares(line) for axis in line.axes}
     read = {axis for line in lines for axis in _read(line)}
     of_weights = {axis for name in table.weights for axis in table.axes[name]}
-    found = (acted | read) & of_weights
-    return frozenset(found - {axis for line in lines for axis in _counted(line)})
+    axes_told = (acted | read) & of_weights
+    return frozenset(axes_told - {axis for line in lines for axis in _counted(line)})
 
 
 def _is_of_shares(line: Word) -> bool:

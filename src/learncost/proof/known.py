@@ -216,15 +216,15 @@ def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 def _ratios(model: Model, chosen: Procedure, share: float) -> Iterator[float]:
     """How many times less far apart gradients are, when the distance halves; until it is four times twice."""
-    sizes, found, quarters = small_sizes(model.table), list[Mapping[str, Any]](), 0
+    sizes, gradients_by_step, quarters = small_sizes(model.table), list[Mapping[str, Any]](), 0
     for halved in range(14):  # the last distance is 5e-8: roundings are larger then
         table, _ = by_two_sides(model, replace(chosen, distance=4e-4 * 0.5**halved))
         arrays = _of_smaller_weights(table, arrays_of(model, table, sizes), share)
-        found.append(gradients_of(model, table, sizes, arrays))
-        if len(found) > 2:
+        gradients_by_step.append(gradients_of(model, table, sizes, arrays))
+        if len(gradients_by_step) > 2:
             first, second = (
                 max(float(np.abs(larger[key] - smaller[key]).max()) for key in larger)
-                for larger, smaller in (found[-3:-1], found[-2:])
+                for larger, smaller in (gradients_by_step[-3:-1], gradients_by_step[-2:])
             )
             ratio = first / max(second, 1e-300)
             yield ratio

@@ -132,13 +132,13 @@ def _case(
             sizes = _with_whole_stages(sizes, model, pipeline)
         uneven = _uneven(model, table, *within, sizes)
         cases = []
-        for own in (sizes, uneven) if uneven else (sizes,):
-            filled, large, padded = filled_up(model, table, *within, own)
+        for small in (sizes, uneven) if uneven else (sizes,):
+            filled, large, padded = filled_up(model, table, *within, small)
             placed = _placed(
                 filled, step_of(filled) if padded else table, grid, pipeline, clauses, large, plan, optimizer
             )
             said = f", {padded[0].axis} filled up from {padded[0].size} to {padded[0].filled}" if padded else ""
-            cases.append((f"{subject}{said}", placed, own, large))
+            cases.append((f"{subject}{said}", placed, small, large))
     except InputError as refusal:
         yield Check(subject, "a step", str(refusal), None)
         return

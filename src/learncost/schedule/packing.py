@@ -59,8 +59,8 @@ def _searched(block: _Block, least: int, effort: int) -> list[int]:
             if block.end(places) <= least:
                 return places
             changed = _changed(order, block.highest(places), random)
-            if (found := block.placed(changed, block.end(places))) is not None:
-                order, places = changed, found
+            if (changed_places := block.placed(changed, block.end(places))) is not None:
+                order, places = changed, changed_places
         best = min(best or places, places, key=block.end)
     return best
 
@@ -78,8 +78,8 @@ def _changed(order: Sequence[int], highest: Sequence[int], random: Random) -> li
     at = changed.index(random.choice(highest))
     changed.insert(random.randrange(at) if at else 0, changed.pop(at))
     for _ in range(2):
-        one, other = random.randrange(len(order)), random.randrange(len(order))
-        changed[one], changed[other] = changed[other], changed[one]
+        first, second = random.randrange(len(order)), random.randrange(len(order))
+        changed[first], changed[second] = changed[second], changed[first]
     return changed
 
 

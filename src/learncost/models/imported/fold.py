@@ -293,10 +293,10 @@ def _starred(path: str, container: str, place: int, several: bool) -> str:
     return ".".join(part for part in (container, number, inner) if part)
 
 
-def _alike(one: Stored, other: Stored) -> bool:
+def _alike(first: Stored, second: Stored) -> bool:
     """Whether two values have axes of the same sizes in the same order."""
-    ours = [leaf for axis in one.axes for leaf in axis.leaves]
-    theirs = [leaf for axis in other.axes for leaf in axis.leaves]
+    ours = [leaf for axis in first.axes for leaf in axis.leaves]
+    theirs = [leaf for axis in second.axes for leaf in axis.leaves]
     return len(ours) == len(theirs) and all(equal(a.size, b.size) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -96,7 +96,7 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
             ours = _gradients(lambda *given: _forward(kind, given), values)
         except Exception:  # whatever a function of the user's raises
             return False
-        return all(_close(one, other) for one, other in zip(theirs, ours, strict=True))
+        return all(_close(first, second) for first, second in zip(theirs, ours, strict=True))
 
 
 def _real(value: Any) -> Any:
@@ -146,6 +146,6 @@ def _forward(kind: Any, given: Sequence[Any]) -> Any:
     return kind.forward(*given) if apart else kind.forward(_Context(), *given)
 
 
-def _close(one: Any, other: Any) -> bool:
-    largest = float(one.abs().max()) if one.numel() else 0.0
-    return bool((one - other).abs().le(TOLERANCE * max(largest, 1e-30)).all()) if one.numel() else True
+def _close(first: Any, second: Any) -> bool:
+    largest = float(first.abs().max()) if first.numel() else 0.0
+    return bool((first - second).abs().le(TOLERANCE * max(largest, 1e-30)).all()) if first.numel() else True

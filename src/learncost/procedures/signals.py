@@ -124,11 +124,12 @@ class _Signals:
     def at_blocks(self, signal: str) -> None:
         """Between the turns of repeats, and between repeats that follow one another."""
         blocks(self.model, self.chosen.name)
-        for place in (next(places(self.model.table)), *stacks(self.model.table)):
+        for place in places(self.model.table):
             repeats = [line for line in place.lines if isinstance(line, Repeat)]
             finals = {carry.final for repeat in repeats for carry in repeat.carry}
             self.follows |= {(*place.scope, r.makes): finals & {c.initial for c in r.carry} for r in repeats}
-            for carry in place.repeats[-1].carry if place.repeats else ():
+        for place in stacks(self.model.table):
+            for carry in place.repeats[-1].carry:
                 incoming = Elsewhere(f"d{carry.end}")
                 source = incoming if signal == "gradient" else self.error(place, carry.start, "handed")
                 source = replace(source, beyond=carry.initial in self.follows[place.scope])

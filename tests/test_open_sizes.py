@@ -10,18 +10,7 @@ torch = pytest.importorskip("torch")
 
 from learncost.models.imported.walk import read_module  # noqa: E402 - it needs torch
 from learncost.proof.imported import parity  # noqa: E402
-
-
-class Of(torch.nn.Module):
-    """What a function makes of a linear layer."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.linear = torch.nn.Linear(6, 6)
-        self.function = function
-
-    def forward(self, x):
-        return self.function(self.linear(x))
+from own_modules import Of  # noqa: E402
 
 
 def numbers_of_sizes(x):

@@ -10,7 +10,7 @@ from learncost.books.errata import errata as every
 from learncost.equation.errors import InputError
 from learncost.ledger.question import question
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
-from learncost.models.wording import nearest, shown
+from learncost.models.wording import mentions, nearest, shown
 
 
 @question()
@@ -70,7 +70,7 @@ def _one(name: str) -> Erratum:
 
 def _like(text: str) -> tuple[Erratum, ...]:
     """Those in which a text stands, in capitals or not."""
-    with_text = tuple(e for e in every() if any(text.lower() in str(value).lower() for value in asdict(e).values()))
+    with_text = tuple(e for e in every() if mentions(asdict(e).values(), text))
     if not with_text or not text.strip():
         raise InputError(f"no errata have {shown(text)} in a field")
     return with_text

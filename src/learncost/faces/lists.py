@@ -13,7 +13,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.ledger.question import question
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
-from learncost.models.wording import nearest, shown
+from learncost.models.wording import mentions, nearest, shown
 
 
 @question()
@@ -90,7 +90,7 @@ def _how_many(name: str, text: str | None) -> int:
 
 def _like(listed: Listed, text: str | None) -> list[Known]:
     """The entries that have a text in what is known of them."""
-    return [entry for entry in listed.entries if text is None or text.lower() in str(list(entry.values())).lower()]
+    return [entry for entry in listed.entries if text is None or mentions(entry.values(), text)]
 
 
 Known = dict[str, Any]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from learncost.books.formula import FORMULA
 from learncost.equation.count import total
 from learncost.equation.table import Line, Product, Word
-from learncost.layers.parts import Part, part_of
+from learncost.layers.parts import Part, is_norm, part_of
 from learncost.layers.products import matrix_maccs
 from learncost.layers.rewrite import DROPOUT
 from learncost.ledger.run import rows_of
@@ -90,7 +90,7 @@ def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
             return _PARTS[part]
         if row.layer == DROPOUT:
             return "dropout"
-        if part == "norm" or (isinstance(line, Word) and "normalize" in line.word):
+        if is_norm(row.layer) or (isinstance(line, Word) and "normalize" in line.word):
             return "normalization"
         if isinstance(line, Word):
             return _word(line.word)

@@ -69,6 +69,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else shown(text)
 
 
+def mentions(values: Iterable[object], text: str) -> bool:
+    """Whether a text stands in one of several values as they are written, in capitals or not."""
+    return text.lower() in str(list(values)).lower()
+
+
 def nearest(name: object, candidates: Iterable[str]) -> str:
     """Return "; did you mean 'a' or 'b'?" for the known names nearest to `name`, "" where none is near."""
     if not isinstance(name, str):

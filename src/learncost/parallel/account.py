@@ -26,7 +26,7 @@ from learncost.placement.clauses import Clause, Homes
 from learncost.placement.collective import BYTES_OF_AN_INDEX
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
-from learncost.placement.padding import Padded
+from learncost.placement.padding import Padded, padded_of
 from learncost.placement.place import Placed, place
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import state_of, without_gradients
@@ -160,9 +160,7 @@ class Account:
     def padded(self, sizes: Mapping[str, int]) -> tuple[Padded, ...]:
         """What is filled up."""
         parts = {name: (size, number) for name, _, size, number in self._parts(sizes) if name in self.paddable}
-        return tuple(
-            Padded(name, size, -(-size // number) * number) for name, (size, number) in parts.items() if size % number
-        )
+        return padded_of((name, *cut) for name, cut in parts.items())
 
     def _parts(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, list[str], int, int]]:
         """Axes that clauses name, over what each is cut, their sizes, and into how many parts."""

@@ -36,12 +36,13 @@ def filled_up(
     """
     axes = {axis for clause in chosen for axis in clause.axes} & paddable(model.table)
     parts = parts_of(table, mesh, chosen, sizes) if axes else {}
-    padded = tuple(
-        Padded(axis, sizes[axis], -(-sizes[axis] // parts[axis]) * parts[axis])
-        for axis in sorted(axes & parts.keys())
-        if sizes[axis] % parts[axis]
-    )
+    padded = padded_of((axis, sizes[axis], parts[axis]) for axis in sorted(axes & parts.keys()))
     return with_filled(model, padded), {**sizes, **sizes_of(padded)}, padded
+
+
+def padded_of(cut: Iterable[tuple[str, int, int]]) -> tuple[Padded, ...]:
+    """What is filled up of axes with their sizes and into how many parts each is cut: what does not divide."""
+    return tuple(Padded(axis, size, -(-size // parts) * parts) for axis, size, parts in cut if size % parts)
 
 
 def sizes_of(padded: Iterable[Padded]) -> dict[str, int]:

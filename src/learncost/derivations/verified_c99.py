@@ -50,6 +50,7 @@ def verify_c99(
     optimizer: str = "adamw",
     batch_size: int = BATCH_SIZE,
     seq_len: int | None = None,
+    target_len: int | None = None,
     learned: Mapping[str, Any] | None = None,
     sizes: Mapping[str, Any] | None = None,
 ) -> Report:
@@ -67,7 +68,8 @@ def verify_c99(
     if compiler() is None:
         missing = Check(configuration.name, "everything", "there is no C compiler: none of cc, gcc, clang", None)
         return Report(title, (missing,))
-    settings = Settings(plan=plan, batch_size=batch_size, seq_len=seq_len or _length(configuration))
+    length = seq_len or (None if target_len else _length(configuration))
+    settings = Settings(plan=plan, batch_size=batch_size, seq_len=length, target_len=target_len)
     learning = {"procedure": procedure, "optimizer": optimizer, **(learned or {})}
     return Report(title, tuple(checks(configuration, settings, learning)))
 

@@ -127,8 +127,11 @@ def verify(
     if engine is None and (settings or sizes):
         raise InputError(f"--{next(iter((*sizes, *settings))).replace('_', '-')} is for --engine torch or jax")
     if engine is not None:  # a table's letters are said as `--B 2 --M 8`
-        lengths, sizes = lengths_of({name: settings.get(name) for name in ("batch_size", "seq_len")}, sizes)
+        asked = {name: settings.get(name) for name in ("batch_size", "seq_len", "target_len")}
+        lengths, sizes = lengths_of(asked, sizes)
         settings |= lengths
+        if engine != "c99" and "target_len" in lengths:
+            raise InputError("--target-len is for --engine c99")
     if engine == "c99":
         from learncost.derivations.verified_c99 import verify_c99
 

@@ -348,6 +348,7 @@ def test_the_commands_take_a_plan(capsys):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto names the plan"),
         ("cost gpt2 --plan recompte=norm", "no plan is called"),
         ("cost gpt2 --procedure decode --plan head", "a plan rewrites a training step; decode is none"),
         ("cost gpt2 --price-book megatron --plan head", "is a formula of whole models"),

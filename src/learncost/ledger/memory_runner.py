@@ -10,6 +10,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner
 from learncost.ledger.runners import TABLE, USUAL, runners
 from learncost.models.model import run_sizes
+from learncost.plans.plan import CHOSEN
 
 PLANS = 16
 """Plans that a planner is asked for at most, each for longer sequences than the one before."""
@@ -48,7 +49,7 @@ def largest(step: Step, runner: Runner, budget: int) -> int:
 
     A planner that chooses for every batch is asked again for a batch of one more than what fits under its last plan.
     """
-    if step.run.plan != "auto":
+    if step.run.plan != CHOSEN:
         return _largest(step, runner, budget)
     unit = _unit(step)
     batch, more = 0, _largest(step.at(unit), runner, budget)
@@ -96,7 +97,7 @@ def longest(step: Step, runner: Runner, budget: int) -> int | None:
     that chooses for every length is asked again for one more than what fits under its last plan.
     """
     length = _longest(step, runner, budget)
-    if step.run.plan != "auto" or length is None:
+    if step.run.plan != CHOSEN or length is None:
         return length
     for _ in range(PLANS):
         try:

@@ -20,7 +20,7 @@ from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
 from learncost.models.wording import counted, shown
 from learncost.plans.in_product import KERNELS
-from learncost.plans.plan import planned
+from learncost.plans.plan import CHOSEN, planned
 from learncost.plans.planner import chosen
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
@@ -101,7 +101,7 @@ class Step:
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
         self.ran: tuple[Hashable, Running] | None = None  # the last run of a module that was read
         self.plan = run.plan
-        if run.plan == "auto":
+        if run.plan == CHOSEN:
             room = None if budget is None else budget - self.beside
             part = accumulated(table).gather if self.accumulate > 1 else table
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)

@@ -48,6 +48,9 @@ def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
     return apply
 
 
+CHOSEN = "auto"
+"""What stands for a plan that the planner chooses by the memory of the step."""
+
 # In the order in which they are applied, whatever the order in which they are written: first what changes the lines of
 # a part, then what runs again and when weights are updated, last which of the lines that stand together run together.
 PLANS: Mapping[str, Plan] = {
@@ -124,6 +127,11 @@ def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
     arguments: dict[str, tuple[str, ...]] = {}
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, equals, argument = (part.strip() for part in item.partition("="))
+        if name == CHOSEN:
+            raise InputError(
+                f"{CHOSEN} is chosen by the memory of a step, which is not asked for here: "
+                f"learncost memory MODEL --plan {CHOSEN} names the plan; give that"
+            )
         plan = named_one("plan", name, PLANS)
         parts = tuple(part.strip() for part in argument.split("+"))
         if name in arguments:

@@ -228,7 +228,7 @@ class Sheet:
         Columns of words and the notes are broken; where the numbers still need more, their columns stand in blocks,
         one below the other, each beside the first column.
         """
-        for part in textwrap.wrap(self.title, width):
+        for part in textwrap.wrap(self.title, width, break_on_hyphens=False):
             yield part, "bold"
         for part in textwrap.wrap(self.answer, width, break_on_hyphens=False):
             yield part, ""

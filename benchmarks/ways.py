@@ -54,6 +54,7 @@ PROBLEMS: Mapping[str, tuple[int, int]] = {
     "text-6": (6, 300),
     "digits-2-long": (2, 1500),
     "text-2-long": (2, 900),
+    "text-2-longer": (2, 2700),
 }
 """How many blocks, and how many steps."""
 

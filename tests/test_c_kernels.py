@@ -90,7 +90,27 @@ def test_what_is_equal_by_algebra_is_computed_once(dtype):
     outputs = {"V", "W", "Z", "F", "G"}
     again = Case(table.lines, table.axes, outputs, SIZES, Kernel("twins", ("B",)), dtype, {"flip": SIZES["d"]})
     assert set(again.function.writes) == outputs
-    check([kernel_case, again])
+    check([kernel_case, again, means_over_turns(dtype)])
+
+
+def means_over_turns(dtype):
+    """A sum over turns is multiplied when it is complete, as often as it is priced, and not wherever it is added to."""
+    means = """
+        means(X Z; ) -> a b c
+          U[B M f] = X[B M f] + Z[f]
+          R[B M f] = tanh(U[B M f])
+          a[B f] = mean[M](R[B M f])
+          b[f] = 0.5[] R[B M f] X[B M f]
+          c[] = mean[B M f](R[B M f])
+        """
+    table = lc.layer(means).table
+    tag = Kernel("means", ("B", "M"))
+    made = Case(table.lines, table.axes, {"a", "b", "c"}, SIZES, tag, dtype, constants=("f",))
+    text = made.function.text
+    turns = text[text.index("#pragma omp for") : text.index("for (int one")]
+    assert "number" not in turns
+    assert "0.5" not in turns
+    return made
 
 
 @DTYPES

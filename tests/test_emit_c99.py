@@ -221,6 +221,30 @@ def test_every_comparison_of_verify_passes(name: str) -> None:
     assert [check.passed for check in here] == [True] * 9, [str(check) for check in here]
 
 
+MIXED = """\
+mixed(X targets share; G W V) -> loss
+  targets: index of v
+  share: share of targets
+  constants: X
+  sizes: d=6 f=5 v=3
+  A[B M d] = X[B M d] G[d]
+  H[B M f] = A[B M d] W[d f]
+  R[B M f] = softplus(H[B M f])
+  m[B f] = mean[M](R[B M f])
+  L[B v] = m[B f] V[f v]
+  P[B v] = log_softmax[v](L[B v])
+  T[B] = P[B v=targets[B]]
+  loss[] = T[B] share[B]
+"""
+
+
+def test_a_mean_over_turns_of_a_kernel_takes_what_it_is_priced() -> None:
+    settings = Settings(batch_size=3, seq_len=4, plan="fused", dtype="fp64")
+    program = program_of(configure(lc.layer(MIXED), {}), settings, {"optimizer": "sgd"})
+    maccs, _ = _of(program, "_prices")
+    assert maccs.passed, maccs
+
+
 def test_what_moves_numbers_needs_no_memmove() -> None:
     program = made("gpt2", "fp32", None, procedure="kolen-pollack", optimizer="sgd")
     assert {*alone.compiled(program.firmware).undefined} <= {*ALLOWED}

@@ -122,7 +122,7 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
     if fixed:
         yield f"enum {{ {', '.join(fixed)} }};"
     yield from statements(routine.before, C99)
-    yield from statements([routine.turns], C99)
+    yield from statements([routine.turns, *routine.after], C99)
 
 
 def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:

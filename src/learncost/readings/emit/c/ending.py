@@ -117,7 +117,7 @@ def ending(arrays: Ending) -> tree.Routine:
     for axis in reversed(tile.others):
         body = [arrays.loop(axis, body)]
     turns = _blocks(arrays, column, arrays.extents[1], body)
-    before, turns = computed_once(turns, arrays.parameters)
+    before, turns, _ = computed_once(turns, arrays.parameters)
     return tree.Routine(before, turns, (), arrays.count([*dict.fromkeys(tile.product.loops)]))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
-from learncost.readings.emit.c.nests import nests, zero
+from learncost.readings.emit.c.nests import nests, scaled, zero
+from learncost.readings.emit.c.numbers import Numbers
 from learncost.readings.emit.c.once import computed_once
 from learncost.readings.emit.c.products import product
 from learncost.readings.emit.c.schedule import AFTER, BEFORE, MAIN, Node, Value
@@ -18,14 +19,17 @@ def routine(arrays: Arrays) -> tree.Routine:
     schedule, values = arrays.schedule, arrays.values.values()
     added = [value for value in values if value.added and not value.shared]
     zeros = (zero(arrays, value, [axis for axis in value.axes if axis not in schedule.turns]) for value in added)
-    before, turns = computed_once(_turns(arrays, (*zeros, *turn(arrays))), arrays.parameters)
     shared = [value for value in values if value.shared]
+    sums = () if arrays.alone else tuple(_sum(arrays, value) for value in shared)
+    before, turns, sums = computed_once(_turns(arrays, (*zeros, *turn(arrays))), arrays.parameters, sums)
+    totals = tuple(_total(arrays, value, number) for value, number in zip(shared, sums, strict=False))
+    after: tuple[tree.Statement, ...] = ()
     if arrays.alone:  # added up where they are to lie
         before = (*(zero(arrays, value, value.axes) for value in shared), *before)
-    totals = () if arrays.alone else tuple(_total(arrays, value) for value in shared)
+        after = tuple(scaled(arrays, value) for value in shared if value.late)
     widest = max(values, key=lambda value: len(value.space))
     work = arrays.count([*dict.fromkeys((*schedule.turns, *widest.space))])
-    return tree.Routine(before, turns, totals, work if schedule.turns else None)
+    return tree.Routine(before, turns, totals, work if schedule.turns else None, after)
 
 
 def turn(arrays: Arrays) -> Iterator[tree.Statement]:
@@ -48,9 +52,15 @@ def _turns(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:
     return tree.Loop(TURN, ZERO, times(*counts), (*start, *body), over=tuple(counters))
 
 
-def _total(arrays: Arrays, value: Value) -> tree.Total:
+def _sum(arrays: Arrays, value: Value) -> tree.Expression:
+    """What becomes of an element's `sum` over all threads."""
+    numbers = Numbers(arrays, Node(value.at, ()))
+    return times(tree.Name("sum"), *(numbers.number(factor, {}) for factor in value.late))
+
+
+def _total(arrays: Arrays, value: Value, number: tree.Expression) -> tree.Total:
     sums, to = arrays.storage(value).array, arrays.output(value)
-    return tree.Total(sums, to, arrays.narrowed(tree.Name("sum"), to.type))
+    return tree.Total(sums, to, arrays.narrowed(number, to.type))
 
 
 def _phase(arrays: Arrays, phase: int) -> Iterator[tree.Statement]:

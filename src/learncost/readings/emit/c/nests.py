@@ -38,6 +38,16 @@ def zero(arrays: Arrays, value: Value, axes: Sequence[str], phase: int | None = 
     return statement
 
 
+def scaled(arrays: Arrays, value: Value) -> tree.Statement:
+    """A sum over all turns, where it lies, multiplied by what it is multiplied by."""
+    to = arrays.address(value, arrays.positions)
+    numbers = Numbers(arrays, Node(value.at, ()))
+    statement: tree.Statement = tree.Store(to, times(to, *(numbers.number(factor, {}) for factor in value.late)))
+    for axis in reversed(value.axes):
+        statement = arrays.loop(axis, [statement])
+    return statement
+
+
 def _is_here(arrays: Arrays, value: Value, node: Node) -> bool:
     if value.kind == "pointwise":
         return value.stored and value.home == node
@@ -104,7 +114,8 @@ def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) ->
     arrays, positions = numbers.arrays, numbers.arrays.positions
     if value.kind == "pointwise":
         return _put(arrays, value, numbers.value_at(value, positions))
-    number = arrays.summand(times(*(numbers.number(operand, positions) for operand in value.line.right)))
+    factors = (operand for operand in value.line.right if operand not in value.late)
+    number = arrays.summand(times(*(numbers.number(factor, positions) for factor in factors)))
     if value.kind == "scatter":
         left = value.line.left[0]
         to = arrays.address(value, numbers.inside(value, left, positions))

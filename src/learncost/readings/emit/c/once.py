@@ -8,16 +8,20 @@ from dataclasses import dataclass, field, replace
 from learncost.readings.emit.c import tree
 
 
-def computed_once(turns: tree.Loop, used_names: Collection[str]) -> tuple[tuple[tree.Statement, ...], tree.Loop]:
-    """What comes before all turns, and the turns without `Named` and `Once`; empty loops are gone.
+def computed_once(
+    turns: tree.Loop, used_names: Collection[str], numbers: Collection[tree.Expression] = ()
+) -> tuple[tuple[tree.Statement, ...], tree.Loop, tuple[tree.Expression, ...]]:
+    """What comes before all turns, the turns without `Named` and `Once`, and numbers likewise; empty loops are gone.
 
     used_names   names that no number gets
+    numbers      that are needed after the turns, of what is known before them
     """
     function_scope = _Scope(names={*used_names})
+    after = tuple(function_scope.number(number)[0] for number in numbers)
     function_scope.add(turns)
     *before, last = function_scope.body
     assert isinstance(last, tree.Loop)
-    return tuple(before), last
+    return tuple(before), last, after
 
 
 @dataclass
@@ -61,17 +65,17 @@ class _Scope:
             self.body.append(statement)
 
     def _store(self, store: tree.Store) -> tree.Store:
-        value, _ = self._number(store.value)
-        return replace(store, value=value, to=self._number(store.to)[0])
+        value, _ = self.number(store.value)
+        return replace(store, value=value, to=self.number(store.to)[0])
 
-    def _number(self, number: tree.Expression) -> tuple[tree.Expression, int]:
+    def number(self, number: tree.Expression) -> tuple[tree.Expression, int]:
         """The number with names in it, and the depth of the innermost loop that it needs."""
         if isinstance(number, tree.Counter):
             return number, self._around(number.text).depth
         if isinstance(number, tree.Named):
             return self._named(number)
         if isinstance(number, tree.Element | tree.Operation | tree.Call):
-            parts = [self._number(part) for part in number.operands]
+            parts = [self.number(part) for part in number.operands]
             depth = max((depth for _, depth in parts), default=0)
             return replace(number, operands=tuple(part for part, _ in parts)), depth
         return number, 0
@@ -80,7 +84,7 @@ class _Scope:
         for scope in self._outwards():
             if number.key in scope.names_of_values:
                 return scope.names_of_values[number.key], scope.depth
-        value, depth = self._number(number.value)
+        value, depth = self.number(number.value)
         if number.within:
             depth = max(depth, self._around(number.within).depth)
         home = next(scope for scope in self._outwards() if scope.depth == depth)

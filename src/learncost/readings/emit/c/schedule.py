@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, Term, Word
+from learncost.equation.table import Line, Literal, Product, Term, Word
 from learncost.readings.emit.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.readings.emit.c.unify import is_point, is_reduction, needs
 from learncost.vocabulary import entry
@@ -71,6 +71,11 @@ class Value:
     home: Node | None = None
     uses: set[Node] = field(default_factory=set)
     products: list[Line] = field(default_factory=list)
+
+    @property
+    def late(self) -> tuple[Literal, ...]:
+        """By what a sum over turns is multiplied when all are over: once for each of its elements, as it is priced."""
+        return tuple(term for term in self.line.right if isinstance(term, Literal)) if self.shared else ()
 
 
 class Schedule:

@@ -232,16 +232,18 @@ class Routine(Tree):
     before    what is known before all turns
     turns     the loop whose turns any thread may take
     work      elements that it goes over; nothing where there is a single turn
+    after     what is done when all turns are over
     """
 
     before: tuple[Statement, ...]
     turns: Loop
     totals: tuple[Total, ...]
     work: Expression | None
+    after: tuple[Statement, ...] = ()
 
     @cached_property
     def parts(self) -> tuple[Tree, ...]:
-        return tuple(walk(self.before, self.turns, self.totals, self.work))
+        return tuple(walk(self.before, self.turns, self.totals, self.work, self.after))
 
     def arrays(self, role: str) -> tuple[Array, ...]:
         """Those of a role, in the order in which they come."""

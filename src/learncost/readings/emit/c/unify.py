@@ -153,7 +153,8 @@ def _without_points(lines: Sequence[Line]) -> list[Line]:
 
 
 def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
-    """A sum over turns is known after them: what it is multiplied by and where it is zero goes to its terms."""
+    """A sum over turns is known after them: what it is multiplied by becomes a factor of its line, which is late
+    (`schedule.Value`), and where it is zero goes to its terms."""
     result: list[Line] = []
     for line in lines:
         total = result[-1] if result else None

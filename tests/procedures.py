@@ -5,6 +5,7 @@
     python -m tests.procedures --procedure skip,dfa    these procedures alone, files among them
     python -m tests.procedures --commands emit,verify  these commands alone
     python -m tests.procedures --part 3/20             every 20th command line, from the 3rd on
+    python -m tests.procedures --log sweep.jsonl       keep what is done in a file, and go on from it when called again
 
 A line may be refused in one line of text. All refusals are printed at the end, each with how often it was said; what
 ends otherwise, and a proof that does not hold, is printed as it happens, and the exit code is then 1.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -78,6 +80,15 @@ def command_of(line: str) -> str:
     return line.partition(" ")[0]
 
 
+def outcome(line: str, run: Path) -> tuple[str, str, float]:
+    """What is wrong with how a line ended, or the one line that refused it, and the seconds; its `run` is made anew."""
+    shutil.rmtree(run, ignore_errors=True)
+    called = call(line)
+    if command_of(line) == "train" and called.code == 2:  # it has told how it goes: the last line refuses
+        called = replace(called, err=called.err.splitlines(keepends=True)[-1])
+    return ending(called), called.refusal, called.seconds
+
+
 def main() -> int:
     """What the flags ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,8 +96,11 @@ def main() -> int:
     parser.add_argument("--procedure", default=",".join((*LEARNING, *FILES)), help="with commas between")
     parser.add_argument("--commands", default=",".join(LINES), help="with commas between")
     parser.add_argument("--part", default="1/1", help="every n-th command line: 3/20")
+    parser.add_argument("--log", type=Path, help="a file that keeps what is done")
     given = parser.parse_args()
     first, step = map(int, given.part.split("/"))
+    logged = given.log.read_text(encoding="utf-8").splitlines() if given.log and given.log.exists() else []
+    known = {line: (fault, refusal) for line, fault, refusal, _ in map(json.loads, logged)}
     refusals: Counter[str] = Counter()
     wrong = done = 0
     with TemporaryDirectory() as name:
@@ -94,20 +108,20 @@ def main() -> int:
         for at, line in enumerate(every):
             if at % step != first - 1:
                 continue
-            run = Path(name) / "run"
-            if run.exists():
-                for path in sorted(run.rglob("*"), reverse=True):
-                    path.rmdir() if path.is_dir() else path.unlink()
-                run.rmdir()
-            called = call(line)
+            text = line.replace(name, "")
+            if text not in known:
+                fault, refusal, seconds = outcome(line, Path(name) / "run")
+                known[text] = fault, refusal.replace(name, "")
+                if given.log:
+                    with given.log.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps([text, *known[text], round(seconds, 2)]) + "\n")
+            fault, refusal = known[text]
             done += 1
-            if command_of(line) == "train" and called.code == 2:  # it has told how it goes: the last line refuses
-                called = replace(called, err=called.err.splitlines(keepends=True)[-1])
-            if fault := ending(called):
+            if fault:
                 wrong += 1
-                print(f"{line.replace(name, '')}\n    {fault}", flush=True)
-            elif called.refusal:
-                refusals[f"{called.line.split()[0]}: {called.refusal.replace(name, '')}"] += 1
+                print(f"{text}\n    {fault}", flush=True)
+            elif refusal:
+                refusals[f"{command_of(line)}: {refusal}"] += 1
     for text, times in sorted(refusals.items()):
         print(f"{times} x {text}")
     print(f"{done:,} command lines, {sum(refusals.values()):,} refused, {wrong:,} wrong")

@@ -1,0 +1,164 @@
+"""The error of a plain pass, and the input of a modulated one: the error is added to what comes in.
+
+An embedding's input is a one-hot token, to which the error over the vocabulary is added as it is, or brought to the
+positions of another input by an attention; any other input gets it through a fixed random matrix. Pau & Aymone 2024,
+Algorithms 1 and 2, sections 5.1.2 and 5.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Axis, Line, Product, Read, Repeat, Statement, Sum, Tag, Term
+from learncost.equation.value import Role, Value
+from learncost.layers.layer import shipped_layer
+from learncost.layers.recompute import in_macro
+from learncost.layers.rewrite import with_padding
+from learncost.models.families import instead
+from learncost.models.model import Model
+from learncost.procedures.moves import ELSEWHERE
+from learncost.procedures.numbers import names_of_numbers, values_of_numbers
+from learncost.procedures.procedure import LEARNING, Procedure
+
+NUMBERS = ("count", "strength", "inverse_count")
+"""Of a step: how many targets there are, and sign x scale of the modulation.
+
+Beside them comes one over the count, `inverse_count`; with a padding mask it is an array, `inverse_count.M` for the
+decoder's rows (or the only ones) and `inverse_count.N` for the encoder's, 0 at padded ones.
+"""
+
+
+class Modulation:
+    """The error of one model's plain pass, and the lines that add it to the input of the modulated one.
+
+    error  the lines that make the error, the last of which makes `e`
+    given  what these lines, and those that read them, take beside the model's own inputs
+    """
+
+    def __init__(self, model: Model, chosen: Procedure, reverse: tuple[Statement, ...]) -> None:
+        self.model = model
+        self.attention = chosen.moves.get(ELSEWHERE, "")
+        self.numbers = names_of_numbers(model.table, NUMBERS, chosen.name)
+        self.error = self.error_lines(reverse)
+        self.e = self.error[-1].left[0]
+        self.elsewhere: dict[str, str] = {}  # the error at the positions of an index, by the index
+        self.masks: dict[str, Value] = {}  # of padding, on the way there
+        numbers = {name: self.numbers[name] for name in ("count", "strength")}
+        self.given = {"dloss": Value((), "gradient", "loss"), **values_of_numbers(numbers)}
+
+    @property
+    def strength(self) -> Term:
+        """Sign x scale of what is added."""
+        return Term(self.numbers["strength"], ())
+
+    def error_lines(self, reverse: tuple[Statement, ...]) -> tuple[Line, ...]:
+        """e = s - target: backpropagation's own lines from the loss to the scores of the head, times the count."""
+        lines: list[Line] = []
+        for line in reverse:
+            if isinstance(line, Repeat) or set(self.model.table.weights) & set(line.reads):
+                break
+            if line.tag.macro == "backward":
+                lines.append(line)
+        if not lines:
+            name = self.model.configuration.name
+            raise InputError(f"{name} has no scores between its weights and its loss, which {alike()} compare")
+        scores = lines[-1].left[0]
+        e = Product(
+            (Term("e", scores.axes),), (scores, Term(self.numbers["count"], ())), (), Tag(lines[0].tag.layer, local="e")
+        )
+        return (*in_macro(lines, "forward"), e)
+
+    def one_hot(self, line: Statement) -> Read | None:
+        """Where a line looks up rows of a weight at an index that comes in, along the axis of the error's classes."""
+        if not isinstance(line, Product) or len(line.right) > 1 or line.right[0].name not in self.model.table.weights:
+            return None
+        reads = [axis for axis in line.right[0].axes if isinstance(axis, Read)]
+        inputs = self.model.table.inputs
+        lookups = [read for read in reads if read.axis in self.e.axes and read.at.name in inputs]
+        return lookups[0] if len(lookups) == len(reads) == 1 else None
+
+    def brought(self) -> Iterator[Line]:
+        """The error brought to inputs at other positions than the output's, where there are some: equation (48)."""
+        reads = [read for read in map(self.one_hot, self.model.table.lines) if read]
+        same_places = [read for read in reads if {*read.at.loops, read.axis} == set(self.e.axes)]
+        if not same_places and not self.model.projected:
+            configuration = self.model.configuration
+            others = "; lc.Training(..., projected=...) says other inputs" if configuration.layer else ""
+            raise InputError(
+                f"the output of {configuration.name} (counted: {configuration.counted}) is not over the vocabulary: "
+                f"{alike()} add its error to the one-hot tokens{others}; bp does without"
+                f"{instead(configuration.family)}"
+            )
+        for read in reads:
+            if read in same_places or read.at.name in self.elsewhere:
+                continue
+            layer = shipped_layer(self.attention)
+            layer = with_padding(layer) if self.model.padded else layer
+            table, (index, error, *masks) = layer.table, layer.table.inputs
+            renamed = {index: read.at.name, error: self.e.name, **{name: f"error.{name}" for name in masks}}
+            axes = dict(zip(table.axes[index] + table.axes[error], (*read.at.loops, *self.e.loops), strict=True))
+            self.masks |= {renamed[name]: table.values[name] for name in masks}
+            self.elsewhere[read.at.name] = f"error.{table.outputs[0]}"
+            lines = in_macro(table.lines, "error_projection")
+            names = renamed | {line.name: f"error.{line.name}" for line in lines}
+            yield from (line.renamed(names, axes) for line in lines)
+
+    def error_at(self, read: Read) -> Term:
+        """The error at the positions of an index."""
+        return Term(self.elsewhere.get(read.at.name, self.e.name), (*read.at.loops, read.axis))
+
+    def with_input(self, line: Line, again: Line) -> list[Line]:
+        """A line run again, with the error in it where it brings an input.
+
+        The embedding's input is dense: (T + strength e) W = rows + strength (e W).
+        """
+        left, read = line.left[0], self.one_hot(line)
+        if read is None and left.name not in self.model.projected:
+            return [again]
+        rows = Term(f"{left.name}^rows", left.axes)
+        again = replace(again, left=(rows,))
+        if read is None or left.name in self.model.projected:
+            return [again, *self.projection(left, rows, line.tag)]
+        weight = Term(line.right[0].name, line.right[0].declared)
+        return [again, *self.with_error(left, rows, (self.error_at(read), weight), left.axes, line.tag, "e W")]
+
+    def projection(self, value: Term, plain: Term, tag: Tag) -> list[Line]:
+        """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F.
+
+        It is the same in every sequence and at every position, and has all other axes of the value: an image's pixels.
+        """
+        error, axes_of_value = self.e, value.loops
+        wide = tuple(axis for axis in axes_of_value if axis not in {*self.positions("index"), *error.loops})
+        fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in axes_of_value), *wide))
+        self.given[fixed.name] = Value(fixed.loops, "projection", value.name)
+        axes = tuple(axis for axis in axes_of_value if axis in (*error.loops, *wide))
+        return self.with_error(
+            Term(value.name, axes_of_value), plain, (error, fixed), axes, replace(tag, macro="forward"), "F e"
+        )
+
+    def with_error(
+        self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], tag: Tag, local: str
+    ) -> list[Line]:
+        """A value of the modulated pass: the plain one, and the error times a matrix and the strength."""
+        dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
+        tag = replace(tag, local="F e", equation="", locals=())
+        modulated = Term(f"{value.name}^", value.axes)
+        return [
+            Product((dense,), by, (), replace(tag, local=local)),
+            Product((scaled,), (dense, self.strength), (), tag),
+            Sum((modulated,), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
+        ]
+
+    def positions(self, role: Role) -> frozenset[str]:
+        """The axes along which inputs of a role come."""
+        values = self.model.table.values
+        inputs = (name for name in self.model.table.inputs if values[name].role == role)
+        return frozenset(base(axis) for name in inputs for axis in values[name].axes)
+
+
+def alike() -> str:
+    """All procedures of this kind, in a message."""
+    return " and ".join(name for name, procedure in LEARNING.items() if procedure.compares)

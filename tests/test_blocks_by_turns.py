@@ -11,6 +11,16 @@ from learncost.contest.images import vit
 from learncost.procedures.procedure import LEARNING
 
 SIZES = {"n_layer": 3, "n_embd": 8, "n_head": 2, "vocab_size": 10, "learning_rate": 0.01, "seed": 1}
+FLAT = """flat(X targets share; W) -> loss
+  targets: index of v
+  share: share of targets
+  constants: X
+  sizes: d=3 v=4
+  L[B v] = X[B d] W[d v]
+  P[B v] = log_softmax[v](L[B v])
+  T[B] = P[B v=targets[B]]
+  loss[] = T[B] share[B]
+"""
 TOKENS = np.arange(24).reshape(4, 6) % 10
 
 
@@ -61,3 +71,10 @@ def test_where_no_blocks_can_take_turns_it_is_refused(model, more, message):
     if "seq_len" not in more:
         with pytest.raises(lc.InputError, match=message):
             lc.Training(model, "badam", **more)
+
+
+def test_a_model_without_blocks_is_refused():
+    flat = lc.layer(FLAT)
+    for asked in (lambda: lc.cost(flat, "badam", batch_size=2), lambda: lc.Training(flat, "badam")):
+        with pytest.raises(lc.InputError, match="badam needs one stack of blocks"):
+            asked()

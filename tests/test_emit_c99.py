@@ -20,13 +20,16 @@ from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
 from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
+from learncost.equation.parse import parse_line
 from learncost.faces.command import main
 from learncost.models.configuration import configure
+from learncost.readings.emit.c.c99 import C99
 from learncost.readings.emit.c.numbers import primitive
 from learncost.readings.emit.c.printer import number
 from learncost.readings.emit.c.tree import Name
 from learncost.readings.emit.c99 import rooms
 from learncost.readings.emit.c99.functions import functions
+from learncost.readings.emit.placed.kernels import Kernels
 from learncost.vocabulary import entry
 
 pytestmark = needs_compiler
@@ -243,6 +246,29 @@ def test_a_mean_over_turns_of_a_kernel_takes_what_it_is_priced() -> None:
     program = program_of(configure(lc.layer(MIXED), {}), settings, {"optimizer": "sgd"})
     maccs, _ = _of(program, "_prices")
     assert maccs.passed, maccs
+
+
+def test_a_kernel_is_of_the_sizes_that_are_constants_in_it() -> None:
+    """Also where a later entry of the same file has other sizes than were known when it was written."""
+    kernels = Kernels({"a": 3, "b": 5}, C99)
+    names = []
+    for axis in ("a", "b"):
+        line = parse_line(f"Z[{axis}] = X[{axis}] + Y[{axis}]")
+        told = ([line], dict.fromkeys("XYZ", (axis,)), frozenset("Z"))
+        dtypes = dict.fromkeys("XYZ", "fp32")
+        kernels.note(*told, dtypes)
+        names.append(kernels.written(*told, "added", dtypes).name)
+    assert len({*names}) == 2
+
+
+def test_truths_in_the_arena_fill_whole_words() -> None:
+    table = MLP.replace("relu(U[B f])", "tanh(C[B f])").replace(
+        "  G[B f] =", "  S[B f] = less(U[B f], 0.3[])\n  C[B f] = select(S[B f], U[B f], H[B f])\n  G[B f] ="
+    )
+    settings = Settings(batch_size=3, plan="", dtype="fp32")
+    program = program_of(configure(lc.layer(table), {}), settings, {"optimizer": "sgd"})
+    assert program.firmware.layouts["step"].arenas["flags"] == 27
+    assert [check.passed for check in _of(program, "_memory")] == [True, True, True]
 
 
 def test_what_moves_numbers_needs_no_memmove() -> None:

@@ -29,12 +29,19 @@ def adaptation(chosen: Procedure, turn: int = 0) -> Adaptation | None:
 
 
 def turns_of(model: Model, chosen: Procedure) -> int:
-    """How many blocks take turns; 1 where none do."""
+    """How many blocks take turns; 1 where none do. Raises `InputError` where a model has none."""
     if not chosen.by_turns:
         return 1
     from learncost.models.parts import Parts, repeats
 
-    return sum(map(Parts(model).turns, repeats(model.table)))
+    if number := sum(map(Parts(model).turns, repeats(model.table))):
+        return number
+    raise _without_blocks(model, chosen)
+
+
+def _without_blocks(model: Model, chosen: Procedure) -> InputError:
+    name = model.configuration.name
+    return InputError(f"{chosen.name} needs one stack of blocks with weights of their own, which {name} does not have")
 
 
 def trained_by(model: Model, name: str, turn: int = 0) -> Model:
@@ -54,14 +61,14 @@ def trained_by(model: Model, name: str, turn: int = 0) -> Model:
     from learncost.models.adaptation import adapted
 
     try:
-        return adapted(model, part)
+        made = adapted(model, part)
     except InputError as refusal:
         if not chosen.by_turns:
             raise
-        name_of = model.configuration.name
-        raise InputError(
-            f"{chosen.name} needs one stack of blocks with weights of their own, which {name_of} does not have"
-        ) from refusal
+        raise _without_blocks(model, chosen) from refusal
+    if chosen.by_turns and not made.learning:
+        raise _without_blocks(model, chosen)
+    return made
 
 
 def run_by(model: Model, name: str) -> Model:

@@ -148,7 +148,7 @@ class _Writer:
         check_written(body, self.dtype)
         used = functions(body, self.dtype)
         arenas = [
-            f"static {_ARENA_TYPES[n]} {n}[{points}];"
+            f"static {_ARENA_TYPES[n][0]} {n}[{declared(points, _ARENA_TYPES[n][1] or self.dtype)}];"
             for n, points in together(layout.arenas for layout in self.layouts.values()).items()
         ]
         statics = [*self._variables(), *arenas]
@@ -407,7 +407,9 @@ _GROUPS = {
     "constants": "What never changes, in flash.",
 }
 
-_ARENA_TYPES = {"arena": "real", "places": "place", "flags": "uint8_t"}
+_ARENA_TYPES = {"arena": ("real", ""), "places": ("place", "int64"), "flags": ("uint8_t", "bool")}
+"""What arenas are of, in C and in the table; without a word, of the program's numbers."""
+
 _PUBLIC_TYPES = {
     "fp32": "{}_real",
     "fp64": "{}_real",

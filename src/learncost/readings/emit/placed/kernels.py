@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.equation.count import size_of
@@ -14,6 +14,19 @@ from learncost.readings.emit.c.printer import Printer
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.placed.alike import Alike, Pattern, alike, flat, named_by_word
 from learncost.schedule.calls import Axes
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A kernel, the lines that it was written for, and of their sizes those that are constants in it."""
+
+    like: Alike
+    constants: tuple[int | None, ...]
+    function: Function
+
+    def fits(self, numbers: Sequence[int]) -> bool:
+        """Whether it computes lines that are alike, of these sizes."""
+        return all(constant in (None, number) for constant, number in zip(self.constants, numbers, strict=True))
 
 
 class Kernels:
@@ -29,7 +42,7 @@ class Kernels:
         self._sizes = sizes
         self._named, self._wishes = Identifiers(reserved), set[str]()
         self._sizes_of: dict[Pattern, set[tuple[int, ...]]] = {}
-        self._written: dict[tuple[Pattern, tuple[int, ...]], tuple[Alike, Function]] = {}
+        self._written: dict[Pattern, list[_Written]] = {}
 
     def note(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], dtypes: Mapping[str, str]) -> None:
         """Remember what is computed at which sizes."""
@@ -43,8 +56,9 @@ class Kernels:
         lines, axes = flat(lines, axes)
         like = alike(lines, axes, others, dtypes)
         numbers = self._numbers(like.sizes)
-        key = (like.pattern, ()) if (like.pattern, ()) in self._written else (like.pattern, numbers)
-        if key not in self._written:
+        several = self._written.setdefault(like.pattern, [])
+        fitting = next((kernel for kernel in several if kernel.fits(numbers)), None)
+        if fitting is None:
             name = self._named.of(f"{wish}.{len(self.functions) + 1}" if wish in self._wishes else wish)
             words_names = named_by_word(lines)
             renamed = {words_names.get(array, array): array for array in like.arrays}
@@ -60,14 +74,18 @@ class Kernels:
                     self.printer,
                 )
 
+            fixed = self._fixed(like)
             try:
-                key, function = (like.pattern, ()), function_with(self._fixed(like))
+                function = function_with(fixed)
             except KeyError:
-                key, function = (like.pattern, numbers), function_with(dict(zip(like.sizes, numbers, strict=True)))
+                fixed = dict(zip(like.sizes, numbers, strict=True))
+                function = function_with(fixed)
             self._wishes.add(wish)
             self.functions.append(function)
-            self._written[key] = replace(like, arrays=tuple(renamed)), function
-        first, function = self._written[key]
+            constants = tuple(fixed.get(size) for size in like.sizes)
+            fitting = _Written(replace(like, arrays=tuple(renamed)), constants, function)
+            several.append(fitting)
+        first, function = fitting.like, fitting.function
         arrays = dict(zip(first.arrays, like.arrays, strict=True))
         sizes = dict(zip(first.sizes, like.sizes, strict=True))
         return replace(

@@ -9,6 +9,7 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.procedures.procedure import LEARNING
 from learncost.proof import known as proof
+from learncost.proof.known_given import exact
 
 KNOWN = {
     "fa": "fa with bp, bit for bit",
@@ -45,6 +46,24 @@ def test_the_proof_sees_what_is_wrong():
     }
     for checks in wrong.values():
         assert [check.passed for check in checks] == [False]
+    stopped = ("forward", "backward, stopped at branch-inputs, given error at blocks, update")
+    assert next(exact(model, replace(LEARNING["dfa"], schedule=stopped), "")).passed is False
+
+
+@pytest.mark.parametrize(
+    ("family", "procedure", "by_matrices"),
+    [("vit", "dfa", None), ("vit", "dfa-linear", None), ("rwkv", "dfa-linear", True), ("bart", "dfa", True)],
+)
+def test_direct_feedback_is_backpropagation_where_what_is_given_is_exact(family, procedure, by_matrices):
+    # The error of a vision transformer's class stands at no patch: one matrix serves a class token and all patches.
+    given, matrices = exact(build(small(family)), LEARNING[procedure], "")
+    assert given.compared == "gradients with bp's where what is given is exact"
+    assert (given.passed, matrices.passed) == (True, by_matrices)
+
+
+def test_an_encoder_and_a_decoder_of_one_block_each_have_nothing_between():
+    assert [check.passed for check in proof._one_block(build(small("t5")), LEARNING["skip"], "")] == [True]
+    assert [check.passed for check in proof._one_block(build(small("gemma2")), LEARNING["skip"], "")] == [None]
 
 
 def test_a_file_is_proved_too_and_a_layer_has_no_procedure():

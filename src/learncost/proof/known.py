@@ -21,7 +21,7 @@ from learncost.procedures.projection import with_projection
 from learncost.procedures.signals import signals
 from learncost.procedures.step import run_by, step, trained_by, turns_of
 from learncost.proof.check import sound_arrays, values_of
-from learncost.proof.known_given import exact_at_blocks, exact_at_linears, slope_of_activities
+from learncost.proof.known_given import exact, slope_of_activities
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes
 from learncost.proof.stepped import arrays_of, gradients_of, held, sizes_of
@@ -36,12 +36,14 @@ def known(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _one_block(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """With one block, or one group of them, there is nothing between blocks to be cut."""
+    """With one block of every kind, or one group, none after another, there is nothing between blocks to be cut."""
     compared = "gradients of one block with bp's"
     places = blocks(model, chosen.name)
     counts = {repeat.count for place in places for repeat in place.repeats}
     several = int(chosen.moves.get("groups of NUMBER", "1"))
-    if len(places) > 1 or any(count.isdigit() for count in counts):
+    carries = [carry for place in places for repeat in place.repeats for carry in repeat.carry]
+    follows = {carry.initial for carry in carries} & {carry.final for carry in carries}
+    if follows or any(count.isdigit() for count in counts):
         yield Check(name, compared, "its blocks are of several kinds", None)
         return
     table, plain = step(model, chosen.name), step(model, "bp")
@@ -55,10 +57,8 @@ def _given(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     given = [move.names for move in chosen.all_moves if move.form == "given SIGNAL at PLACE"]
     if all(place == "blocks" for _, place in given):
         yield from _one_block(model, chosen, name)
-    if given in ([("error", "blocks")], [("targets", "blocks")]):
-        yield from exact_at_blocks(model, chosen, name)
-    if given in ([("error", "linears")], [("targets", "linears")]):
-        yield from exact_at_linears(model, chosen, name)
+    if all(signal in ("error", "targets") for signal, _ in given):
+        yield from exact(model, chosen, name)
     if given == [("tangent", "linears")]:
         yield from slope_of_activities(model, chosen, name)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from learncost.equation.count import base, shape_of
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, features
-from learncost.equation.value import Value
-from learncost.layers.cuts import Elsewhere
+from learncost.equation.table import Product, Repeat, Statement, Table, Term, features
+from learncost.equation.value import Axes, Value
+from learncost.layers.cuts import Elsewhere, Scope
+from learncost.layers.derive import derive
 from learncost.layers.tangent import MARK
 from learncost.models.model import Model
 from learncost.procedures.directions import Site, sites
-from learncost.procedures.places import blocks, linears
+from learncost.procedures.places import Place, linears, places
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.signals import signals
 from learncost.procedures.step import step
@@ -25,63 +26,145 @@ from learncost.proof.sample import small_sizes
 from learncost.proof.stepped import arrays_of, gradients_of, held, sizes_of
 
 
-def _watched(table: Table, names: Iterable[str]) -> Table | None:
-    """The table in which what turns make of names is kept, called `NAME:all`; None but where one repeat makes each."""
-    lines, values, kept = list[Statement](), dict(table.values), list[str]()
-    for line in table.lines:
+@dataclass(frozen=True)
+class _Given:
+    """What is given in the place of a value's gradient: by the name of the value, in the turns of a place."""
+
+    place: Place
+    name: str
+    at: Elsewhere
+
+    @property
+    def stack(self) -> str:
+        """What all turns have for this gradient."""
+        return _stack(f"d{self.name}", len(self.place.repeats))
+
+    @property
+    def matrix(self) -> str:
+        """The matrix that brings the error there."""
+        return self.at.lines[0].right[1].name
+
+    @property
+    def axes(self) -> Axes:
+        return self.at.values[self.at.name].axes
+
+
+def _all_given(model: Model, chosen: Procedure) -> list[_Given]:
+    """All that is given in the place of gradients, within scopes or handed from turn to turn."""
+    cuts = signals(model, chosen).cuts
+    of_scope = {place.scope: place for place in places(model.table)}
+    all_given = [*cuts.given.items(), *cuts.between.items()]
+    return [_Given(of_scope[scope], name, at) for scope, given in all_given for name, at in given.items()]
+
+
+def _stack(name: str, depth: int) -> str:
+    """What all turns have made of a name so many repeats deep; a table's own value is called as it is."""
+    return f"{name}:all{depth}" if depth else name
+
+
+def _watched(table: Table, names: Iterable[tuple[str, int]]) -> Table | None:
+    """The table in which what turns make of names, each so many repeats deep, is kept as `_stack` calls it.
+
+    None but where one repeat makes each.
+    """
+    wanted = {pair for pair in names if pair[1]}
+    lines, stacks = _keeping(table.lines, wanted, 1)
+    if len(stacks) != len(wanted) or len(dict(stacks)) != len(wanted):
+        return None
+    values = {**table.values, **{name: Value(axes) for name, axes in stacks}}
+    return replace(table, lines=lines, values=values, outputs=(*table.outputs, *dict(stacks)))
+
+
+def _keeping(
+    lines: Iterable[Statement], wanted: Collection[tuple[str, int]], depth: int
+) -> tuple[tuple[Statement, ...], list[tuple[str, Axes]]]:
+    """The lines of a scope whose repeats, so many deep, keep what is wanted of them; the stacks, with their axes."""
+    statements, stacks = list[Statement](), list[tuple[str, Axes]]()
+    for line in lines:
         if isinstance(line, Repeat):
-            made = {name for inner in line.lines if isinstance(inner, Line) for name in inner.makes}
-            here = [name for name in names if name in made]
-            kept += here
-            values |= {f"{name}:all": Value((line.count, *line.values[name].axes)) for name in here}
-            line = replace(line, keep=(*line.keep, *((name, f"{name}:all") for name in here)))
-        lines.append(line)
-    outputs = (*table.outputs, *(f"{name}:all" for name in kept))
-    return replace(table, lines=tuple(lines), values=values, outputs=outputs) if sorted(kept) == sorted(names) else None
+            inside, deeper = _keeping(line.lines, wanted, depth + 1)
+            made = {name for statement in line.lines for name in statement.makes}
+            here = [name for name, at in wanted if at == depth and name in made]
+            kept = [(name, _stack(name, depth), line.values[name].axes) for name in here]
+            kept += [(name, name, axes) for name, axes in deeper]
+            stacks += [(stack, (line.count, *axes)) for _, stack, axes in kept]
+            keep = (*line.keep, *((name, stack) for name, stack, _ in kept))
+            values = {**line.values, **{name: Value(axes) for name, axes in deeper}}
+            line = replace(line, lines=inside, values=values, keep=keep)
+        statements.append(line)
+    return tuple(statements), stacks
 
 
-def _given_at(model: Model, chosen: Procedure) -> dict[str, Elsewhere]:
-    """What is given in the place of gradients, by the names of these; of what turns make `NAME:all`."""
-    given = signals(model, chosen).cuts.given
-    return {f"{at.name}:all" if scope else at.name: at for scope, all_at in given.items() for at in all_at.values()}
-
-
-def exact_at_blocks(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """Of one token of one sequence a matrix brings the error to any gradient: e F = g with F = e^T g / |e|^2."""
-    compared = "gradients with bp's where the matrices are exact"
-    table, (place, *others) = step(model, chosen.name), blocks(model, chosen.name)
-    matrices = [key for key in table.inputs if table.values[key].role == "feedback"]
-    if others or len(place.repeats) > 1 or len(matrices) != 1:
+def exact(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """bp's gradients, where those are given in the place of what the error makes; and where the matrices make them."""
+    compared = "gradients with bp's where what is given is exact"
+    given = _all_given(model, chosen)
+    plain = _watched(step(model, "bp"), [(f"d{each.name}", len(each.place.repeats)) for each in given])
+    if plain is None:
         yield Check(name, compared, "its blocks are of several kinds", None)
         return
-    (matrix,), start = matrices, place.repeats[0].carry[0].start
-    plain = step(model, "bp")
-    wide = features(model.table)
-    e, tokens = f"d{table.values[matrix].of}", place.values[start].axes
-    sizes = small_sizes(table) | small_sizes(model.table)
-    sizes |= {base(a): 1 for a in (*plain.axes[e], *tokens) if base(a) not in wide}
-    back = next((line for line in plain.lines if isinstance(line, Repeat) and line.reverse), None)
-    if back is None or f"d{start}" not in back.inside or any(base(a) not in sizes for a in tokens):
-        yield Check(name, compared, "its blocks hand on what is no gradient of one token", None)
-        return
-    kept = replace(back, keep=(*back.keep, (f"d{start}", "handed")))
-    stack = Value((back.count, *back.values[f"d{start}"].axes))
-    lines = tuple(kept if line is back else line for line in plain.lines)
-    watched = replace(
-        plain, lines=lines, values={**plain.values, "handed": stack}, outputs=(*plain.outputs, e, "handed")
-    )
-    arrays = arrays_of(model, plain, sizes)
-    values = _of_one_token(watched, arrays, sizes)
-    if values is None:
-        yield Check(name, compared, "it has no inputs of one token", None)
-        return
-    scores, handed = values[e].reshape(-1), values["handed"]
-    if handed[0].size != handed.shape[-1]:
-        yield Check(name, compared, "it has no inputs of one token", None)
-        return
-    exact = np.stack([np.outer(scores, turn.reshape(-1)) / (scores @ scores) for turn in handed])
-    gradients = gradients_of(model, table, sizes, {**arrays, matrix: exact})
+    # Nothing goes back through what a linear layer reads, so that a gain before one has less than its gradient.
+    compares: Collection[str] = model.learning
+    if any(move.names[1:] == ("linears",) for move in chosen.all_moves):
+        compares = {weight for weight in model.learning for site in sites(model.table, weight) if _multiplies(site)}
+    table = _given_exactly(model, chosen, given)
+    sizes = sizes_of(model, table)
+    values = values_of(plain, arrays := arrays_of(model, plain, sizes), sizes)
+    arrays |= {f"{each.stack}:exact": values[each.stack] for each in given}
+    gradients = gradients_of(model, table, sizes, arrays)
+    gradients = {key: array for key, array in gradients.items() if key in compares}
     yield held(name, compared, gradients, {key: values[f"d{key}"] for key in gradients})
+    yield _by_matrices(model, chosen, name, given, plain, compares)
+
+
+def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_Given]) -> Table:
+    """The step that is given gradients as they are, inputs called `STACK:exact`, where the procedure makes others."""
+    cuts = signals(model, chosen).cuts
+    slices: dict[Scope, dict[str, Value]] = {}
+    inputs: dict[str, Value] = {}
+    exactly: dict[tuple[Scope, str], Elsewhere] = {}
+    for each in given:
+        name, turns = f"{each.stack}:exact", each.place.turns(each.axes)
+        inputs[name] = Value(turns, "gradient", each.name)
+        for depth in range(1, len(each.place.repeats) + 1):
+            slices.setdefault(each.place.scope[:depth], {})[name] = inputs[name].along(turns[depth:])
+        copy = Product((Term(each.at.name, each.axes),), (Term(name, each.axes),), (), each.at.lines[0].tag)
+        known = {each.at.name: each.at.values[each.at.name], name: inputs[name].along(each.axes)}
+        exactly[each.place.scope, each.name] = replace(each.at, lines=(copy,), values=known)
+    given_there, between = (
+        {scope: {name: exactly[scope, name] for name in names} for scope, names in kind.items()}
+        for kind in (cuts.given, cuts.between)
+    )
+    cuts = replace(cuts, given=given_there, between=between, slices=slices)
+    table = derive(model.table, wanted=(*model.differentiated, *model.learning), cuts=cuts).step
+    return replace(table, values={**table.values, **inputs}, inputs=(*table.inputs, *inputs))
+
+
+def _by_matrices(
+    model: Model, chosen: Procedure, name: str, given: Iterable[_Given], plain: Table, compares: Collection[str]
+) -> Check:
+    """Of one token of one sequence a matrix brings the error to any gradient: e F = g with F = e^T g / |e|^2."""
+    compared = "gradients with bp's where the matrices are exact"
+    table = step(model, chosen.name)
+    scores = next(f"d{table.values[matrix].of}" for matrix in table.inputs if table.values[matrix].role == "feedback")
+    wide, sizes = features(model.table), small_sizes(table) | small_sizes(model.table)
+    axes = [*plain.axes[scores], *(axis for each in given for axis in each.axes)]
+    sizes |= {base(axis): 1 for axis in axes if base(axis) not in wide}
+    arrays = arrays_of(model, plain, sizes)
+    values = _of_one_token(plain, arrays, sizes)
+    if values is None:
+        return Check(name, compared, "its images are several tokens, which one matrix serves", None)
+    e, matrices = values[scores].reshape(-1), {}
+    for each in given:
+        shape = shape_of(table.axes[each.matrix], sizes)
+        turns = values[each.stack].reshape(*shape[: len(each.place.repeats)], -1)
+        made = np.einsum("c,...d->...cd", e, turns) / (e @ e)
+        if made.size != np.prod(shape):
+            return Check(name, compared, "its sequences are several tokens, which one matrix serves", None)
+        matrices[each.matrix] = made.reshape(shape)
+    gradients = gradients_of(model, table, sizes, {**arrays, **matrices})
+    gradients = {key: array for key, array in gradients.items() if key in compares}
+    return held(name, compared, gradients, {key: values[f"d{key}"] for key in gradients})
 
 
 def _of_one_token(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Mapping[str, Any] | None:
@@ -90,40 +173,6 @@ def _of_one_token(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, i
         return values_of(table, arrays, sizes)
     except ValueError:
         return None
-
-
-def exact_at_linears(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """The same for what every linear layer makes: of one token of one sequence the error brings its gradient."""
-    compared = "gradients with bp's where the matrices are exact"
-    table, plain = step(model, chosen.name), step(model, "bp")
-    given = _given_at(model, chosen)
-    matrices = {key: term.name for key, at in given.items() if isinstance(term := at.lines[0].right[1], Term)}
-    scores = next(f"d{table.values[matrix].of}" for matrix in table.inputs if table.values[matrix].role == "feedback")
-    watched = _watched(plain, [key.removesuffix(":all") for key in given if key.endswith(":all")])
-    if watched is None:
-        yield Check(name, compared, "its blocks are of several kinds", None)
-        return
-    wide, sizes = features(model.table), small_sizes(table) | small_sizes(model.table)
-    axes = [*plain.axes[scores], *(axis for at in given.values() for axis in at.values[at.name].axes)]
-    sizes |= {base(axis): 1 for axis in axes if base(axis) not in wide}
-    arrays = arrays_of(model, plain, sizes)
-    values = _of_one_token(watched, arrays, sizes)
-    if values is None:
-        yield Check(name, compared, "it has no inputs of one token", None)
-        return
-    e, exact = values[scores].reshape(-1), {}
-    for key, matrix in matrices.items():
-        turns = values[key] if key.endswith(":all") else values[key][None]
-        made = np.stack([np.outer(e, turn.reshape(-1)) / (e @ e) for turn in turns])
-        if made.size != np.prod(shape := shape_of(table.axes[matrix], sizes)):
-            yield Check(name, compared, "it has no inputs of one token", None)
-            return
-        exact[matrix] = made.reshape(shape)
-    # Nothing goes back through what a linear layer reads, so that a gain before one has less than its gradient.
-    multiplied = {weight for weight in model.learning for site in sites(model.table, weight) if _multiplies(site)}
-    gradients = gradients_of(model, table, sizes, {**arrays, **exact})
-    gradients = {key: array for key, array in gradients.items() if key in multiplied}
-    yield held(name, compared, gradients, {key: values[f"d{key}"] for key in gradients})
 
 
 def _multiplies(site: Site) -> bool:
@@ -138,25 +187,25 @@ def slope_of_activities(model: Model, chosen: Procedure, name: str) -> Iterator[
     """
     compared = "its slopes with <bp's gradients, directions> of what linear layers make"
     table, plain = step(model, chosen.name), step(model, "bp")
-    given = _given_at(model, chosen)
-    inside = [key.removesuffix(":all") for key in given if key.endswith(":all")]
-    first, second = _watched(table, inside), _watched(plain, inside)
+    given = _all_given(model, chosen)
+    stacks = [(f"d{each.name}", len(each.place.repeats)) for each in given]
+    first, second = _watched(table, stacks), _watched(plain, stacks)
     if first is None or second is None:
         yield Check(name, compared, "its blocks are of several kinds", None)
         return
     sizes = sizes_of(model, table)
     arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes) | {"dloss": np.asarray(1.0)}
-    gradients, exact = (
+    gradients, of_bp = (
         values_of(each, {key: arrays[key] for key in (*each.inputs, *each.weights)}, sizes) for each in (first, second)
     )
-    if "B" in table.known[f"loss{MARK}"].axes and any("B" not in at.values[at.name].axes for at in given.values()):
+    if "B" in table.known[f"loss{MARK}"].axes and any("B" not in each.axes for each in given):
         yield Check(name, compared, "it moves what all sequences share", None)
         return
     rows_apart = "B" in table.known[f"loss{MARK}"].axes
     slopes, expected = list[Any](), 0.0
-    for key, at in given.items():
-        rows = at.values[at.name].axes.index("B") + key.endswith(":all") if rows_apart else None
-        made, bp = gradients[key], exact[key]
+    for each in given:
+        rows = len(each.place.repeats) + each.axes.index("B") if rows_apart else None
+        made, bp = gradients[each.stack], of_bp[each.stack]
         sums = tuple(i for i in range(made.ndim) if i != rows)
         slopes.append(np.abs(made).max(sums))
         expected = expected + np.sum(bp * np.sign(made), sums)

@@ -29,6 +29,7 @@ from learncost.readings.emit.c.printer import number
 from learncost.readings.emit.c.tree import Name
 from learncost.readings.emit.c99 import rooms
 from learncost.readings.emit.c99.functions import functions
+from learncost.readings.emit.c99.values import initializer
 from learncost.readings.emit.placed.kernels import Kernels
 from learncost.vocabulary import entry
 
@@ -269,6 +270,13 @@ def test_truths_in_the_arena_fill_whole_words() -> None:
     program = program_of(configure(lc.layer(table), {}), settings, {"optimizer": "sgd"})
     assert program.firmware.layouts["step"].arenas["flags"] == 27
     assert [check.passed for check in _of(program, "_memory")] == [True, True, True]
+
+
+def test_numbers_stand_in_lines_and_zeros_of_states_nowhere() -> None:
+    assert ", 0.0" not in made("mlp", optimizer="momentum").firmware.source
+    lines = initializer(np.arange(1000) / 7, "fp64").splitlines()
+    assert max(map(len, lines)) <= 116
+    assert [float(text) for line in lines[1:-1] for text in line.rstrip(",").split(",")] == [*np.arange(1000) / 7]
 
 
 def test_what_moves_numbers_needs_no_memmove() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -107,15 +107,16 @@ class Settings:
 class Source(str):
     """A file in C, and the header that belongs beside it.
 
-    program  what it was made of
+    program     what it was made of
+    is_unnamed  whether names in it begin as the file is called that it is written to
     """
 
     program: Program
-    _named: Callable[[str], Source] | None
+    is_unnamed: bool
 
-    def __new__(cls, program: Program, named: Callable[[str], Source] | None = None) -> Source:
+    def __new__(cls, program: Program, is_unnamed: bool = False) -> Source:
         text = super().__new__(cls, program.firmware.source)
-        text.program, text._named = program, named
+        text.program, text.is_unnamed = program, is_unnamed
         return text
 
     @property
@@ -124,8 +125,8 @@ class Source(str):
         return self.program.firmware.header
 
     def files(self, path: Path) -> dict[Path, str]:
-        """What is written where a file of this name is asked for: names in it begin as the file is called."""
-        named = self._named(prefix_of(path.name)) if self._named else self
+        """What is written where a file of this name is asked for."""
+        named = Source(self.program.named(prefix_of(path.name))) if self.is_unnamed else self
         header = path.with_suffix(".h")
         include = f'#include "{named.program.firmware.prefix}.h"'
         return {path: named.replace(include, f'#include "{header.name}"', 1), header: named.header}
@@ -138,13 +139,22 @@ class Program:
     training  on NumPy, of which the program's step is one
     tables    of its entries, as they are priced
     plan      that was chosen or given
+    content   what it was given beside its tables
+    title     what it says of itself above all else
     """
 
     training: Training
     tables: Mapping[str, Table]
     sizes: Mapping[str, int]
     plan: str
+    content: Given
+    title: tuple[str, ...]
     firmware: Firmware
+
+    def named(self, prefix: str) -> Program:
+        """The same, with names that begin so."""
+        dtype = self.firmware.dtype
+        return replace(self, firmware=firmware(self.tables, self.sizes, dtype, prefix, self.content, self.title))
 
 
 def program_of(
@@ -171,14 +181,10 @@ def program_of(
     sizes = run_sizes(training.model, settings.batch_size, settings.seq_len, settings.target_len)
     batch = random_batch(training.model, sizes)
     tables, sizes, plan = _tables(training, batch, settings)
-    constants = _constants(training, batch, tables, sizes, weights is not None)
-    return Program(
-        training,
-        tables,
-        sizes,
-        plan,
-        firmware(tables, sizes, settings.dtype, settings.prefix, constants, (*title, *_said(tables, sizes, plan))),
-    )
+    content = _constants(training, batch, tables, sizes, weights is not None)
+    title = (*title, *_said(tables, sizes, plan))
+    written = firmware(tables, sizes, settings.dtype, settings.prefix, content, title)
+    return Program(training, tables, sizes, plan, content, title, written)
 
 
 def _of_weights(step: Table) -> list[str]:
@@ -323,11 +329,8 @@ def freestanding(
     configuration, given = subject, _read(subject, learning, flags.weights)
     title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
 
-    def written(prefix: str, named: Callable[[str], Source] | None = None) -> Source:
-        settings = Settings(flags.entry, prefix, plan, dtype=dtype, **checked)
-        return Source(program_of(configuration, settings, learning, given, title), named)
-
-    return written(flags.prefix or "model", None if flags.prefix else written)
+    settings = Settings(flags.entry, flags.prefix or "model", plan, dtype=dtype, **checked)
+    return Source(program_of(configuration, settings, learning, given, title), flags.prefix is None)
 
 
 def parameters_of_alone() -> tuple[str, ...]:

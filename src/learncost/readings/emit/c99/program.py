@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from learncost.equation.table import Table
 from learncost.readings.emit.c.c99 import BASIS, C99, products
 from learncost.readings.emit.c99 import masks
@@ -313,7 +315,7 @@ class _Writer:
         for name, declaration, said in self._public():
             kind, _, dtype = self.given[name]
             values = self.content.values.get(name)
-            if values is None or kind == "inputs":
+            if values is None or kind == "inputs" or (kind == "states" and not np.any(values)):
                 yield f"{declaration}; /* {said} */"
             else:
                 yield f"{declaration} = {initializer(values, dtype)}; /* {said} */"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+WIDTH = 112
+"""Characters of a line of numbers, and a blank."""
 
 
 def initial(number: Any, dtype: str) -> str:
@@ -20,10 +23,20 @@ def initializer(values: Any, dtype: str) -> str:
         texts = _reals(flat.astype(np.float32 if dtype == "fp32" else np.float64))
     else:
         texts = [str(int(number)) for number in flat]
-    text = ", ".join(texts)
-    if len(text) < 60:
-        return f"{{{text}}}"
-    return "{\n" + textwrap.fill(text, 116, initial_indent="    ", subsequent_indent="    ") + "\n}"
+    if sum(map(len, texts)) + 2 * len(texts) < 60:
+        return f"{{{', '.join(texts)}}}"
+    return "{\n" + "\n".join(f"    {line}" for line in _lines(texts)) + "\n}"
+
+
+def _lines(texts: list[str]) -> Iterator[str]:
+    """Numbers in lines of a width; `textwrap` takes a minute for a million of them."""
+    first, width = 0, 0
+    for number, text in enumerate(texts):
+        width += len(text) + 2
+        if width > WIDTH:
+            yield ", ".join(texts[first:number]) + ","
+            first, width = number, len(text) + 2
+    yield ", ".join(texts[first:])
 
 
 def _reals(numbers: np.ndarray) -> list[str]:

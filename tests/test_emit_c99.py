@@ -138,6 +138,7 @@ def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str
     found = parity(program, 3, ("-O0",))
     assert found.losses <= NEAR, found
     assert found.weights <= NEAR, found
+    assert found.scores <= NEAR, found
     assert set(found.nothing) <= {"attn.bK"}, "no other gradient is zero in mathematics"
 
 
@@ -158,7 +159,9 @@ def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str
 def test_microbatches_clipping_decay_and_frozen_weights(learning: dict[str, Any]) -> None:
     program = made("llama", plan="fused", **learning)
     found = parity(program, 3, ("-O0",))
-    assert max(found.losses, found.weights) <= NEAR, found
+    assert max(found.losses, found.weights, found.scores) <= NEAR, found
+    assert ("Block 0 learns" in program.firmware.source) == (learning.get("procedure") == "badam")
+    assert set(found.nothing) <= {"attn.bK", "attn.WQ.A@0", "attn.WQ.A@1", "attn.WV.A@0", "attn.WV.A@1"}, found.nothing
     frozen = [name for name, (kind, _, _) in program.firmware.given.items() if kind == "constants"]
     assert any(name in learning.values() or name in learning for name in ("lora", "train", "badam")) == any(
         name in program.training.weights_read for name in frozen

@@ -30,6 +30,8 @@ from learncost.procedures.accumulation import accumulated
 from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed
 from learncost.procedures.optimizer import DEFAULT, without_gradients
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.step import trained_by
 from learncost.readings.emit.c99 import Firmware, Given, firmware
 from learncost.readings.emit.c99.layout import varies
 from learncost.training.files import check_finite, read_arrays
@@ -182,7 +184,7 @@ def program_of(
     batch = random_batch(training.model, sizes)
     tables, sizes, plan = _tables(training, batch, settings)
     content = _constants(training, batch, tables, sizes, weights is not None)
-    title = (*title, *_said(tables, sizes, plan))
+    title = (*title, *_said(training, tables, sizes, plan))
     written = firmware(tables, sizes, settings.dtype, settings.prefix, content, title)
     return Program(training, tables, sizes, plan, content, title, written)
 
@@ -220,7 +222,7 @@ def _tables(
         plan = frugal(first, sizes, settings.dtype)
     tables = {entry: planned(table, _fitting(plan, entry), sizes) for entry, table in tables.items()}
     if settings.entry != "step":
-        model = training.evaluated.table
+        model = trained_by(training.evaluated, training.settings.procedure, training.turn).table
         outputs = (scored(model),) if "loss" in model.outputs else model.outputs
         tables["predict"] = planned(needed(model, outputs), _fitting(plan, "predict"), sizes)
     return tables, sizes, plan
@@ -275,10 +277,14 @@ def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str
             raise InputError(f"{name} changes from step to step: C99 has no rule that makes it")
 
 
-def _said(tables: Mapping[str, Table], sizes: Mapping[str, int], plan: str) -> tuple[str, ...]:
+def _said(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, int], plan: str) -> tuple[str, ...]:
     lengths = f"B = {sizes['B']}" + "".join(f", {axis} = {sizes[axis]}" for axis in ("M", "N") if axis in sizes)
     under = f"under the plan {plan}" if plan else "under no plan"
-    return (f"For {lengths}, {under}; entries: {', '.join(tables)}.",)
+    said = f"For {lengths}, {under}; entries: {', '.join(tables)}."
+    if not find_procedure(training.settings.procedure).by_turns:
+        return (said,)
+    turn = f"Block {training.turn} learns, whose turn it is first, and no other one. The turn of block K is the step"
+    return said, f"{turn} of --procedure bp --train-layers K."
 
 
 def freestanding(

@@ -131,7 +131,7 @@ def _begin(program: Program) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a program is off NumPy after steps: losses, and weights, relative to the largest number of each.
+    """How far a program is off NumPy after steps: losses, weights, scores, relative to the largest number of each.
 
     worst    the weight that is furthest off
     nothing  weights whose gradient is zero but for rounding, which are left out
@@ -141,6 +141,7 @@ class Parity:
     weights: float
     worst: str
     nothing: tuple[str, ...]
+    scores: float = 0.0
 
 
 def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZED) -> Parity:
@@ -163,7 +164,21 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
         if name in ran.arrays and name not in nothing
     }
     worst = max(errors, key=lambda key: errors[key]) if errors else ""
-    return Parity(worst_loss, errors.get(worst, 0.0), worst, tuple(nothing))
+    scores = _scores(program, drawn[-1], ran.scores)
+    return Parity(worst_loss, errors.get(worst, 0.0), worst, tuple(nothing), scores)
+
+
+def _scores(program: Program, batch: Mapping[str, Any], scores: Any) -> float:
+    """How far a prediction of the last microbatch is off NumPy's, where both are finite."""
+    if scores is None:
+        return 0.0
+    table = program.tables["predict"]
+    expected = program.training.forward(**batch)[table.outputs[0]]
+    if table.axes[table.outputs[0]][:1] == ("B",):
+        expected = expected[-len(scores) :]
+    finite = np.isfinite(expected)
+    largest = max(float(np.max(np.abs(expected), where=finite, initial=0.0)), 1e-300)
+    return float(np.max(np.abs(scores - expected), where=finite, initial=0.0)) / largest
 
 
 def _drawn(steps: int) -> int:
@@ -197,16 +212,13 @@ def mask(dropout: float, seed: int, step: int, number: int, shape: tuple[int, ..
 
 def _without_gradient(program: Program, batch: Mapping[str, Any]) -> list[str]:
     """Weights whose gradient is zero but for rounding, as that of a key's bias, which a softmax does not see."""
-    training = program.training
-    if training.settings.accumulate > 1 or training.settings.clip:
-        return []
-    updates = training.updates(**batch)
+    updates = program.training.updates(**batch)
     largest = max((float(np.max(np.abs(array))) for array in updates.values()), default=0.0)
     return [name for name, array in updates.items() if float(np.max(np.abs(array))) <= NOTHING * largest]
 
 
 def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
-    compared = f"losses and weights with NumPy's over {steps} steps in fp64, under sanitizers"
+    compared = f"losses, weights and scores with NumPy's over {steps} steps in fp64, under sanitizers"
     try:
         errors = parity(program, steps)
     except InputError as problem:
@@ -214,8 +226,9 @@ def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
         return
     text = f"losses off by {errors.losses:.1e}, weights by {errors.weights:.1e}"
     text += f" at most, in {errors.worst}" if errors.worst else ""
+    text += f", scores by {errors.scores:.1e}" if "predict" in program.tables else ""
     text += f"; without {', '.join(errors.nothing)}, whose gradient is 0" if errors.nothing else ""
-    yield Check(name, compared, text, errors.losses <= NEAR and errors.weights <= NEAR)
+    yield Check(name, compared, text, max(errors.losses, errors.weights, errors.scores) <= NEAR)
 
 
 @dataclass(frozen=True)

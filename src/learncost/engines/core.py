@@ -274,7 +274,7 @@ class Core(Displayed):
         return {name: stored(array) if name in low else array for name, array in arrays.items()}
 
     def _updates(self, values: Values) -> Values:
-        return {name: values[f"d{name}"] for name in self.weights if f"d{name}" in values}
+        return {name: values[f"d{name}"] for name in self.weights_read if f"d{name}" in values}
 
 
 class Interpreter:

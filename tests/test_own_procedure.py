@@ -13,6 +13,7 @@ from learncost.proof.known import known
 from learncost.proof.sample import small_sizes
 
 FILE = "examples/procedures/skip-and-align.toml"
+READS = "schedule = ['forward', 'backward reading F for weights, update"
 
 
 def test_a_file_is_a_procedure():
@@ -54,6 +55,22 @@ def test_with_the_weights_for_matrices_and_one_block_it_is_bp():
             'schedule = ["forward, tangents along linears", "backward, update"]',
             "needs update by tangents or given SIGNAL",
         ),
+        (f"{READS}, G follows weights'] ", "it is F that follows weights, not G"),
+        (
+            f"{READS}, F follows weights']\nlines = ['F[_] = sign(W[_])']",
+            "so that no line makes it",
+        ),
+        (f"{READS}']\nlines = ['G[_] = sign(W[_])']", "for weights, F: they make G"),
+        (f"{READS}']\nlines = ['F[_] = softmax[n](W[_])']", r"F\[_\] = softmax.*: a matrix is made entry by entry"),
+        (f"{READS}']\nlines = ['F[_] = W[_] D[d]']", "a matrix is made entry by entry"),
+        (
+            "schedule = ['forward', 'backward, update']\nlines = ['F[_] = sign(W[_])']",
+            "reads nothing that they make",
+        ),
+        (
+            "schedule = ['forward', 'backward, given error at blocks, given gradient at blocks, update']",
+            "gives blocks two signals",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, text, message):
@@ -62,6 +79,19 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, text, message):
     with pytest.raises(lc.InputError, match=message) as refusal:
         lc.cost("gpt2", str(path), seq_len=8)
     assert "\n" not in str(refusal.value)
+
+
+def test_lines_may_have_numbers_and_are_no_fault_of_the_proof(tmp_path):
+    """Signs of one size: what is read is never the weight, and what is given and stopped is proved nevertheless."""
+    path, model = tmp_path / "own.toml", build(small("gpt2"))
+    given = "schedule = ['forward', 'backward reading F for weights, given gradient at blocks, update']"
+    path.write_text(f"{given}\nlines = ['S[_] = sign(W[_])', 'F[_] = S[_] 0.5[]']", encoding="utf-8")
+    table = step(model, str(path))
+    sizes = small_sizes(table)
+    arrays = sound_arrays(table, sizes)
+    values = values_of(table, arrays, sizes)
+    assert np.array_equal(values["wte.F"], 0.5 * np.sign(arrays["wte"]))
+    assert [check.passed for check in known(model, find_procedure(str(path)), "")] == [True]
 
 
 @pytest.mark.parametrize("name", ["sign-concordant", "local-feedback"])
@@ -98,7 +128,8 @@ def test_targets_are_looked_up_where_errors_are_multiplied():
     sizes = small_sizes(table)
     assert tally("targets", table, sound_arrays(table, sizes), sizes).passed
     checks = list(known(model, find_procedure(file), file))
-    assert [check.compared for check in checks] == ["gradients with bp's where the matrices are exact"]
+    compared = [f"gradients with bp's where {what} exact" for what in ("what is given is", "the matrices are")]
+    assert [check.compared for check in checks] == compared
     assert all(check.passed for check in checks)
     projected, looked_up = (lc.price(step(model, name), sizes, lc.book("matmul")) for name in ("dfa-linear", file))
     heads, wide, inner = sizes["h"] * sizes["k"], sizes["d"], sizes["f"]

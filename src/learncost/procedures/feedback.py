@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from learncost.equation.errors import InputError
 from learncost.equation.parse import parse_lines
-from learncost.equation.table import Line, Product, Repeat, Statement, Table, Term, Word
+from learncost.equation.table import Line, Literal, Product, Repeat, Statement, Table, Term, Word
 from learncost.equation.value import Value
 from learncost.vocabulary import entry
 
@@ -24,12 +25,37 @@ def with_feedback(table: Table, name: str, lines: Sequence[str] = ()) -> Table:
     return _Feedback(name, lines).step(table)
 
 
+def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
+    """The lines that make a matrix of a weight entry by entry, as `F[_] = sign(W[_])`, where `[_]` is its shape.
+
+    Raises `InputError` for other lines.
+    """
+    lines: list[Line] = []
+    for text in texts:
+        line = next(iter(parse_lines([text])), None)
+        by_entry = isinstance(line, Line) and not line.where and (not isinstance(line, Word) or _pointwise(line))
+        terms = (*line.left, *line.right) if isinstance(line, Line) else ()
+        if not by_entry or any(term.axes != ("_",) for term in terms if not isinstance(term, Literal)):
+            raise InputError(
+                f"{text.strip()}: a matrix is made entry by entry, of matrices [_], numbers such as 0.5[] and "
+                "words that act on each entry, as in F[_] = sign(W[_])"
+            )
+        assert isinstance(line, Line)
+        lines.append(line)
+    return tuple(lines)
+
+
+def _pointwise(line: Word) -> bool:
+    word = entry(line.word)  # refuses one that nobody knows
+    return word.pointwise and not line.axes and len(line.left) == 1
+
+
 class _Feedback:
     """What is read for a weight: `made` by lines, or `drawn`."""
 
     def __init__(self, name: str, lines: Sequence[str]) -> None:
         self.name = name
-        self.lines = tuple(line for line in parse_lines(lines) if isinstance(line, Line))
+        self.lines = matrix_lines(lines)
         self.made_names = [line.name for line in self.lines]
         read = dict.fromkeys((name, *(read_name for line in self.lines for read_name in line.reads)))
         self.drawn = [read_name for read_name in read if read_name not in (*self.made_names, WEIGHT)]
@@ -94,10 +120,13 @@ class _Feedback:
         """The lines that make what is read for a weight, in the layer that reads it."""
         for line in self.lines:
             left, *right = (
-                Term(weight if term.name == WEIGHT else f"{weight}.{term.name}", axes)
+                term
+                if isinstance(term, Literal)
+                else Term(weight if term.name == WEIGHT else f"{weight}.{term.name}", axes)
                 for term in (*line.left, *line.right)
             )
-            local = tuple(term.name for term in line.right)
+            assert isinstance(left, Term)
+            local = tuple(term.name for term in line.right if isinstance(term, Term))
             tag = replace(reader.tag, local=line.name, locals=local, equation="", gradients=(), jacobian="")
             made_line = replace(line, left=(left,), right=tuple(right), tag=tag)
             if isinstance(made_line, Word):

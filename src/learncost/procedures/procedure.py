@@ -154,8 +154,10 @@ def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
     return tuple(str(name).strip() for name in names)
 
 
-def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedure:
+def procedure(name: str | Procedure, also: Mapping[str, Procedure] | None = None) -> Procedure:
     """A procedure that learns by its name, or one of `also`; an unknown one is refused with all of them."""
+    if isinstance(name, Procedure):
+        return name
     if name.endswith(".toml"):
         return _of_file(name)
     if "," in name:
@@ -210,9 +212,32 @@ def _read(path: str, text: str) -> Procedure:
     forms = [move_of.form for move_of in read.all_moves]  # refuses a move that nobody knows
     if not read.learns or "update by differences" in forms:
         raise InputError(f"{path}: a schedule of one's own ends in update, update by tangents or by both sides")
-    if wrong := fault(forms):
+    if wrong := fault(forms) or _fault_of_names(read):
         raise InputError(f"{path}: its schedule {wrong}")
     return read
+
+
+def _fault_of_names(read: Procedure) -> str:
+    """What is wrong with what a schedule names, and its lines make; empty where nothing is."""
+    from learncost.procedures.feedback import matrix_lines  # only where it is asked for: start-up counts
+
+    reading, following = (
+        read.moves.get(form, "") for form in ("backward reading NAME for weights", "NAME follows weights")
+    )
+    try:
+        made = [name for line in matrix_lines(read.lines) for name in line.makes]
+    except InputError as refusal:
+        raise InputError(f"{read.name}: {refusal}") from None
+    places = [move_of.names[1] for move_of in read.all_moves if move_of.form == "given SIGNAL at PLACE"]
+    if following not in ("", reading):
+        return f"reads {reading}, so that it is {reading} that follows weights, not {following}"
+    if following in made:
+        return f"has {following} follow weights, so that no line makes it"
+    if made and reading not in made:
+        needed = f"they make {', '.join(made)}" if reading else "it reads nothing that they make"
+        return f"needs no lines, or such as make what it reads for weights{f', {reading}' if reading else ''}: {needed}"
+    twice = next((place for place in places if places.count(place) > 1), "")
+    return f"gives {twice} two signals" if twice else ""
 
 
 def json_of(texts: Sequence[str]) -> str:

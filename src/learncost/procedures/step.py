@@ -44,7 +44,7 @@ def _without_blocks(model: Model, chosen: Procedure) -> InputError:
     return InputError(f"{chosen.name} needs one stack of blocks with weights of their own, which {name} does not have")
 
 
-def trained_by(model: Model, name: str, turn: int = 0) -> Model:
+def trained_by(model: Model, name: str | Procedure, turn: int = 0) -> Model:
     """The model with the weights that learn under a procedure: itself, but for one that updates a part.
 
     turn  where blocks take turns, the number of the one that learns
@@ -71,7 +71,7 @@ def trained_by(model: Model, name: str, turn: int = 0) -> Model:
     return made
 
 
-def run_by(model: Model, name: str) -> Model:
+def run_by(model: Model, name: str | Procedure) -> Model:
     """The model whose forward pass a procedure runs: itself, but for one that has other blocks."""
     chosen = procedure(name)
     if "forward in two streams" not in chosen.moves:
@@ -89,7 +89,7 @@ def _reached(structure: Structure, chosen: Procedure) -> frozenset[str]:
 
 def step(
     model: Model,
-    name: str,
+    name: str | Procedure,
     optimizer_name: str | None = None,
     jacobian: bool = False,
     mode: str = PAPER,

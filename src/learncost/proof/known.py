@@ -28,7 +28,11 @@ from learncost.proof.stepped import arrays_of, gradients_of, held, sizes_of
 
 
 def known(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """What a schedule with certain moves, and no others, has to be the same as."""
+    """What a schedule with certain moves, and no others, has to be the same as.
+
+    What it reads for a weight is that weight here, whatever its lines make of one.
+    """
+    chosen = replace(chosen, lines=())
     moves = {move.form for move in chosen.all_moves}
     for form, besides, holds in _KNOWN:
         if form in moves and moves <= {form, *besides}:
@@ -46,7 +50,7 @@ def _one_block(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     if follows or any(count.isdigit() for count in counts):
         yield Check(name, compared, "its blocks are of several kinds", None)
         return
-    table, plain = step(model, chosen.name), step(model, "bp")
+    table, plain = step(model, chosen), step(model, "bp")
     sizes = small_sizes(table) | small_sizes(model.table) | dict.fromkeys(counts, several)
     arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes)
     yield held(name, compared, *(gradients_of(model, each, sizes, arrays) for each in (table, plain)))
@@ -80,7 +84,7 @@ def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
         return (*copies, replace(line, right=tuple(right))) if copies else (line,)
 
     table = _with_values(replace(model.table, lines=each_line(model.table.lines, change)))
-    known = step(model, chosen.name)
+    known = step(model, chosen)
     sizes = small_sizes(model.table)
     arrays = arrays_of(model, known, sizes)
     expected = derive(table, wanted=(*model.differentiated, *model.learning)).step
@@ -111,7 +115,7 @@ def _with_values(table: Table) -> Table:
 
 def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """Both take the same steps and lose the same share, so that their difference loses it."""
-    table = step(model, chosen.name, "momentum")
+    table = step(model, chosen, "momentum")
     sizes = small_sizes(table) | small_sizes(model.table)
     values = values_of(table, sound_arrays(table, sizes), sizes)
     apart, after = {}, {}
@@ -146,7 +150,7 @@ def _inverts(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
     Weights are small, because what is made again is apart by a rounding, which every turn makes larger by its slope.
     """
-    table, plain = step(model, chosen.name), step(run_by(model, chosen.name), "bp")
+    table, plain = step(model, chosen), step(run_by(model, chosen), "bp")
     sizes = sizes_of(model, table)
     arrays = _of_smaller_weights(plain, arrays_of(model, plain, sizes), 0.25)
     yield held(
@@ -166,7 +170,7 @@ def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     plain, last = step(model, "bp"), turns_of(model, chosen) - 1
     counts = {repeat.count: Parts(model).turns(repeat) for repeat in repeats(model.table) if not repeat.count.isdigit()}
     for turn in sorted({0, last}):
-        table, learning = step(model, chosen.name, turn=turn), trained_by(model, chosen.name, turn).learning
+        table, learning = step(model, chosen, turn=turn), trained_by(model, chosen, turn).learning
         sizes = small_sizes(table) | counts
         arrays = sound_arrays(table, sizes)
         stacks: dict[str, list[Any]] = {}
@@ -187,7 +191,7 @@ def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """A direction v of signs and a slope s: what stands for the gradient is s v, and <gradient, v> = s."""
-    table, plain = step(model, chosen.name), step(model, "bp")
+    table, plain = step(model, chosen), step(model, "bp")
     sizes = sizes_of(model, table)
     arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes) | {"dloss": np.asarray(1.0)}
     drawn, exact = (gradients_of(model, each, sizes, arrays) for each in (table, plain))

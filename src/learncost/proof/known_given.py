@@ -16,6 +16,7 @@ from learncost.layers.derive import derive
 from learncost.layers.tangent import MARK
 from learncost.models.model import Model
 from learncost.procedures.directions import Site, sites
+from learncost.procedures.feedback import with_feedback
 from learncost.procedures.places import Place, linears, places
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.signals import signals
@@ -109,8 +110,8 @@ def exact(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
         compares = {weight for weight in model.learning for site in sites(model.table, weight) if _multiplies(site)}
     table = _given_exactly(model, chosen, given)
     sizes = sizes_of(model, table)
-    values = values_of(plain, arrays := arrays_of(model, plain, sizes), sizes)
-    arrays |= {f"{each.stack}:exact": values[each.stack] for each in given}
+    values = values_of(plain, arrays_of(model, plain, sizes), sizes)
+    arrays = arrays_of(model, table, sizes) | {f"{each.stack}:exact": values[each.stack] for each in given}
     gradients = gradients_of(model, table, sizes, arrays)
     gradients = {key: array for key, array in gradients.items() if key in compares}
     yield held(name, compared, gradients, {key: values[f"d{key}"] for key in gradients})
@@ -137,7 +138,9 @@ def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_Given]) -> 
     )
     cuts = replace(cuts, given=given_there, between=between, slices=slices)
     table = derive(model.table, wanted=(*model.differentiated, *model.learning), cuts=cuts).step
-    return replace(table, values={**table.values, **inputs}, inputs=(*table.inputs, *inputs))
+    table = replace(table, values={**table.values, **inputs}, inputs=(*table.inputs, *inputs))
+    reading = chosen.moves.get("backward reading NAME for weights")
+    return with_feedback(table, reading, chosen.lines) if reading else table
 
 
 def _by_matrices(
@@ -145,7 +148,7 @@ def _by_matrices(
 ) -> Check:
     """Of one token of one sequence a matrix brings the error to any gradient: e F = g with F = e^T g / |e|^2."""
     compared = "gradients with bp's where the matrices are exact"
-    table = step(model, chosen.name)
+    table = step(model, chosen)
     scores = next(f"d{table.values[matrix].of}" for matrix in table.inputs if table.values[matrix].role == "feedback")
     wide, sizes = features(model.table), small_sizes(table) | small_sizes(model.table)
     axes = [*plain.axes[scores], *(axis for each in given for axis in each.axes)]
@@ -162,7 +165,7 @@ def _by_matrices(
         if made.size != np.prod(shape):
             return Check(name, compared, "its sequences are several tokens, which one matrix serves", None)
         matrices[each.matrix] = made.reshape(shape)
-    gradients = gradients_of(model, table, sizes, {**arrays, **matrices})
+    gradients = gradients_of(model, table, sizes, arrays_of(model, table, sizes) | matrices)
     gradients = {key: array for key, array in gradients.items() if key in compares}
     return held(name, compared, gradients, {key: values[f"d{key}"] for key in gradients})
 
@@ -186,7 +189,7 @@ def slope_of_activities(model: Model, chosen: Procedure, name: str) -> Iterator[
     A sequence has a slope of its own where the loss is a sum over them.
     """
     compared = "its slopes with <bp's gradients, directions> of what linear layers make"
-    table, plain = step(model, chosen.name), step(model, "bp")
+    table, plain = step(model, chosen), step(model, "bp")
     given = _all_given(model, chosen)
     stacks = [(f"d{each.name}", len(each.place.repeats)) for each in given]
     first, second = _watched(table, stacks), _watched(plain, stacks)

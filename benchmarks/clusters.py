@@ -57,7 +57,7 @@ FRAMEWORKS = {
         "Korthikanti et al. 2022: scores are stored, dropout has masks of a byte, gradients are summed in fp32",
     ),
     "megatron-te": Framework(
-        "flash,fused,recompute=silu", replace(_MIXED, gradients="fp32"), False, True,
+        "flash,fused,recompute=silu,zigzag", replace(_MIXED, gradients="fp32"), False, True,
         "flash attention and TransformerEngine's kernels: a gate's activation is made again; gradients are summed in "
         "fp32 by products that leave a buffer of each shape; nothing overlaps, as the rows' guide says",
     ),
@@ -70,15 +70,15 @@ FRAMEWORKS = {
         "the same with gradients summed in fp32",
     ),
     "bridge": Framework(
-        "flash,fused,recompute=silu", replace(_MIXED, gradients="fp32"), True, True,
+        "flash,fused,recompute=silu,zigzag", replace(_MIXED, gradients="fp32"), True, True,
         "as Megatron-LM with TransformerEngine, with its overlaps of gradients and weights",
     ),
     "fsdp-eager": Framework(
-        "flash", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
+        "flash,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
         "FSDP2: weights, gradients and states in fp32, cut; weights gathered in bf16 beside what is computed",
     ),
     "fsdp-compile": Framework(
-        "flash,fused", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
+        "flash,fused,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
         "FSDP2 under torch.compile, whose kernels join pointwise lines",
     ),
 }  # fmt: skip

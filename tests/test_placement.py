@@ -10,6 +10,7 @@ import learncost as lc
 from learncost.equation.count import first_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Word, walk
+from learncost.equation.zigzag import position
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
@@ -20,6 +21,7 @@ from learncost.placement.devices import run_placed, together
 from learncost.placement.mesh import mesh
 from learncost.placement.place import place
 from learncost.placement.presets import PLACEMENTS, chosen
+from learncost.placement.zigzag import ordered, put_back
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
@@ -64,6 +66,19 @@ def test_a_placed_step_gives_what_the_whole_gives(family, mesh_text, names):
     for name in compared:
         found = together([device[name] for device in devices], placed.layouts[name], grid)
         assert np.abs(found - values[name]).max() <= 1e-12 * largest, name
+
+
+def test_in_zigzag_a_device_has_a_stretch_early_and_one_late():
+    assert [*position(np.arange(16), 16, 4)] == [0, 1, 14, 15, 2, 3, 12, 13, 4, 5, 10, 11, 6, 7, 8, 9]
+    rows = put_back(ordered(np.arange(24).reshape(2, 12), ("B", "M"), {"M": ("cp",)}, {"M": 12, "cp": 3}), ("B", "M"),
+                    {"M": ("cp",)}, {"M": 12, "cp": 3})  # fmt: skip
+    assert np.array_equal(rows, np.arange(24).reshape(2, 12))
+
+
+def test_zigzag_needs_two_stretches_for_each_device():
+    table, sizes, _, _ = whole("llama")
+    with pytest.raises(InputError, match="two stretches for each of 8 devices: the next size that can is 16"):
+        place(planned(table, "zigzag"), mesh("cp=8"), chosen(None, "cp"), sizes)
 
 
 def test_parts_of_axes_have_sizes_and_first_positions():
@@ -128,6 +143,7 @@ def test_every_preset_is_clauses():
         ("gpt2", "dp=2,tp=2", "fsdp,megatron-sp", ""),
         ("t5", "cp=2", "ulysses", "recompute=block"),
         ("falcon", "tp=2", "megatron", "flash"),
+        ("llama", "cp=4", "cp", "flash,zigzag"),
         ("qwen3_moe", "ep=2,tp=2", "ep,megatron-sp", "at-once"),
         ("llama", "dp=2", "zero-2", "head"),
         ("bart", "pp=2", "pp", "flash"),

@@ -199,12 +199,14 @@ class Kernel:
 
     axes    what it takes turns over; every other axis of its lines lies inside of a turn
     blocks  an axis of which a turn takes blocks of at most so many places, one after another; None: all at once
+    zigzag  whether a part of that axis is a stretch early and one late (`equation/zigzag.py`)
     Axes are called as the kernel's own values declare them.
     """
 
     name: str
     axes: tuple[str, ...]
     blocks: tuple[str, int] | None = None
+    zigzag: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,6 +532,7 @@ class Table(Displayed):
     title: str = field(default="", compare=False)
     within: Table | None = field(default=None, compare=False)  # the whole whose context these lines run in
     keeps: tuple[str, ...] = ()  # collectives of which a placement keeps what they make forward for the backward pass
+    zigzag: Mapping[str, tuple[str, ...]] | None = None  # axes in zigzag, over what; before it is placed: none yet
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:

@@ -125,8 +125,9 @@ class OverMesh:
 
     @property
     def cut_by(self) -> str:
-        """The clauses, and what was filled up for them."""
-        return "; ".join((*self.clauses, *map(str, self.padded)))
+        """The clauses, what was filled up for them, and what stands in zigzag."""
+        zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in (self.placed.table.zigzag or {}).items()]
+        return "; ".join((*self.clauses, *zigzag, *map(str, self.padded)))
 
     @property
     def of_model(self) -> dict[str, int]:

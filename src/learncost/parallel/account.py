@@ -168,7 +168,9 @@ class Account:
         for axis in self.cuts:
             name, *over = axis.split("/")
             over = [each for each in over if (name, each) in named]
-            yield name, over, int(size_of(name, sizes)), prod(sizes.get(each, 1) for each in over)
+            stretches = 2 if over and name in (self.placed.table.zigzag or ()) else 1
+            number = prod(sizes.get(each, 1) for each in over)
+            yield name, over, int(size_of(name, sizes)), number * (stretches if number > 1 else 1)
 
     def filled(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes with those of every cut axis, such as f/tp: of what does not divide the largest part."""

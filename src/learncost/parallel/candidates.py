@@ -30,6 +30,9 @@ from learncost.readings.time import Rates
 TENSOR = "h g f v over tp, M over tp of values"
 EXPERTS = "e over ep of experts, B over ep"
 CONTEXT = "M over cp"
+BALANCED = "zigzag"
+"""The plan under which parts of causal sequences take as long as each other."""
+
 
 ZERO = {"zero-1": "states", "zero-3": "weights gradients states"}
 """What is cut over the devices that have different sequences."""
@@ -78,7 +81,8 @@ def structures(model: Model, kinds: Sequence[Precision], plans: Sequence[str], a
                 text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
                 text += [f"{CONTEXT}, * over cp of {cut}"] if "cp" in axes else []
                 text += [f"B over dp, * over dp of {cut}"]
-                result.append(Structure(zero, plan, kind, tuple(axes), ", ".join(text)))
+                said = ",".join(filter(None, (plan, BALANCED if "cp" in axes else "")))
+                result.append(Structure(zero, said, kind, tuple(axes), ", ".join(text)))
     return result
 
 

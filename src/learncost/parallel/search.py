@@ -211,7 +211,7 @@ class Search(Shown):
             "Collectives: a ring, or the switch where it reduces (learncost list clusters); the last axis of a mesh "
             "is between neighbours.",
             "zero-1 cuts the optimizer's states over dp, zero-3 weights and gradients, too; tp has sequence "
-            "parallelism. learncost place shows the placed table of a mesh.",
+            "parallelism, cp its parts in zigzag. learncost place shows the placed table of a mesh.",
         )
 
 

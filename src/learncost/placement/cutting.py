@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from learncost.equation.affine import Affine
+from learncost.equation.count import base
 from learncost.equation.table import (
     Axis,
     Condition,
@@ -199,7 +200,13 @@ class Cutting:
         tag = self.line.tag
         if tag.kernel is None:
             return tag
-        return replace(tag, kernel=replace(tag.kernel, axes=tuple(map(self.axis, tag.kernel.axes))))
+        blocks = tag.kernel.blocks and (self._queries(tag.kernel.blocks[0]), tag.kernel.blocks[1])
+        return replace(tag, kernel=replace(tag.kernel, axes=tuple(map(self.axis, tag.kernel.axes)), blocks=blocks))
+
+    def _queries(self, axis: str) -> str:
+        """The axis of queries as it is cut: a line may read pairs the other way round, its keys called as queries."""
+        alike = (other for other in self.line.loops if base(other) == base(axis) and self.cuts(other))
+        return cut(axis, self.cuts(next(alike, axis)))
 
     def operand(self, operand: Operand, reason: Reason) -> Operand:
         if isinstance(operand, Literal):

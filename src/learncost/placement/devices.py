@@ -13,10 +13,12 @@ import numpy as np
 
 from learncost.equation.count import cuts, first_of, size_of
 from learncost.equation.table import Line
+from learncost.equation.zigzag import devices_of, in_zigzag
 from learncost.layers.lower import lower
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed
+from learncost.placement.zigzag import ordered
 from learncost.readings.run import execute
 
 Array = Any
@@ -127,11 +129,13 @@ def run_placed(
         stage = place.get(axis, 0)
         table = stages[stage].table
         own_sizes = {**sizes, **stages[stage].turns, **mesh.sizes_at(place)}
+        own_sizes |= {in_zigzag(axis): devices_of(axis, table.zigzag, own_sizes) for axis in table.zigzag or ()}
         try:
             given = (*table.inputs, *table.weights)
-            values = {
-                name: part(of_stage(arrays[name], stages[stage], name), table.axes[name], own_sizes) for name in given
-            }
+            values = {}
+            for name in given:
+                array, axes = of_stage(arrays[name], stages[stage], name), table.axes[name]
+                values[name] = part(ordered(array, axes, table.zigzag, own_sizes), axes, own_sizes)
             execute(lowered[stage], values, own_sizes, watch, Device(mesh, place, meetings))
             results[rank] = values
         except threading.BrokenBarrierError:

@@ -13,6 +13,7 @@ from learncost.placement.keeping import keeping
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
 from learncost.placement.scope import Reason, Scope, readers
+from learncost.placement.zigzag import in_zigzag
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def place(
         values={names.get(name, name): value for name, value in scope.placed.items()},
     )
     placed, stacks = keeping(placed, table.keeps)
+    if table.zigzag is not None:
+        placed = in_zigzag(placed, mesh, sizes)
     check_placed(placed, (name for name, size in mesh.axes if size > 1))
     layouts = {names.get(name, name): held for name, held in scope.layouts.items()}
     holds = {names.get(array, array): name for array, name in scope.holds.items()}

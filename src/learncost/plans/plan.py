@@ -103,6 +103,12 @@ PLANS: Mapping[str, Plan] = {
             "WORDS",
             "all_gather+dispatch",
         ),
+        Plan(
+            "zigzag",
+            "over many devices: causal positions that are cut are a stretch early and one late: all see as many",
+            "Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2: 2 x CP chunks, the i-th and the i-th last",
+            _found_in("zigzag"),
+        ),
     )
 }
 

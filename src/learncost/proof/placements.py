@@ -25,6 +25,7 @@ from learncost.placement.padding import filled_up
 from learncost.placement.place import Placed, place
 from learncost.placement.presets import chosen
 from learncost.placement.stages import Pipeline, pipeline_of, place_stages
+from learncost.placement.zigzag import put_back
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.staged import staged
@@ -73,7 +74,7 @@ PLANS = (
     "recompute=block",
     "head",
     "at-once",
-    "flash",
+    "flash,zigzag",
     "flash,head,recompute=block,at-once,fused",
     "keep=all_gather+dispatch+all_to_all",
 )
@@ -188,7 +189,13 @@ def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) 
 def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, int]:
     """Small sizes, of which those that clauses cut divide."""
     clauses = tuple(clauses)
-    sizes = small_sizes(table, multiples=parts_of(table, grid, clauses, small_sizes(table)))
+    numbers = parts_of(table, grid, clauses, small_sizes(table))
+    if table.zigzag is not None:  # two stretches for each device
+        orders = {
+            base(axis) for line, _ in walk(table.lines) for each in line.where if each.ordered for axis in each.axes
+        }
+        numbers |= {axis: 2 * number for axis, number in numbers.items() if axis in orders and number > 1}
+    sizes = small_sizes(table, multiples=numbers)
     counts = {count for _, turns in walk(table.lines) for count in turns}
     for clause in clauses:
         number = grid.sizes.get(clause.mesh, 1)
@@ -210,8 +217,10 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, i
 class _Outcome:
     """What devices found, joined: of one table, or of the stages of a pipeline."""
 
-    def __init__(self, table: Table, placed: Placed | tuple[Placed, ...], devices: list[Values]) -> None:
-        self.table, self.devices = table, devices
+    def __init__(
+        self, table: Table, placed: Placed | tuple[Placed, ...], devices: list[Values], sizes: Mapping[str, int]
+    ) -> None:
+        self.table, self.devices, self.sizes = table, devices, {**sizes}
         self.stages = (placed,) if isinstance(placed, Placed) else placed
         self.mesh = self.stages[0].mesh
         self.axis = "" if isinstance(placed, Placed) else self.stages[0].clauses[0].mesh
@@ -248,7 +257,7 @@ class _Outcome:
             return np.concatenate(pieces)
         if any(not np.array_equal(each, pieces[0], equal_nan=True) for each in pieces):
             raise AssertionError("stages that have the same array do not agree")
-        return pieces[0]
+        return put_back(pieces[0], self.table.axes[name], self.stages[0].table.zigzag, self.sizes | self.mesh.sizes)
 
 
 def _comparisons(
@@ -267,7 +276,7 @@ def _comparisons(
     sent: list[tuple[str, int]] = []
     given = {name: _filled(array, table.axes[name], filled) for name, array in arrays.items()}
     devices = run_placed(placed, given, filled, watch=lambda line, values: _count(sent, line, values))
-    outcome = _Outcome(table, placed, devices)
+    outcome = _Outcome(table, placed, devices, filled)
     kinds = {"loss": "", "gradients": "gradient", "new weights and states": "new"}
     gradients = outcome.names("gradient", expected)
     largest = max((float(np.abs(expected[name]).max(initial=0)) for name in gradients), default=1.0)

@@ -30,6 +30,8 @@ def calls(
     product  a line as a product of matrices, where there is a function for it; None: a kernel computes it
     Raises `InputError` for a line that no call can compute in place.
     """
+    if table.zigzag:
+        raise InputError(f"{' and '.join(table.zigzag)} stands in zigzag, in which no kernel counts places")
     return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written, product))
 
 

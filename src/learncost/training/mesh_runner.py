@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
-from learncost.equation.count import shape_of
+from learncost.equation.count import base, shape_of, whole
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.equation.value import Same
@@ -20,6 +20,7 @@ from learncost.placement.devices import part, together
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed, place
+from learncost.placement.zigzag import ordered, put_back
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
@@ -111,6 +112,9 @@ class _PlacedStep:
 
     def _take(self, placed: Placed) -> None:
         self.placed = placed
+        for name in self._owned:
+            if any(base(whole(axis)) in (placed.table.zigzag or ()) for axis in placed.table.axes[name]):
+                raise InputError(f"{name} has positions, which the plan zigzag puts in another order: leave it out")
         self._here = self._sizes | placed.mesh.sizes_at(self._runner.place)
 
     def _in_place(self, prepared: Prepared) -> InPlace:
@@ -138,7 +142,14 @@ class _PlacedStep:
         """This process's parts of what a step is given."""
         table = self.placed.table
         names = (*table.weights, *table.inputs)
-        return {name: mine(prepared.values[name], table.axes[name], self._here) for name in names}
+        return {name: mine(self._ordered(name, prepared.values[name]), table.axes[name], self._here) for name in names}
+
+    def _ordered(self, name: str, array: Any) -> Any:
+        """An array of a batch with its positions where they stand; weights and states have no positions."""
+        table = self.placed.table
+        if not table.zigzag or name in self._owned:
+            return array
+        return ordered(array, table.axes[name], table.zigzag, self._here)
 
     def __call__(self, prepared: Prepared) -> Values:
         pool, arrays = self._runner.pool, self._own(prepared)
@@ -157,7 +168,8 @@ class _PlacedStep:
         array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
         if self.placed.whole.known[name].role in ("gradient", "new"):
             return array
-        return self._runner.gathered(array, self.placed.layouts[name])
+        whole = self._runner.gathered(array, self.placed.layouts[name])
+        return put_back(whole, self.placed.whole.axes[name], self.placed.table.zigzag, self._here)
 
 
 def mine(array: Any, axes: tuple[str, ...], here: Mapping[str, int]) -> Any:

@@ -186,6 +186,10 @@ class Backend:
         device = f", device={like}.device" if self.name == "torch" else ""
         return Code(f"{self.module}.arange({size}{device})")
 
+    def devices_along(self, mesh_axis: str) -> str:
+        """How many devices lie along an axis of the mesh."""
+        return f'{between.MESH}["{mesh_axis}"].size()'
+
     def where(self, mask: Code, x: Code, otherwise: str) -> Code:
         """The array where the mask holds, elsewhere a number."""
         return Code(f"{self.module}.where({mask.text}, {x.text}, {otherwise})")

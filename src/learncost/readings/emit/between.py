@@ -71,9 +71,15 @@ def combine(X, I, mesh, over, owned):
     Y = torch.empty_like(X)
     Y[order] = {_SENT}.wait_tensor(X)
     return Y.view(*I.shape, *Y.shape[1:])''',
+    "zigzag": '''\
+def zigzag(place, size, devices):
+    """The position at a place of an axis of which each device has a stretch early and one late."""
+    part, stretch = size // devices, size // (2 * devices)
+    device, rest = place // part, place % part
+    return rest + device * stretch + (rest >= stretch) * (2 * devices - 2 - 2 * device) * stretch''',
     "shard": '''\
 def shard(X, mesh, over, place):
     """This device's part of what it has whole."""
     return X.chunk(mesh.size(mesh.mesh_dim_names.index(over)), place)[mesh.get_local_rank(over)]''',
 }
-"""The helper of every collective, by its word."""
+"""The helper of every collective, by its word, and that of positions in zigzag."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learncost.equation.count import base, cuts
+from learncost.equation.count import base, cuts, whole
 from learncost.readings.emit.scope import Mask, Scope, Statement
 
 COLUMN = 64
@@ -74,11 +74,13 @@ def _inside(scope: Scope, key: Mask) -> str:
     """Lower <= upper (or <, =, !=), and upper - lower < window."""
     upper, lower, relation, window = key
     ahead = "".join(f" {sign} {scope.first(axis)}" for sign, axis in (("+", upper), ("-", lower)) if cuts(axis))
-    if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit():
+    is_in_order = not any(side in scope.zigzag for side in (_size(upper), _size(lower)))
+    if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit() or not is_in_order:
         lower_index, upper_index = (_positions(scope, side) for side in (lower, upper))
         if not upper.isdigit() and not lower.isdigit():
             upper_index += "[:, None]"
-        return f"{lower_index} {'==' if relation == '=' else relation} {upper_index}"
+        text = f"{lower_index} {'==' if relation == '=' else relation} {upper_index}"
+        return text if window is None else f"({text}) & ({upper_index} < {lower_index} + {scope.size(window)})"
     rows, columns = scope.size(upper), scope.size(lower)
     place = f"{'-1' if relation == '<' else '0'}{ahead}".removeprefix("0 + ")
     text = scope.backend.ones_below(rows, columns, place, scope.like).text
@@ -92,7 +94,18 @@ def _positions(scope: Scope, side: str) -> str:
     if side.isdigit():
         return side
     text = scope.backend.arange(scope.size(side), scope.like).text
-    return f"({text} + {scope.first(side)})" if cuts(side) else text
+    text = f"({text} + {scope.first(side)})" if cuts(side) else text
+    if over := scope.zigzag.get(_size(side)):
+        scope.helpers.library("zigzag")
+        scope.meets = True
+        devices = " * ".join(scope.backend.devices_along(mesh_axis) for mesh_axis in over)
+        return f"zigzag({text}, {scope.size(_size(side))}, {devices})"
+    return text
+
+
+def _size(axis: str) -> str:
+    """The size of all of an axis: M of `M/cp'`."""
+    return base(whole(axis))
 
 
 def freed(scope: Scope, keep: set[str]) -> list[Statement]:

@@ -141,6 +141,7 @@ class _Writer:
             paths |= {identifier: f"{part}.{self.weights.paths[name]}" for name, identifier in names.items()}
         self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
         self.scope.codes = _codes(table)
+        self.scope.zigzag = table.zigzag or {}
         self.scope.narrow = frozenset(name for name, value in table.known.items() if value.dtype)
         self.made_first: list[Made] = []
         self.scope.like = self._like(paths)
@@ -255,7 +256,7 @@ class _Writer:
             place = Code("")
             for mesh_axis in cuts(axis):
                 rank = Code(f'{MESH}.get_local_rank("{mesh_axis}")')
-                outer = Code(f'{place.at(PRODUCT)} * {MESH}["{mesh_axis}"].size()', PRODUCT)
+                outer = Code(f"{place.at(PRODUCT)} * {scope.backend.devices_along(mesh_axis)}", PRODUCT)
                 place = binary(outer, "+", rank, SUM) if place.text else rank
             statements.append(Made(f"{scope.sizes[name]} = {place.at(PRODUCT)} * {scope.size(axis)}"))
         return statements

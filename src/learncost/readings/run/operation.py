@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import cuts, first_of, shape_of, size_of
+from learncost.equation.count import cuts, first_of, shape_of, size_of, whole
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
     RELATIONS,
@@ -28,6 +28,7 @@ from learncost.equation.table import (
     Word,
 )
 from learncost.equation.value import Value
+from learncost.equation.zigzag import in_zigzag, position
 from learncost.readings.run.collected import Exchange, collected
 from learncost.vocabulary import Entry, entry
 
@@ -278,7 +279,9 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
 
 def _all_of(axis: str, sizes: Sizes) -> Array:
     """The positions of an axis, as they are counted over all devices."""
-    return np.arange(size_of(axis, sizes)) + first_of(axis, sizes)
+    places = np.arange(size_of(axis, sizes)) + first_of(axis, sizes)
+    devices = sizes.get(in_zigzag(axis))
+    return position(places, size_of(whole(axis), sizes), devices) if devices else places
 
 
 def _erf(x: Array) -> Array:

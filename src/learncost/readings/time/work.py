@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
-from learncost.equation.count import Count, size_of
+from learncost.equation.count import Count, base, size_of, whole
 from learncost.equation.precision import BYTES
 from learncost.equation.sides import sides
-from learncost.equation.table import Line, Literal, Sum, Term, Word, alias, check_derived, terms_of
+from learncost.equation.table import Kernel, Line, Literal, Sum, Term, Word, alias, check_derived, terms_of
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct
 from learncost.schedule.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
@@ -109,6 +109,7 @@ class Blocks:
     most: int
     ordered: bool
     windows: tuple[str, ...]
+    zigzag: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,9 @@ class WorkAxes:
         if self.kernel is not None:
             together = _points_of(self.kernel, sizes)
             if self.blocks:
-                products, share = _in_blocks(products, self.blocks, sizes)
+                several = [line.product for line in self.lines if line.product]
+                products = tuple(_in_blocks(product, self.blocks, sizes) for product in several)
+                share = _seen(self.blocks, sizes)
         return Work(
             rows=tuple(line.place for line in self.lines),
             main=self.lines[operations.index(max(operations))].place,
@@ -190,7 +193,7 @@ def works_axes(rows: Sequence[Priced], dtype: str, operators: bool, words: Itera
             made={term.name: (term.declared, 1) for line in lines for term in line.left if term.name in leaves},
             width=width,
             kernel=tuple(kernel.axes) if kernel else None,
-            blocks=_blocks(group, kernel.blocks) if kernel and kernel.blocks else None,
+            blocks=_blocks(group, kernel) if kernel and kernel.blocks else None,
         )
 
 
@@ -270,35 +273,46 @@ def _touched(part: Touched, sizes: Mapping[str, int]) -> int:
     return often * min(_points_of(axes, sizes), _points_of(extent_axes, sizes))
 
 
-def _blocks(group: list[_Numbered], blocks: tuple[str, int]) -> Blocks:
+def _blocks(group: list[_Numbered], kernel: Kernel) -> Blocks:
+    assert kernel.blocks is not None
     conditions = [condition for _, line in group for condition in line.where if condition.ordered]
-    return Blocks(*blocks, bool(conditions), tuple(c.window for c in conditions if c.window))
+    return Blocks(*kernel.blocks, bool(conditions), tuple(c.window for c in conditions if c.window), kernel.zigzag)
 
 
-def _in_blocks(
-    products: tuple[MatrixProduct, ...], blocks: Blocks, sizes: Mapping[str, int]
-) -> tuple[tuple[MatrixProduct, ...], float]:
-    """The products as blocks of queries do them, and the share of the keys that the blocks see."""
-    queries = _size(blocks.axis, sizes)
+def _in_blocks(axes: ProductAxes, blocks: Blocks, sizes: Mapping[str, int]) -> MatrixProduct:
+    """A product as blocks of queries do it: rows of the scores, of what they are multiplied with, or sums are cut."""
+    product, queries = axes.at(sizes), _size(blocks.axis, sizes)
     rows = min(blocks.most, queries)
-    share = 1.0
-    if blocks.ordered:
-        share = (queries + rows) / (2 * queries)  # the mean over the blocks of the keys up to a block's last query
-        if blocks.windows:
-            share = min(share, (max(_size(window, sizes) for window in blocks.windows) + rows) / queries)
-    turns = max(1, queries // rows)
-    cut = []
-    for product in products:
-        m, n, k = product.m, product.n, product.k
-        # The axis of the queries is the one that is cut: rows of the scores, of what they are multiplied with, or sums.
-        if m == queries:
-            m = rows
-        elif k == queries:
-            k = rows
-        else:
-            n = min(n, rows)
-        cut.append(MatrixProduct(product.batch * turns, m, n, k, product.orientation))
-    return tuple(cut), share
+    turns, m, n, k = max(1, queries // rows), product.m, product.n, product.k
+
+    def has_queries(names: Iterable[str]) -> bool:
+        return any(base(name) == base(blocks.axis) for name in names)
+
+    if has_queries(axes.rows):
+        m = m // queries * rows
+    elif has_queries(axes.summed):
+        k = k // queries * rows
+    elif has_queries(axes.columns):
+        n = n // queries * rows
+    else:
+        return product  # one of matrices for every query
+    return MatrixProduct(product.batch * turns, m, n, k, product.orientation)
+
+
+def _seen(blocks: Blocks, sizes: Mapping[str, int]) -> float:
+    """The share of the keys that the blocks see: the mean of the keys up to a block's last query.
+
+    Of several devices it is that of the last one, for which all wait: it has the latest queries, but in zigzag as
+    early ones as late ones.
+    """
+    if not blocks.ordered:
+        return 1.0
+    queries, keys = _size(blocks.axis, sizes), _size(whole(blocks.axis), sizes)
+    rows = min(blocks.most, queries)
+    share = ((keys if blocks.zigzag else 2 * keys - queries) + rows) / (2 * keys)
+    if blocks.windows:
+        share = min(share, (max(_size(window, sizes) for window in blocks.windows) + rows) / keys)
+    return share
 
 
 def _operations(

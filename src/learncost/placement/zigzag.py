@@ -1,0 +1,104 @@
+"""Axes in zigzag: what devices of a placed table see of each other under a causal condition is the same for all.
+
+Everywhere in the table such an axis stands in that order, so that nothing is sent for it: what is given is put in it,
+what comes out is put back, and conditions ask which positions stand where (`equation/zigzag.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.affine import Affine
+from learncost.equation.count import base, cuts, size_of, whole
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Read, Repeat, Statement, Table, Word, each_line, walk
+from learncost.equation.zigzag import devices_of, position
+from learncost.placement.mesh import Mesh
+from learncost.vocabulary import entry
+
+Zigzag = Mapping[str, tuple[str, ...]]
+"""Axes in zigzag, and the axes of the mesh over which they are."""
+
+
+def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
+    """A placed table with the axes in zigzag that a causal condition orders and that are cut there.
+
+    Raises `InputError` where two stretches a device are not whole, or a line tells positions apart by where they stand.
+    """
+    axes: dict[str, tuple[str, ...]] = {}
+    for line, _ in walk(table.lines):
+        for condition in line.where:
+            for axis in condition.axes if condition.ordered else ():
+                if cuts(axis):
+                    axes[base(whole(axis))] = cuts(axis)
+    for axis, over in axes.items():
+        stretches = 2 * prod(mesh.sizes[name] for name in over)
+        if (rest := sizes[axis] % stretches) and stretches > 2:
+            raise InputError(
+                f"{axis} is {sizes[axis]:,} and cannot be cut in zigzag over {' and '.join(over)}, two stretches for "
+                f"each of {stretches // 2:,} devices: the next size that can is {sizes[axis] + stretches - rest:,}"
+            )
+    for statement in _statements(table.lines):
+        if told := {base(whole(axis)) for axis in _told_apart(statement)} & axes.keys():
+            text = str(statement).partition("\n")[0]
+            raise InputError(
+                f"the plan zigzag puts {sorted(told)[0]} in another order, which this line is told: {text}"
+            )
+    return replace(table, zigzag=axes, lines=each_line(table.lines, lambda line: (_balanced(line, axes),)))
+
+
+def _balanced(line: Line, axes: Collection[str]) -> Line:
+    kernel = line.tag.kernel
+    if kernel is None or kernel.blocks is None or base(whole(kernel.blocks[0])) not in axes:
+        return line
+    return replace(line, tag=replace(line.tag, kernel=replace(kernel, zigzag=True)))
+
+
+def _statements(lines: Iterable[Statement]) -> Iterator[Statement]:
+    for line in lines:
+        yield line
+        if isinstance(line, Repeat):
+            yield from _statements(line.lines)
+
+
+def _told_apart(line: Statement) -> Iterator[str]:
+    """Axes of which a line tells positions by where they stand: reads at places, turns, words that go along them."""
+    if isinstance(line, Repeat):
+        yield line.count
+        return
+    assert isinstance(line, Line)
+    for operand in (*line.left, *line.right):
+        for axis in getattr(operand, "axes", ()):
+            if isinstance(axis, Read):
+                yield axis.axis
+                yield from axis.at.loops if isinstance(axis.at, Affine) else ()
+    if isinstance(line, Word):
+        word = entry(line.word)
+        if word.kind in ("choice", "scan") or word.name in ("append", "join"):
+            yield from (*line.axes, *line.chosen)
+        if line.opaque or word.name == "eye":
+            yield from line.loops
+
+
+def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag | None, sizes: Mapping[str, int]) -> Any:
+    """A whole array as a placed table is given it: positions of axes in zigzag where they stand there."""
+    return _taken(array, axes, zigzag, sizes, back=False)
+
+
+def put_back(array: Any, axes: Iterable[str], zigzag: Zigzag | None, sizes: Mapping[str, int]) -> Any:
+    """A whole array of a placed table with the positions of its axes in order."""
+    return _taken(array, axes, zigzag, sizes, back=True)
+
+
+def _taken(array: Any, axes: Iterable[str], zigzag: Zigzag | None, sizes: Mapping[str, int], back: bool) -> Any:
+    for place, axis in enumerate(axes):
+        if devices := devices_of(axis, zigzag, sizes):
+            size = size_of(whole(axis), sizes)
+            positions = position(np.arange(size), size, devices)
+            array = np.take(array, np.argsort(positions) if back else positions, axis=place)
+    return array

@@ -280,7 +280,7 @@ def test_every_plan_finds_something_to_do(model):
     table = table_of(model)
     for plan in PLANS.values():
         after = planned(table, f"{plan.name}={plan.example}" if plan.argument else plan.name)
-        assert (after.lines, after.keeps) != (table.lines, table.keeps), plan.name
+        assert after != table, plan.name
 
 
 @pytest.mark.parametrize("model", ["gpt2", "deberta-v3-xsmall"])

@@ -1,14 +1,16 @@
 """Training with numbers of 8 bits on scikit-learn's digits, five seeds: what it takes, and how well it learns.
 
-    python benchmarks/int8.py [frozen] [learned] [--epochs 10]
+    python benchmarks/int8.py [frozen] [learned] [integers] [--epochs 10]
 
 `frozen`: the network of examples/microcontroller learns the digits in fp32; then they are shown lying on their sides,
 and it learns these with its matrices frozen, in fp32 and in int8, which products read: the last layer alone, or paths
 of low rank beside the others too. `learned`: it learns the digits from the start with matrices that are themselves of
-8 bits. RAM, flash and MACCs are those of `learncost emit --backend c99`; what is learned is
-what NumPy computes, which `learncost verify --engine c99` holds that program to. Of the rates the one is taken that is
-best on images 1,100 to 1,300 with seed 0; reported are the other 497, of seeds 1 to 5, after so many times of the first
-1,100, four by four.
+8 bits. `integers`: it does so in whole numbers alone.
+
+RAM, flash and MACCs are those of `learncost emit --backend c99`; what is learned is what NumPy computes, which
+`learncost verify --engine c99` holds that program to, and of whole numbers what that program computes, on this machine.
+Of the rates the one is taken that is best on images 1,100 to 1,300 with seed 0; reported are the other 497, of seeds 1
+to 5, after so many times of the first 1,100, four by four.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from sklearn.datasets import load_digits
 
 import learncost as lc
 from learncost.derivations.emit_c99 import Settings, program_of
+from learncost.engines import alone
+from learncost.engines.fixed_point import whole
+from learncost.equation.precision import precision_of
 from learncost.models.configuration import Configuration, configure
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "microcontroller"
@@ -49,7 +54,7 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def learned(training: lc.Training, images: Any, classes: Any, epochs: int, seed: int) -> tuple[float, float]:
-    """The shares that are right after a training: of the images by which rates are chosen, and of those reported."""
+    """The shares that are right after a training."""
     rng = np.random.default_rng(seed)
     for _ in range(epochs):
         order = rng.permutation(LEARNED)
@@ -57,11 +62,17 @@ def learned(training: lc.Training, images: Any, classes: Any, epochs: int, seed:
             places = order[first : first + BATCH]
             training.step(X=images[places], targets=classes[places])
 
-    def right(places: slice) -> float:
+    return right(training, images, classes)
+
+
+def right(training: lc.Training, images: Any, classes: Any) -> tuple[float, float]:
+    """The shares that are right: of the images by which rates are chosen, and of those reported."""
+
+    def of(places: slice) -> float:
         _, scores = training.look(X=images[places], targets=classes[places])
         return float(np.mean(np.argmax(scores, -1) == classes[places]))
 
-    return right(slice(LEARNED, CHOSEN)), right(slice(CHOSEN, None))
+    return of(slice(LEARNED, CHOSEN)), of(slice(CHOSEN, None))
 
 
 Made = Callable[[int, float], lc.Training]
@@ -75,7 +86,8 @@ def best(made: Made, images: Any, classes: Any, epochs: int) -> tuple[float, lis
 
 def taken(configuration: Configuration, learning: Mapping[str, Any]) -> str:
     """RAM, arena, flash and MACCs of a step as `emit --backend c99` writes it."""
-    program = program_of(configuration, Settings(entry="step", batch_size=BATCH), learning)
+    dtype = precision_of(learning["precision"]).computed
+    program = program_of(configuration, Settings(entry="step", batch_size=BATCH, dtype=dtype), learning)
     rooms = program.firmware.rooms
     maccs = lc.price(program.tables["step"], program.sizes, lc.book("run")).maccs
     return f"{rooms.ram:,} | {rooms.arena:,} | {rooms.constants:,} | {maccs:,}"
@@ -136,7 +148,33 @@ def codes(configuration: Configuration, epochs: int) -> None:
             print(f"| {optimizer} | {precision} | {rate * factor:g} | {said(right)} | {taken_here} |", flush=True)
 
 
-PARTS = {"frozen": frozen, "learned": codes}
+def integers(configuration: Configuration, epochs: int) -> None:
+    """Whole numbers alone: here the program in C99 itself learns, on this machine."""
+    images, classes = digits()
+    learning = {"procedure": "bp", "optimizer": "sgd", "precision": "integer-only"}
+    settings = Settings("step", plan="in-product", batch_size=BATCH, dtype="int32")
+
+    def shares(seed: int, rate: float) -> tuple[float, float]:
+        program = program_of(configuration, settings, learning, drawn(seed))
+        training, rng = program.training, np.random.default_rng(seed)
+        pixels = whole(training.table(), "X", images)
+        batches = [
+            {"X": pixels[order[first : first + BATCH]], "targets": classes[order[first : first + BATCH]]}
+            for order in (rng.permutation(LEARNED) for _ in range(epochs))
+            for first in range(0, LEARNED, BATCH)
+        ]
+        begin = {**training.weights, "lr": whole(training.table(), "lr", rate)}
+        arrays = alone.run(program.firmware, begin, batches, ("-O2",)).arrays
+        training.load({**training.weights, **arrays}, {}, len(batches))
+        return right(training, images, classes)
+
+    rate = max((rate * 10 for rate in RATES), key=lambda rate: shares(0, rate)[0])
+    reported = [shares(seed, rate)[1] for seed in SEEDS]
+    print("| precision | rate | right | RAM | arena | flash | MACCs |\n|---|---|---|---|---|---|---|")
+    print(f"| integer-only | {rate:g} | {said(reported)} | {taken(configuration, learning)} |", flush=True)
+
+
+PARTS = {"frozen": frozen, "learned": codes, "integers": integers}
 
 
 def main() -> None:

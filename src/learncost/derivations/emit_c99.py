@@ -41,7 +41,7 @@ from learncost.version import __version__
 
 ENTRIES = ("both", "step", "predict")
 
-DTYPES = {"fp32": np.float32, "fp64": np.float64}
+DTYPES = {"fp32": np.float32, "fp64": np.float64, "int32": np.float64}
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from learncost.derivations import boards
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.engines import alone
 from learncost.engines.compiler import compiler
+from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import random_batch
 from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.equation.table import Table
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
@@ -87,14 +89,18 @@ def checks(
     configuration: Configuration, settings: Settings, learning: Mapping[str, Any], steps: int = STEPS
 ) -> Iterator[Check]:
     """The comparisons of one program."""
-    double, single = (program_of(configuration, replace(settings, dtype=kind), learning) for kind in ("fp64", "fp32"))
-    name = f"{configuration.name}, {double.plan or 'no plan'}"
-    yield from _parity(double, name, steps)
-    yield from _prices(double, name)
-    for program, dtype in ((single, "fp32"), (double, "fp64")):
-        yield from _memory(program, f"{name}, {dtype}")
-    if single.training.model.learns:
-        yield from boards.checks(f"{name}, fp32", single)
+    kinds: tuple[str, ...] = ("fp64", "fp32")
+    if (kind := precision_of(str(learning.get("precision") or "fp32"))).is_whole:
+        kinds = (kind.values,)
+    programs = {kind: program_of(configuration, replace(settings, dtype=kind), learning) for kind in kinds}
+    precise, shipped = programs[kinds[0]], programs[kinds[-1]]
+    name = f"{configuration.name}, {precise.plan or 'no plan'}"
+    yield from _parity(precise, name, steps)
+    yield from _prices(precise, name)
+    for dtype in reversed(kinds):
+        yield from _memory(programs[dtype], f"{name}, {dtype}")
+    if shipped.training.model.learns:
+        yield from boards.checks(f"{name}, {kinds[-1]}", shipped)
 
 
 def _batches(program: Program, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -126,7 +132,7 @@ def _begin(program: Program) -> dict[str, Any]:
     }
     for name in alone.changed(program.firmware):  # gradients that are gathered begin as zeros
         begin.setdefault(name, np.zeros(alone.shape(program.firmware, name)))
-    return begin | {"lr": training.learning_rate}
+    return begin | {"lr": whole(training.table(), "lr", training.learning_rate)}
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
     ran = alone.run(program.firmware, begin, calls, options)
     expected = np.array([training.step(**batch) for batch in drawn])
     parts = training.settings.accumulate
-    losses = np.array(ran.losses[parts - 1 :: parts])
+    losses = np.asarray(real(training.table(), "loss", ran.losses[parts - 1 :: parts]))
     worst_loss = float(np.max(np.abs(losses - expected) / np.abs(expected))) if len(losses) else 0.0
     errors = {
         name: float(np.max(np.abs(ran.arrays[name] - array)) / max(np.max(np.abs(array)), 1e-300))
@@ -174,6 +180,7 @@ def _scores(program: Program, batch: Mapping[str, Any], scores: Any) -> float:
         return 0.0
     table = program.tables["predict"]
     expected = program.training.forward(**batch)[table.outputs[0]]
+    scores = real(table, table.outputs[0], scores)
     if table.axes[table.outputs[0]][:1] == ("B",):
         expected = expected[-len(scores) :]
     finite = np.isfinite(expected)
@@ -218,7 +225,9 @@ def _without_gradient(program: Program, batch: Mapping[str, Any]) -> list[str]:
 
 
 def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
-    compared = f"losses, weights and scores with NumPy's over {steps} steps in fp64, under sanitizers"
+    is_whole = program.training.precision.is_whole
+    numbers, near = ("whole numbers", 0.0) if is_whole else ("fp64", NEAR)
+    compared = f"losses, weights and scores with NumPy's over {steps} steps in {numbers}, under sanitizers"
     try:
         errors = parity(program, steps)
     except InputError as problem:
@@ -228,7 +237,7 @@ def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
     text += f" at most, in {errors.worst}" if errors.worst else ""
     text += f", scores by {errors.scores:.1e}" if "predict" in program.tables else ""
     text += f"; without {', '.join(errors.nothing)}, whose gradient is 0" if errors.nothing else ""
-    yield Check(name, compared, text, max(errors.losses, errors.weights, errors.scores) <= NEAR)
+    yield Check(name, compared, text, max(errors.losses, errors.weights, errors.scores) <= near)
 
 
 @dataclass(frozen=True)

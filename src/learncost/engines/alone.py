@@ -22,12 +22,15 @@ from learncost.readings.emit.c99.functions import known
 
 Arrays = Mapping[str, Any]
 
+NUMBERS = ("fp32", "fp64", "int32")
+"""The types that programs compute in."""
+
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wdouble-promotion", "-Werror")
 """What a program compiles with, without a word."""
 
 SANITIZED = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
-TYPES = {"fp32": "<f4", "fp64": "<f8", "int64": "<i4", "uint8": "<u1", "bool": "<u1", "int8": "<i1"}
+TYPES = {"fp32": "<f4", "fp64": "<f8", "int64": "<i4", "uint8": "<u1", "bool": "<u1", "int8": "<i1", "int32": "<i4"}
 """What the arrays of a program are in NumPy, by their types in the table."""
 
 _COUNTING = (
@@ -45,6 +48,8 @@ _COUNTING = (
     "pow",
     "hashed",
     "coin",
+    "shift",
+    "bits",
 )
 _INNER = ("scaled_real", "split_real", "expm1_near", "power_of_two", "sin_near", "cos_near", "quarter_turns")
 WHOLE = (*(f"{name}_real" for name in _COUNTING), *_INNER)
@@ -230,7 +235,7 @@ def _bytes(program: Firmware, begin: Arrays, batches: Sequence[Arrays], real: st
 
     def spelled(name: str, array: Any) -> bytes:
         dtype = program.given[name][2]
-        return np.ascontiguousarray(array, real if real and dtype.startswith("fp") else TYPES[dtype]).tobytes()
+        return np.ascontiguousarray(array, real if real and dtype in NUMBERS else TYPES[dtype]).tobytes()
 
     rate = np.asarray(begin.get("lr", 0.01), real or TYPES[program.dtype]).tobytes()
     trains = any(entry != "predict" for entry in program.layouts)

@@ -12,6 +12,7 @@ import numpy as np
 
 from learncost.engines.bfloat16 import rounded, stored, widened
 from learncost.engines.eight_bits import rounded as eight_bits
+from learncost.engines.fixed_point import results, whole
 from learncost.engines.weights import DEVIATION, generator, kinds, shape
 from learncost.equation.count import base
 from learncost.equation.displayed import Displayed
@@ -200,7 +201,7 @@ class Core(Displayed):
         names |= {name: name for name in values if name == "dloss"}
         for number in {*names.values()} - numbers.keys():  # draw/200: the same one for so many steps
             numbers[number] = self.draw(self.steps - self.steps % int(number.partition("/")[2]))
-        return {name: np.asarray(numbers[number], self.dtype) for name, number in names.items()}
+        return {name: np.asarray(whole(table, name, numbers[number]), self.dtype) for name, number in names.items()}
 
     def _halves(self, table: Table) -> Accumulated:
         """The step's table in two halves, the same ones at every step."""
@@ -241,7 +242,8 @@ class Core(Displayed):
 
     def _run(self, prepared: Prepared) -> Values:
         """Every name after the step's table was executed."""
-        return self.runner(prepared)
+        values = self.runner(prepared)
+        return results(prepared.table, values) if self.precision.is_whole else values
 
     def _take(self, table: Table, values: Values) -> None:
         """The new weights and state in place of the old ones."""

@@ -33,6 +33,7 @@ struct counted {
     template <class T> counted(T x) : value((double)x) {}
     counted(const multiplied &x) : value(x.value) { counted_one(); }
     explicit operator int() const { return (int)value; }
+    explicit operator uint32_t() const { return (uint32_t)(int64_t)value; }
     explicit operator int8_t() const { return (int8_t)value; }
     counted &operator+=(const multiplied &x) {
         value += x.value;
@@ -68,6 +69,18 @@ COUNTED(expm1, expm1(x.value))
 COUNTED(floor, floor(x.value))
 COUNTED(fabs, fabs(x.value))
 static inline counted pow_real(counted x, counted z) { counted_one(); return counted(pow(x.value, z.value)); }
+
+static inline counted shift_real(counted x, counted z) {
+    counted_one();
+    const double y = floor(x.value * exp2(z.value > 64 ? -64 : z.value < -64 ? 64 : -z.value) + 0.5);
+    return counted(y > 1073741824.0 ? 1073741824.0 : y < -1073741824.0 ? -1073741824.0 : y);
+}
+static inline counted bits_real(counted x) {
+    int n;
+    counted_one();
+    frexp(x.value, &n);
+    return counted(n);
+}
 
 static inline uint32_t mixed(uint32_t h);
 static inline uint32_t mixed_pair(counted x, counted z) {

@@ -11,6 +11,7 @@ import numpy as np
 from learncost.engines.adapted import begun, merged
 from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Core, Prepared, Settings, Values
+from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import Batch
 from learncost.engines.quantize import constants
 from learncost.engines.weights import initial_weights, shape
@@ -23,6 +24,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
 from learncost.models.quantization import changed
 from learncost.procedures.inference import scored
+from learncost.procedures.integer_updates import forward_in_integers
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.step import run_by, turns_of
 from learncost.readings.emit.precision import typed
@@ -132,6 +134,8 @@ class Training(Core):
         super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype, accumulate, clip))
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
+        if kind.is_whole and (accumulate > 1 or clip or weight_decay or dropout):
+            raise InputError(f"{kind.name} has no form in whole numbers for accumulate, clip, weight decay and dropout")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
         self.dropout, self._projected = dropout, tuple(projected)
         self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
@@ -154,7 +158,7 @@ class Training(Core):
             if weights is None:
                 weights = initial_weights(plain.table, plain.sizes, seed, self.dtype)
             begun_with = begun(self.model, weights, seed, self.dtype)
-        self._begin(begun_with, self.table())
+        self._begin(self._whole(begun_with), self.table())
         self._constants = constants(self.model.quantized, self.model.sizes, self.dtype)
         if self.precision.values == "bf16":
             _, types = typed(self.table(), self.precision.name)
@@ -174,7 +178,7 @@ class Training(Core):
         Raises `InputError` for one that is missing, or has another shape.
         """
         if not self.is_plain and not weights.keys() >= self.weights.keys():
-            weights = begun(self.model, weights, self.settings.seed, self.dtype)
+            weights = self._whole(begun(self.model, weights, self.settings.seed, self.dtype))
         self.steps = steps
         if self._blocks > 1:
             self._turned()
@@ -196,9 +200,13 @@ class Training(Core):
         """The weights of the plain model that computes the same. Raises `InputError` where there is none."""
         if self.is_plain:
             return {name: widened(array) for name, array in self.weights.items()}
-        widened_weights = {name: widened(array) for name, array in self.weights.items()}
+        widened_weights = {name: real(self.table(), name, widened(array)) for name, array in self.weights.items()}
         plain = merged(self.model, build(self.configuration).table, widened_weights)
         return {name: np.asarray(array, self.dtype) for name, array in plain.items()}
+
+    def _whole(self, weights: Mapping[str, Any]) -> Values:
+        """Weights as the step's table reads them."""
+        return {name: whole(self.table(), name, array) for name, array in weights.items()}
 
     @property
     def learns(self) -> str:
@@ -227,7 +235,8 @@ class Training(Core):
     def _evaluated(self, padding: bool) -> Model:
         """The model without dropout."""
         if padding not in self._forward:
-            self._forward[padding] = run_by(self._built(padding=padding), self.settings.procedure)
+            model = run_by(self._built(padding=padding), self.settings.procedure)
+            self._forward[padding] = forward_in_integers(model) if model.integers else model
         return self._forward[padding]
 
     def table(self, padding: bool = False) -> Table:
@@ -340,7 +349,7 @@ class Training(Core):
     def _inputs(self, table: Table, read_batch: Batch, part: int = 0) -> Values:
         values = self.weights | self.weights_read | self._constants
         for name, array in read_batch.inputs(table).items():
-            values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
+            values[name] = array if array.dtype.kind in "iub" else whole(table, name, array).astype(self.dtype)
         for name in table.inputs:
             if table.values[name].role == "mask":
                 values[name] = self.mask(table, name, read_batch.sizes, self.dropout, part)

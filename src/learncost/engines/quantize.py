@@ -21,6 +21,8 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
     Codes are bytes here, whatever they are packed in. Dettmers et al. 2023, QLoRA, equations (1) and (2) and section 3.
     """
     rows = _in_rows(quantized, weight, sizes)
+    if quantized.kind.powers:
+        return _by_powers(quantized, rows, sizes)
     scales = _largest(rows, quantized.kind.block)
     if quantized.kind.learns:  # of a column of zeros too
         scales = np.where(scales > 0, scales, np.max(scales) or 1.0)
@@ -50,6 +52,9 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
 def dequantized(quantized: Quantized, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
     """The weight that codes and scales stand for, in the order of its axes."""
     rows = _in_rows(quantized, arrays[quantized.codes.name], sizes)
+    if quantized.kind.powers:
+        powers = np.asarray(arrays[quantized.scales[0].name], float).reshape(-1, 1, 1)
+        return _as_stored(quantized, rows * 2.0**powers, sizes)
     first, blocks = quantized.scales[0], -(-rows.shape[1] // (quantized.kind.block or rows.shape[1]))
     scales = np.asarray(arrays[first.name]).reshape(rows.shape[0], blocks, rows.shape[2])
     if quantized.second is not None:
@@ -58,6 +63,18 @@ def dequantized(quantized: Quantized, arrays: Mapping[str, Any], sizes: Mapping[
         scales = (levels * _spread(second, quantized.second.block, levels.shape[1])).swapaxes(1, 2)
     numbers = rows.astype(float) if quantized.kind.behind else np.asarray(quantized.kind.levels)[rows]
     return _as_stored(quantized, numbers * _spread(scales, quantized.kind.block, rows.shape[1]), sizes)
+
+
+def _by_powers(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Arrays:
+    """Codes of a weight, and the power of two that is one of them: the largest begins from 32 to 64."""
+    largest = np.max(np.abs(rows), axis=(1, 2), keepdims=True)
+    powers = np.ceil(np.log2(np.where(largest > 0, largest, 1.0) / 64))
+    codes = np.clip(np.rint(rows / 2.0**powers), -127, 127).astype(np.int8)
+    (scale,) = quantized.scales
+    return {
+        quantized.codes.name: _as_stored(quantized, codes, sizes),
+        scale.name: powers.reshape(shape_of(scale.axes, sizes)),
+    }
 
 
 def constants(quantized: Iterable[Quantized], sizes: Mapping[str, int], dtype: Any) -> Arrays:

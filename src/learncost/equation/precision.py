@@ -11,7 +11,7 @@ from functools import cached_property
 
 from learncost.equation.errors import InputError, named_one
 
-BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1, "int32": 4}
 """Bytes of an element, by its plain type."""
 
 
@@ -26,6 +26,8 @@ class Blocks:
     least   arrays of fewer numbers are fp32
     behind  whether a product reads the codes as numbers, whole ones, and the scale stands behind its sum; the weight
             itself is then never made
+    learns  whether these are weights that learn
+    powers  whether a whole weight has one scale, a power of two, of which the power is stored
     """
 
     name: str
@@ -37,6 +39,7 @@ class Blocks:
     least: int = 0
     behind: bool = False
     learns: bool = False
+    powers: bool = False
 
     def bytes(self, count: int) -> int:
         """Of so many numbers in a row: codes, and the scales of their blocks."""
@@ -80,6 +83,12 @@ BLOCKS: Mapping[str, Blocks] = {
             "Lin et al. 2022, On-device training under 256KB memory, section 2.1: a fixed scale for each result; here "
             "the largest of its weights begins at half of what a code can say",
             tuple(code / 64 for code in range(-127, 128)), behind=True, learns=True,
+        ),
+        Blocks(
+            "int8-powers", 8, 0, "int32",
+            "Wang et al. 2020, NITI, section 3: a power of two as the scale of an array; here it is fixed, and the "
+            "largest of a weight begins between a quarter and half of what a code can say",
+            tuple(code / 64 for code in range(-127, 128)), behind=True, learns=True, powers=True,
         ),
         Blocks("nf4-64", 4, 64, "fp32", "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64", _NF4),
         Blocks(
@@ -167,8 +176,13 @@ class Precision:
 
     @property
     def array(self) -> str:
-        """What a training's arrays are, as NumPy calls it: bf16 is rounded in fp32."""
-        return "float64" if "fp64" in (self.weights, self.masters) else "float32"
+        """What a training's arrays are, as NumPy calls it: bf16 is rounded in fp32; fp64 has all whole numbers."""
+        return "float64" if "fp64" in (self.weights, self.masters) or self.is_whole else "float32"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all numbers are whole ones."""
+        return self.values == "int32"
 
     @property
     def quantized(self) -> Blocks | None:
@@ -265,6 +279,13 @@ PRECISIONS: dict[str, Precision] = {
             "fp32", "fp32", "fp32", "fp32", "", "fp32",
             "as int8-learned; products as Dettmers et al. 2022, LLM.int8(), section 2.1", products="int8",
             learned="int8-learned",
+        ),
+        Precision(
+            "integer-only", "whole numbers alone: products of int8, sums of int32, powers of two as scales",
+            "int32", "int32", "int32", "int32", "", "int32",
+            "Wang et al. 2020, NITI: arrays of 8 bits with a power of two, scaled by shifts of bits; updates as Lin et "
+            "al. 2022, On-device training under 256KB memory, section 2.1, rounded as Gupta et al. 2015, section 3",
+            learned="int8-powers", also=("int32",),
         ),
         Precision(
             "nf4", "bf16, frozen matrices of the blocks in 4 bits (NF4) with a scale for 64",

@@ -89,6 +89,8 @@ class Value:
         Its data type; empty: that of the run.
     split
         Axes that are cut over devices; none so far.
+    power
+        Of a whole number that stands for another: the power of two by which it is multiplied for that.
     """
 
     axes: Axes
@@ -97,6 +99,7 @@ class Value:
     group: str = ""
     dtype: str = ""
     split: Axes = ()
+    power: int | None = None
 
     def along(self, axes: Iterable[str]) -> Value:
         """The same with other axes."""

@@ -52,6 +52,8 @@ class Quantized:
     def scales(self) -> tuple[Array, ...]:
         """The scales; with double quantization their codes, and the scales of these."""
         blocks = (blocks_of(self.inside, self.kind),) if self.kind.block else ()
+        if self.kind.powers:
+            return (Array(f"{self.weight}.power", self.stack, self.kind.scales),)
         if self.second is None:
             return (Array(f"{self.weight}.scales", (*self.stack, *blocks, *self.out), self.kind.scales),)
         codes = Array(f"{self.weight}.scale_codes", (*self.stack, *blocks, *self.out), self.kind.scales)

@@ -146,7 +146,7 @@ class _Scope:
             right = tuple(Term(codes.name, term.axes) if term.name == inside else term for term in line.right)
             (weight,) = (term for term in line.right if term.name == inside)
             summed = replace(line, left=(Term(total, left.axes),), right=right, tag=replace(tag, local=f"{local}.sum"))
-            out = tuple(axis for axis in weight.axes if axis in left.loops)
+            out = () if self.kind.powers else tuple(axis for axis in weight.axes if axis in left.loops)
             factors = (Term(total, left.axes), Term(scales.name, out))
             names = (f"{local}.sum", f"{places.get(weight, inside)}.{SCALES}")
             scaled = Product(line.left, factors, (), replace(tag, locals=names, equation="", gradients=()))

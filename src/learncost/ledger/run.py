@@ -211,7 +211,7 @@ def prepare(
         from learncost.models.quantization import quantized
 
         built = quantized(built, kind, learns=bool(names))
-    built = replace(built, kept=kind.kept, whole=bool(kind.products))
+    built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
     axes = run_sizes(built, *(lengths.get(name) for name in ("batch_size", "seq_len", "target_len")))
     return Run(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
 

@@ -16,7 +16,7 @@ from learncost.equation.value import DRAWN, Same
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.models.compose import Plan, PlannedLayer, plan
-from learncost.models.configuration import PROJECTED, Configuration, family_of
+from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.rewritings import REWRITINGS
 from learncost.models.tables import RUN, check_open
@@ -48,6 +48,7 @@ class Model:
     quantized: tuple[Quantized, ...] = ()  # those that are stored as codes and scales
     plain: Table | None = None  # with the weights that the codes stand for
     whole: bool = False  # whether matrix products are of codes
+    integers: bool = False  # whether all numbers of its steps are whole ones
     kept: str = ""  # the type of activations while they wait for the backward pass, where that is another one
 
     @property
@@ -90,7 +91,7 @@ class Structure:
     @property
     def _key(self) -> tuple[object, ...]:
         model = self.model
-        return Same(model.table), model.trained, model.differentiated, model.kept, model.whole
+        return Same(model.table), model.trained, model.differentiated, model.kept, model.whole, model.integers
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -143,8 +144,7 @@ def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Mode
     inputs = tuple(name for name in table.inputs if name not in fixed)
     trained = tuple(name for name in table.weights if name not in layer.frozen) if layer.frozen else None
     rules = {size: size for size in sizes} | dict(layer.follows)
-    projected = tuple(configuration.settings.get(PROJECTED, ()))
-    return Model(configuration, table, sizes, (), projected, rules, trained, inputs)
+    return Model(configuration, table, sizes, rules=rules, trained=trained, differentiated=inputs)
 
 
 def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:

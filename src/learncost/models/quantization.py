@@ -21,8 +21,9 @@ def changed(model: Model, learned: Adaptation | Learned | None, precision: Preci
     """
     if learned is not None:
         model = adapted(model, learned)
-    if precision.kept or precision.products:
-        model = replace(model, kept=precision.kept, whole=bool(precision.products))
+    if precision.kept or precision.products or precision.is_whole:
+        whole, integers = bool(precision.products), precision.is_whole
+        model = replace(model, kept=precision.kept, whole=whole, integers=integers)
     return quantized(model, precision, learns) if precision.quantized is not None else model
 
 

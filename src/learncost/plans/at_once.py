@@ -42,7 +42,10 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
 
     Beside them the lines that read no gradient and cannot stand with one of them alone: they go first of all.
     """
-    gradients = defined(line for line in table.lines if not _updates(line))
+    made = [name for line in table.lines if not _updates(line) for name in line.makes]
+    waits = {name: place for place, name in enumerate(made)}
+    # A number beside them, such as a power of two, is no obstacle where it is there before.
+    gradients = {n for n in made if table.axes[n] or n in table.outputs or table.values[n].role == "gradient"}
     chains: dict[str, list[Line]] = {}
     gradient_of: dict[str, str] = {}
     before: dict[str, Line] = {}  # what reads a weight alone, as its decay does
@@ -50,10 +53,11 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
         if not isinstance(line, Line) or not _updates(line):
             continue
         read = {gradient_of.get(name, name) for name in line.reads if name in gradients or name in gradient_of}
-        if len(read) > 1:
+        waits |= dict.fromkeys(line.makes, max((waits.get(name, -1) for name in line.reads), default=-1))
+        if len(read) > 1 or any(waits[line.name] > waits[name] for name in read):
             raise InputError(
                 "the plan at-once updates a weight as soon as its gradient is there, but here it waits for others: "
-                f"{line.name} is made of {len(read)} (to clip gradients by their norm, leave at-once out)"
+                f"{line.name} is made of {max(2, len(read))} (to clip gradients by their norm, leave at-once out)"
             )
         if not read:
             before |= dict.fromkeys(line.makes, line)

@@ -64,8 +64,29 @@ def updates(table: Table) -> Updates:
                 if line.tag.kernel and line.tag.kernel.name.startswith(KERNELS):
                     inside.append(weight)
                 else:
-                    outside[weight] = _reason(scope, handed, line)
+                    outside[weight] = _reason(scope, handed, line.right[1].names[0])
+    _without_word(table, inside, outside)
     return Updates(tuple(inside), outside)
+
+
+def _without_word(table: Table, inside: list[str], outside: dict[str, str]) -> None:
+    """Add the weights whose update is no word of an optimizer, as in whole numbers."""
+    makers = {name: line for line in table.lines if isinstance(line, Line) for name in line.makes}
+    for weight in (name for name in table.renewed if name in table.weights):
+        line = makers.get(table.renewed[weight])
+        if weight in (*inside, *outside) or line is None:
+            continue
+        if line.tag.kernel and line.tag.kernel.name.startswith(KERNELS):
+            inside.append(weight)
+            continue
+        lines = [line]
+        for update in lines:  # back to what the optimizer does not make
+            for name in update.reads:
+                maker = makers.get(name)
+                if maker is not None and table.axes[name] and maker.tag.macro == "optimizer_step":
+                    lines += [maker] * (maker not in lines)
+                elif maker is not None and table.axes[name]:
+                    outside.setdefault(weight, _reason(table.lines, set(table.outputs), name))
 
 
 def _scopes(lines: Sequence[Statement], handed: set[str]) -> Iterator[tuple[Sequence[Statement], set[str]]]:
@@ -169,9 +190,8 @@ def _place(lines: Sequence[Statement], line: Line) -> int:
     return next(i for i, other in enumerate(lines) if other is line)
 
 
-def _reason(scope: Sequence[Statement], handed: Collection[str], update: Word) -> str:
-    """What the gradient of a weight is that is not updated in a product."""
-    name = update.right[1].names[0]
+def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> str:
+    """What a gradient is of which the weight is not updated in a product."""
     seen: set[str] = set()
     while name not in seen:
         seen.add(name)

@@ -135,13 +135,15 @@ def step(
 
         table = with_whole(table)
     if stepping is None:
-        return table
+        return _in_integers(table, model) if model.integers else table
     table = with_optimizer(table, gradients, stepping)
     if follower := chosen.moves.get("NAME follows weights"):
         from learncost.procedures.following import with_following
 
         table = with_following(table, follower, chosen.decay)
-    if any(weight.kind.learns for weight in model.quantized):
+    if model.integers:
+        table = _in_integers(table, model)
+    elif any(weight.kind.learns for weight in model.quantized):
         from learncost.procedures.rounded import with_rounded  # only where it is asked for: start-up counts
 
         table = with_rounded(table, model)
@@ -150,6 +152,12 @@ def step(
 
         table = with_projection(table, model, chosen, int(rank))
     return table
+
+
+def _in_integers(table: Table, model: Model) -> Table:
+    from learncost.procedures.integer_updates import in_integers  # only where it is asked for: start-up counts
+
+    return in_integers(table, model)
 
 
 def _kept(table: Table, chosen: Procedure) -> Table:

@@ -67,6 +67,8 @@ def library() -> Library:
             "equal": lambda x, z: number(jnp.equal(x, z)),
             "hashed": lambda x, z: number(_hash(x, z) >> 8),
             "coin": lambda x, z: 1 - 2 * number(_hash(x, z) >> 31),
+            "shift": lambda x, z: jnp.clip(jnp.floor(x / 2.0 ** jnp.clip(z, -64, 64) + 0.5), -(2**30), 2**30),
+            "bits": lambda x: jnp.frexp(x)[1] + 0 * x,
         },
     )
 

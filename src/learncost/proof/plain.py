@@ -40,6 +40,16 @@ def hashed(x: Array, z: Array, shift: int = 8) -> Array:
     return np.vectorize(of_one, otypes=[float])(x, z)
 
 
+def shifted(x: Array, z: Array) -> Array:
+    """x over 2^z to the nearest whole number, no further from 0 than 2^30, number by number."""
+
+    def of_one(a: float, b: float) -> float:
+        nearest = math.floor(a / 2.0 ** min(max(b, -64), 64) + 0.5)
+        return float(min(max(nearest, -(2**30)), 2**30))
+
+    return np.vectorize(of_one, otypes=[float])(x, z)
+
+
 def erf(x: Array) -> Array:
     """The error function, number by number."""
     return np.vectorize(math.erf, otypes=[float])(x)

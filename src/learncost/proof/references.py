@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from learncost.proof import encoder_references, modern_references, position_references, scan_references
-from learncost.proof.plain import erf, gelu, gelu_tanh, hashed, log_softmax, normal, of, sigmoid, softmax
+from learncost.proof.plain import erf, gelu, gelu_tanh, hashed, log_softmax, normal, of, shifted, sigmoid, softmax
 
 Array = Any
 
@@ -219,6 +219,8 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "hashed": hashed,
     "coin": lambda X, Z: hashed(X, Z, 31) * -2.0 + 1,
     "stochastic_round": lambda X, S, P: X - X % 1 + (X % 1 + hashed(S, P) / 2**24 >= 1),
+    "shift": shifted,
+    "bits": lambda X: np.array([math.frexp(x)[1] for x in X.ravel()], float).reshape(X.shape),
     "stop_gradient": lambda X: X + 0,
     "cumsum": lambda X: X @ np.triu(np.ones((X.shape[-1],) * 2)),
     "reversed_cumsum": lambda X: X @ np.tril(np.ones((X.shape[-1],) * 2)),

@@ -58,6 +58,8 @@ def library() -> Library:
             "equal": lambda x, z: number(torch.eq(x, z)),
             "hashed": lambda x, z: number(_hash(x, z) >> 8),
             "coin": lambda x, z: 1 - 2 * number(_hash(x, z) >> 31),
+            "shift": lambda x, z: torch.clamp(torch.floor(x / 2.0 ** torch.clamp(z, -64, 64) + 0.5), -(2**30), 2**30),
+            "bits": lambda x: torch.frexp(x).exponent + 0 * x,
         },
     )
 

@@ -211,6 +211,33 @@ _elementwise(
     complex=False,
     source="1 or -1, as two whole numbers say: the highest bit of Mueller's hash of 32 bits",
 )
+_elementwise(
+    "shift",
+    "X",
+    "Z",
+    spelled={
+        "numpy": "np.clip(np.floor({X} * 2.0 ** -np.clip({Z}, -64, 64) + 0.5), -1073741824, 1073741824)",
+        "torch": "torch.clip(torch.floor({X} * 2.0 ** -torch.clip({Z}, -64, 64) + 0.5), -1073741824, 1073741824)",
+        "jax": "jnp.clip(jnp.floor({X} * 2.0 ** -jnp.clip({Z}, -64, 64) + 0.5), -1073741824, 1073741824)",
+    },
+    c="shift_{real}(X, Z)",
+    work=4,
+    complex=False,
+    source="X over 2 to the power Z as the nearest whole number, halves up, and no further from 0 than 2^30; on "
+    "processors a shift of bits; its derivative is taken as 0",
+)
+_elementwise(
+    "bits",
+    spelled={
+        "numpy": "(np.frexp({X})[1] + 0 * {X})",
+        "torch": "(torch.frexp({X})[1] + 0 * {X})",
+        "jax": "(jnp.frexp({X})[1] + 0 * {X})",
+    },
+    c="bits_{real}(X)",
+    work=10,
+    complex=False,
+    source="how many bits |X| has: the least whole n of which 2^n is larger; of 0 it is 0; its derivative is 0",
+)
 define(
     Entry(
         "stop_gradient",

@@ -75,7 +75,7 @@ RUNNERS = (
         },
         "The step of learncost emit --backend c99, to the byte: .data and .bss of the program. Stack and code are not "
         "measured here, and in no total: learncost verify --engine c99 measures them where there is a compiler.",
-        lambda step: refusal(step, TYPES, with_flash=True),
+        lambda step: refusal(step, (*TYPES, "int32"), with_flash=True),
         plan="auto",
         planner=frugal,
         passes=_ram,

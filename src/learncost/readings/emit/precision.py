@@ -23,7 +23,7 @@ from learncost.layers.parts import of_part
 from learncost.layers.rewrite_quantized import makes_scales
 from learncost.layers.spelling import condition_names
 
-COMPUTED = ("fp32", "fp64", "bf16")
+COMPUTED = ("fp32", "fp64", "bf16", "int32")
 """The types that programs have."""
 
 LOW = ":low"

@@ -326,5 +326,21 @@ def _coin(x: Array, z: Array) -> Array:
     return _counted(1.0 - 2.0 * (mixed(x, z) >> np.uint64(31)), x)
 
 
-_OWN: Mapping[str, Callable[..., Array]] = {"erf": _erf, "hashed": _hashed, "coin": _coin}
+def _shift(x: Array, z: Array) -> Array:
+    numbers, places = (np.asarray(operand, float).view(np.ndarray) for operand in (x, z))
+    shifted = np.floor(numbers * 2.0 ** -np.clip(places, -64, 64) + 0.5)
+    return _counted(np.clip(shifted, -(2.0**30), 2.0**30), x)
+
+
+def _bits(x: Array) -> Array:
+    return _counted(np.frexp(np.asarray(x, float).view(np.ndarray))[1], x)
+
+
+_OWN: Mapping[str, Callable[..., Array]] = {
+    "erf": _erf,
+    "hashed": _hashed,
+    "coin": _coin,
+    "shift": _shift,
+    "bits": _bits,
+}
 """What NumPy has no function for."""

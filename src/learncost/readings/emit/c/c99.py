@@ -11,13 +11,21 @@ from collections.abc import Container, Iterator, Mapping
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.printer import Printer, number, pointer, statements
 
-TYPES = {"fp32": "real", "fp64": "real", "int64": "place", "uint8": "uint8_t", "bool": "uint8_t", "int8": "int8_t"}
+TYPES = {
+    **dict.fromkeys(("fp32", "fp64", "int32"), "real"),
+    "int64": "place",
+    **dict.fromkeys(("uint8", "bool"), "uint8_t"),
+    "int8": "int8_t",
+}
 
 BASIS = """\
 typedef int32_t place; /* a position along an axis, or what an index holds */
 
 #define LOWEST ((real)-1e30) /* what stands for minus infinity */
 """
+
+WHOLE_BASIS = BASIS.replace("-1e30", "-1073741824")
+"""What stands before functions where all numbers are whole ones."""
 
 TAIL = """\
     for (place i = 0; i < rows; i += 4) {

@@ -35,6 +35,20 @@ static inline uint32_t mixed_uint32(double x, double z) {  /* a hash of two whol
 static inline float hashed_float(double x, double z) { return (float)(mixed_uint32(x, z) >> 8); }
 static inline float coin_float(double x, double z) { return mixed_uint32(x, z) >> 31 ? -1.0f : 1.0f; }
 #define hashed_double hashed_float
+
+static inline double shift_double(double x, double z) {  /* x 2^-z as the nearest whole number, at most 2^30 */
+    double y = floor(x * exp2(z > 64 ? -64 : z < -64 ? 64 : -z) + 0.5);
+    return y > 1073741824.0 ? 1073741824.0 : y < -1073741824.0 ? -1073741824.0 : y;
+}
+
+static inline double bits_double(double x) {
+    int n;
+    frexp(x, &n);
+    return n;
+}
+
+static inline float shift_float(float x, float z) { return (float)shift_double(x, z); }
+static inline float bits_float(float x) { return (float)bits_double(x); }
 #define coin_double coin_float
 
 /* C = A B, or C += A B; the places of a row, or of a turned factor's column, lie side by side. */

@@ -44,6 +44,21 @@ static real coin_real(real x, real z) { /* 1 or -1, as two whole numbers say */
 
 static real fabs_real(real x) { return x < 0 ? -x : x; }
 
+static real shift_real(real x, real z) { /* x 2^-z as the nearest whole number, at most 2^30 */
+    real y = x;
+    for (; z >= 1; z = z - (real)1) y = y * (real)0.5;
+    for (; z <= (real)-1; z = z + (real)1) y = y + y;
+    y = floor_real(y + (real)0.5);
+    return y > (real)1073741824 ? (real)1073741824 : y < (real)-1073741824 ? (real)-1073741824 : y;
+}
+
+static real bits_real(real x) { /* the least n of which 2^n is larger than |x|; of 0 it is 0 */
+    real size = x < 0 ? -x : x, n = 0;
+    for (; size >= 1; size = size * (real)0.5) n = n + (real)1;
+    for (; size > 0 && size < (real)0.5; size = size + size) n = n - (real)1;
+    return n;
+}
+
 static real pow_real(real x, real z) { /* by multiplying for small whole z, else e^(z log x) */
     const real size = z < 0 ? -z : z;
     real y = 1, factor = x;

@@ -13,7 +13,11 @@ from pathlib import Path
 
 from learncost.equation.errors import InputError
 
-SOURCES = {"fp32": ("float", "both", "memory"), "fp64": ("double", "both", "memory")}
+SOURCES = {
+    "fp32": ("float", "both", "memory"),
+    "fp64": ("double", "both", "memory"),
+    "int32": ("both", "memory", "whole"),
+}
 """Of each type the files beside this one that have its functions."""
 
 _NAME = re.compile(r"^static \w+ \**(\w+)\(", re.MULTILINE)

@@ -20,10 +20,14 @@ from learncost.schedule.calls import Axes
 from learncost.schedule.lifetimes import Array
 from learncost.schedule.matrix import MatrixProduct, matrix_product
 
-WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1}
+WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1, "int32": 4}
 """Bytes of an element: places and indices are of 32 bits."""
 
-ARENAS = {"fp32": "arena", "fp64": "arena", "int64": "places", "uint8": "flags", "bool": "flags", "int8": "arena"}
+ARENAS = {
+    **dict.fromkeys(("fp32", "fp64", "int32", "int8"), "arena"),
+    "int64": "places",
+    **dict.fromkeys(("uint8", "bool"), "flags"),
+}
 """The arena in which arrays of a type lie: memory never changes its type, which C forbids, but for bytes that are read
 as such (6.5, paragraph 7)."""
 
@@ -110,7 +114,7 @@ def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: 
     """The lay-out of a step for a processor without an operating system.
 
     table    a step whose outputs are results and new weights and states
-    dtype    fp32 or fp64
+    dtype    fp32 or fp64; int32, where all numbers are whole ones
     kernels  of other steps, in one file with which this one is
     Raises `InputError` for a line that cannot be computed in place.
     """

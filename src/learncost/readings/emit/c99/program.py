@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.table import Table
-from learncost.readings.emit.c.c99 import BASIS, C99, products
+from learncost.readings.emit.c.c99 import BASIS, C99, WHOLE_BASIS, products
 from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.functions import called, check_written, functions, known
 from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, declared, given, together
@@ -21,7 +21,10 @@ from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.placed.kernels import Kernels
 from learncost.schedule.calls import Call
 
-REAL = {"fp32": "float", "fp64": "double"}
+REAL = {"fp32": "float", "fp64": "double", "int32": "int32_t"}
+
+WHOLE = "int32"
+"""The type of programs in which all numbers are whole ones."""
 
 RESERVED = (
     *(
@@ -154,9 +157,10 @@ class _Writer:
             for n, points in together(layout.arenas for layout in self.layouts.values()).items()
         ]
         statics = [*self._variables(), *arenas]
+        basis = WHOLE_BASIS if self.dtype == WHOLE else BASIS
         parts = [
             self._head(),
-            f'#include "{self.prefix}.h"\n\ntypedef {self.prefix}_real real;\n{BASIS}',
+            f'#include "{self.prefix}.h"\n\ntypedef {self.prefix}_real real;\n{basis}',
             "\n".join(statics) + "\n" if statics else "",
             *used,
             *products(called(body)),
@@ -269,6 +273,8 @@ class _Writer:
             points, array = self._points(name), self.names[name]
             if kind in ("weights", "states") and name in self.content.begins:
                 mean, deviation = self.content.begins[name]
+                if self.dtype == WHOLE:
+                    mean, deviation = round(mean), round(deviation)
                 number += 1
                 numbers = f"(real){mean!r}, (real){deviation!r}, {self.prefix}_seed + {number}u"
                 lines.append(f"draw{'_codes' * (dtype == CODES)}({points}, {numbers}, {array});")
@@ -309,7 +315,12 @@ class _Writer:
                 constant = "const " if kind == "constants" else ""
                 points, room = self._points(name), declared(self._points(name), dtype)
                 said = f"{name}[{' '.join(axes)}]{f', {points} of {room}' if room > points else ''}"
+                said += self._unit(self.values[name].power)
                 yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {self.names[name]}[{room}]", said
+
+    def _unit(self, power: int | None) -> str:
+        """What a whole number stands for, where it is for another."""
+        return "" if power is None else f", in units of 2^{power}"
 
     def _definitions(self) -> Iterator[str]:
         for name, declaration, said in self._public():
@@ -331,9 +342,10 @@ class _Writer:
 
     def _head(self) -> str:
         rooms = self.rooms
+        numbers = "whole numbers of 32 bits, or of 8" if self.dtype == WHOLE else REAL[self.dtype]
         says = [
             *self.title,
-            f"Freestanding C99: no library, no allocation, one thread. All numbers are {REAL[self.dtype]}.",
+            f"Freestanding C99: no library, no allocation, one thread. All numbers are {numbers}.",
             f"RAM {rooms.ram:,} bytes: arena {rooms.arena:,}, weights {rooms.weights:,}, states {rooms.states:,}, "
             f"inputs {rooms.inputs:,}, variables {rooms.variables:,}"
             f"{f', masks of dropout {rooms.masks:,}' if rooms.masks else ''}. "
@@ -357,8 +369,10 @@ class _Writer:
             f"#define {upper}_FLASH_BYTES {self.rooms.constants} /* what of it lies in .rodata, code aside */\n",
         ]
         if self._steps:
+            rates = (value.power for value in self.values.values() if value.role == "number" and value.of == "lr")
+            rate = self._unit(next(rates, None)).removeprefix(", ")
             lines += [
-                f"extern {prefix}_real {prefix}_learning_rate;",
+                f"extern {prefix}_real {prefix}_learning_rate;{f' /* {rate} */' if rate else ''}",
                 f"extern uint32_t {prefix}_steps; /* how many were taken */",
                 f"extern uint32_t {prefix}_seed; /* of what {prefix}_begin draws */\n",
             ]
@@ -386,12 +400,14 @@ class _Writer:
             if entry in self.layouts or (entry == "step" and "gather" in self.layouts):
                 yield f"/* {says_it} */\nvoid {prefix}_{entry}(void);"
         if self._has_loss:
-            yield f"/* The loss of the last step, before it, in nats. */\n{prefix}_real {prefix}_loss(void);"
+            unit = self._unit(self.values["loss"].power)
+            yield f"/* The loss of the last step, before it, in nats{unit}. */\n{prefix}_real {prefix}_loss(void);"
         if "predict" in self.layouts:
             table = self.layouts["predict"].table
             axes = " ".join(table.axes[table.outputs[0]])
+            unit = self._unit(table.values[table.outputs[0]].power)
             yield (
-                f"/* {table.outputs[0]}[{axes}] of the inputs; it lies there until the next call. */\n"
+                f"/* {table.outputs[0]}[{axes}] of the inputs{unit}; it lies there until the next call. */\n"
                 f"const {prefix}_real *{prefix}_predict(void);"
             )
 
@@ -419,4 +435,5 @@ _PUBLIC_TYPES = {
     "uint8": "uint8_t",
     "bool": "uint8_t",
     "int8": "int8_t",
+    "int32": "{}_real",
 }

@@ -1,0 +1,37 @@
+"""What a step in whole numbers is given, and what it gives: numbers at its border, on NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.table import Table
+
+LARGEST = {"int8": 127}
+"""The largest number of a type; of others it is 2^30, as the word `shift` has it."""
+
+
+def whole(table: Table, name: str, array: Any) -> Any:
+    """The whole numbers that a table reads for an input; itself where it reads numbers as they are."""
+    value = table.values.get(name)
+    if value is None or value.power is None:
+        return array
+    largest = LARGEST.get(value.dtype, 2**30)
+    return np.clip(np.rint(np.asarray(array, float) * 2.0**-value.power), -largest, largest)
+
+
+def real(table: Table, name: str, array: Any) -> Any:
+    """The numbers that whole ones stand for."""
+    value = table.values.get(name)
+    return array if value is None or value.power is None else np.asarray(array) * 2.0**value.power
+
+
+def results(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values after a step, its results as the numbers that they stand for: weights stay as they are kept."""
+    renewed = set(table.renewed.values())
+    numbers = {
+        name: real(table, name, values[name]) for name in table.outputs if name in values and name not in renewed
+    }
+    return {**values, **numbers}

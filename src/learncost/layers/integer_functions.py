@@ -1,0 +1,101 @@
+"""Exponentials and logarithms of whole numbers, as lines: powers of two, and polynomials between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.table import Literal, Operand, Product, Sum, Tag, Term
+from learncost.layers.powers import HALF, WORD, Number, Power
+from learncost.layers.shifts import Shifts
+
+LOG2_E, LN_2 = (11819, -13), (22713, -15)
+"""log2(e) and ln(2) as whole numbers times powers of two."""
+
+UNIT = -10
+"""The power of what stands in the exponent of two."""
+
+
+def exponential(scope: Shifts, number: Number, axes: tuple[str, ...], name: str, tag: Tag) -> Number:
+    """2^(x log2(e)), up to 1: a power of two, and a polynomial from 2^-1/2 to 2^1/2."""
+    steps = _Steps(scope, name, axes, tag)
+    number = scope.narrow(number, axes, HALF, tag.macro)
+    factor, power = LOG2_E
+    product = steps.times(Term(number.name, axes), factor)
+    amount = scope.scalar(Power(UNIT) - number.power - Power(power), tag)
+    exponent = steps.word("minimum", steps.word("shift", product, amount), Literal(0.0))
+    whole = steps.word("shift", exponent, Literal(10.0))
+    rest = steps.minus(exponent, steps.times(whole, 1024))
+    near = steps.polynomial(rest, (16384, 11356, 3975, 916), 10)
+    scope.word(name, "shift", axes, (near, steps.times(whole, -1)), tag)
+    return Number(name, Power(-14), HALF)
+
+
+def logarithm(scope: Shifts, number: Number, axes: tuple[str, ...], name: str, tag: Tag) -> Number:
+    """(bits of x, and a polynomial of its highest bits, from 1/2 to 1) times ln(2)."""
+    steps = _Steps(scope, name, axes, tag)
+    given = Term(number.name, axes)
+    many = steps.word("bits", given)
+    highest = steps.word("shift", given, steps.plus(many, Literal(-15.0)))
+    middle = steps.plus(highest, Literal(-24576.0))
+    near = steps.word("shift", steps.polynomial(middle, (-6800, 31489, -22266, 20375), 15), Literal(4.0))
+    total = steps.sum(steps.times(many, 1024), near)
+    power = scope.scalar(number.power, tag)
+    if isinstance(power, Literal):
+        total = steps.plus(total, Literal(1024 * power.value)) if power.value else total
+    else:
+        total = steps.sum(total, Term(_Steps(scope, name, (), tag).times(power, 1024).name, ()))
+    factor, unit = LN_2
+    scope.emit(Product((Term(name, axes),), (total, Literal(float(factor))), (), tag))
+    return Number(name, Power(UNIT + unit), WORD)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Lines on the way to one value, along its axes."""
+
+    scope: Shifts
+    name: str
+    axes: tuple[str, ...]
+    tag: Tag
+
+    def _made(self) -> Term:
+        return Term(self.scope.fresh(self.name), self.axes)
+
+    def word(self, word: str, *operands: Operand) -> Term:
+        return self.scope.word(self._made().name, word, self.axes, operands, self.tag)
+
+    def times(self, term: Operand, factor: int) -> Term:
+        made = self._made()
+        self.scope.emit(Product((made,), (term, Literal(float(factor))), (), self.tag))
+        return made
+
+    def sum(self, first: Operand, second: Operand, sign: int = 1) -> Term:
+        made = self._made()
+        self.scope.emit(Sum((made,), (first, second), (), self.tag, (1, sign)))
+        return made
+
+    def plus(self, term: Operand, literal: Literal) -> Term:
+        return self.sum(term, replace(literal, value=abs(literal.value)), 1 if literal.value > 0 else -1)
+
+    def minus(self, first: Operand, second: Operand) -> Term:
+        return self.sum(first, second, -1)
+
+    def polynomial(self, x: Term, factors: Sequence[int], unit: int) -> Term:
+        """By Horner's rule, of x times 2 to the power of -unit; the factors have the same scale as the result."""
+        *others, last = factors
+        total: Term = self.times(x, last)
+        for number, factor in reversed([*enumerate(others)]):
+            total = self.plus(self.word("shift", total, Literal(float(unit))), Literal(float(factor)))
+            if number:
+                made = self._made()
+                self.scope.emit(Product((made,), (total, x), (), self.tag))
+                total = made
+        return total
+
+
+FUNCTIONS: Mapping[str, Callable[[Shifts, Number, tuple[str, ...], str, Tag], Number]] = {
+    "exp": exponential,
+    "log": logarithm,
+}
+"""By their words: of a number along axes, as a value of a name."""

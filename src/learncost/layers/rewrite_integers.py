@@ -1,0 +1,255 @@
+"""A table in whole numbers alone: every value is an array of them, and one power of two for all of it.
+
+    H.size[B f] = abs(H[B f])                     H a sum of 32 bits
+    H.most[] = max[B f](H.size[B f])
+    H.over[] = bits(H.most[]) - 7[]               the bits that are too many, of at least none
+    H.codes[B f] = shift(H[B f], H.over[])        8 bits; its power is that of H, and H.over more
+    Y[B g] = H.codes[B f] W.codes[f g]            a sum of 32 bits; its power is the sum of both
+
+Wang et al. 2020, NITI: Neural integer training, section 3: block exponents, of whole arrays. What is added is shifted
+to the larger power. Exponentials and logarithms are those of powers of two, of a polynomial between two of them. It is
+done line by line to the normal form; a word that only chooses among numbers, such as relu, stays as it is. What has no
+such form is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Literal, Operand, Product, Repeat, Sum, Table, Term, Word
+from learncost.layers.integer_functions import FUNCTIONS
+from learncost.layers.lower import expanded
+from learncost.layers.powers import CODE, HALF, WORD, Number, Power
+from learncost.layers.shifts import Shifts
+
+FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
+"""The powers of two, and the bits, of numbers that a step is given: by their roles, or what they are called there."""
+
+DATA, OTHERS, RESULTS = -7, -20, -16
+"""The powers of inputs, which are from -1 to 1; of weights that are no codes; of results, such as the loss."""
+
+ORDERED = frozenset(("maximum", "minimum", "less", "equal", "select", "abs"))
+"""Words that choose among numbers, which have one power."""
+
+
+@dataclass
+class Integers(Shifts):
+    """A table on its way, of one scope.
+
+    numbers  what stands for each value
+    results  the values that have a power of their own
+    """
+
+    numbers: dict[str, Number] = field(default_factory=dict)
+    results: frozenset[str] = frozenset()
+
+    # What is given.
+
+    def begin(self, table: Table, powers: Iterable[str]) -> None:
+        """Say what stands for inputs and weights.
+
+        powers  scalars that are powers of two
+        """
+        for name in powers:
+            self.numbers[name] = Number("", Power.of(name), 0)
+        for name in (*table.weights, *table.inputs):
+            value = table.values[name]
+            if name in self.numbers or name in table.indices or value.role == "index":
+                continue
+            if value.dtype == "int8":
+                self.numbers[name] = Number(name, Power(), CODE)
+                continue
+            if name == "dloss":  # it is 1, where a loss is what is learned from
+                self.numbers[name] = Number("", Power(), 0)
+                continue
+            of = value.of if value.role == "number" else value.role
+            power, bits = FIXED.get(of, (DATA, CODE))
+            if name in table.weights:
+                power, bits = OTHERS, WORD
+            elif of not in FIXED and value.role not in ("value", "constant"):
+                raise InputError(f"{name} has no form in whole numbers: integer-only knows no {of or 'such input'}")
+            dtype = "int8" if bits == CODE else ""
+            self.values[name] = replace(value, power=power, dtype=dtype)
+            self.numbers[name] = Number(name, Power(power), bits)
+
+    # Lines.
+
+    def line(self, line: Line) -> None:
+        """Add what a line is in whole numbers. Raises `InputError` where it is nothing."""
+        lines, steps = expanded(line, self.values)
+        self.values |= {name: value for name, value in steps.items() if name not in self.values}
+        first = len(self.out)
+        for inner in lines:
+            self._primitive(inner)
+        ordered = all(isinstance(inner, Word) and inner.word in ORDERED for inner in lines)
+        if isinstance(line, Word) and ordered and len(self.out) == first + len(lines):  # nothing was shifted between
+            self.out[first:] = [line.renamed(self._names(line))]
+
+    def _names(self, line: Line) -> dict[str, str]:
+        """What a line reads, by what stands for it: codes, where only signs matter and they are there."""
+        result = self.numbers.get(line.name)
+        names = {}
+        for name in line.reads:
+            if (number := self.numbers.get(name)) is not None:
+                coded = self.narrowed.get((number.name, CODE))
+                names[name] = coded.name if coded and result and result.power != number.power else number.name
+        return names
+
+    def _primitive(self, line: Line) -> None:
+        left, number = line.left[0], None
+        if line.where:
+            raise _no_form(line, "a condition")
+        if isinstance(line, Product):
+            number = self._move(line) if len(line.right) == 1 else self._product(line)
+        elif isinstance(line, Sum):
+            number = self._sum(line)
+        elif isinstance(line, Word):
+            number = self._word(line)
+        if number is None:
+            return
+        if left.name in self.results:
+            wide = self.shifted(number, Power(RESULTS), left.declared, line.tag, left.name)
+            self.values[left.name] = replace(self.values[left.name], power=RESULTS)
+            number = replace(wide, power=Power(RESULTS))
+        self.numbers[left.name] = number
+
+    def _left(self, line: Line) -> Term:
+        """Where a line writes: a result is shifted to its own power behind that."""
+        left = line.left[0]
+        return Term(f"{left.name}.wide", left.axes) if left.name in self.results else left
+
+    def read(self, term: Operand) -> Number:
+        """What stands for an operand."""
+        if not isinstance(term, Term) or term.name not in self.numbers:
+            raise InputError(f"{term} has no form in whole numbers")
+        return self.numbers[term.name]
+
+    def _as(self, number: Number, term: Operand) -> Term:
+        return Term(number.name, term.axes)
+
+    # Products.
+
+    def _move(self, line: Product) -> Number:
+        """One factor: read or added up at an index, summed along axes, spread."""
+        (term,), left = line.right, self._left(line)
+        number = self.read(term)
+        summed = set(term.loops) - set(left.loops)
+        if summed and not term.indexed:
+            number = self.narrow(number, term.declared, HALF, line.tag.macro)
+        self.emit(replace(line, left=(left,), right=(self._as(number, term),)))
+        meets = left.indexed and not set(term.loops) <= {*left.axes}
+        return Number(left.name, number.power, WORD if summed or meets else number.bits)
+
+    def _product(self, line: Product) -> Number | None:
+        left, (first, second) = self._left(line), line.right
+        if isinstance(second, Literal):
+            return self._times(line, left, first, second)
+        a, b = self.read(first), self.read(second)
+        for one, other, term in ((a, b, second), (b, a, first)):
+            if not one.name and term.loops == left.loops:  # a power of two alone
+                return replace(other, power=other.power + one.power)
+        macro, tag = line.tag.macro, replace(line.tag, locals=())
+        if line.sides.are_of_matrices:
+            a, b = self.narrow(a, first.declared, CODE, macro), self.narrow(b, second.declared, CODE, macro)
+            self.emit(replace(line, left=(left,), right=(self._as(a, first), self._as(b, second)), tag=tag))
+            return Number(left.name, a.power + b.power, WORD)
+        a, b = self.narrow(a, first.declared, HALF, macro), self.narrow(b, second.declared, HALF, macro)
+        axes = tuple(dict.fromkeys((*first.loops, *second.loops)))
+        right = (self._as(a, first), self._as(b, second))
+        if set(axes) == set(left.loops):
+            self.emit(replace(line, left=(left,), right=right, tag=tag))
+            return Number(left.name, a.power + b.power, a.bits + b.bits)
+        each = Term(f"{left.name}.each", axes)
+        self.emit(Product((each,), right, (), tag))
+        part = self.narrow(Number(each.name, a.power + b.power, a.bits + b.bits), axes, HALF, macro)
+        self.emit(Product((left,), (Term(part.name, axes),), (), tag))
+        return Number(left.name, part.power, WORD)
+
+    def _times(self, line: Product, left: Term, term: Operand, literal: Literal) -> Number:
+        """The product with a number, of 15 bits."""
+        if literal.sizes or not literal.value:
+            raise _no_form(line, str(literal))
+        number, power, value = self.read(term), 0, literal.value
+        while value != int(value) and abs(value) < 2**14:
+            value, power = value * 2, power - 1
+        if abs(value) > 1:
+            number = self.narrow(number, term.declared, HALF, line.tag.macro)
+        self.emit(replace(line, left=(left,), right=(self._as(number, term), Literal(float(round(value))))))
+        bits = min(WORD, number.bits + round(abs(value)).bit_length())
+        return Number(left.name, number.power + Power(power), bits)
+
+    # Sums.
+
+    def _sum(self, line: Sum) -> Number:
+        left = self._left(line)
+        numbers = [self.read(term) for term in line.right]
+        if len(numbers) == 1:
+            if left.name not in self.results and line.right[0].loops == left.loops:
+                return numbers[0]
+            self.emit(replace(line, left=(left,), right=(self._as(numbers[0], line.right[0]),)))
+            return replace(numbers[0], name=left.name)
+        a, b = numbers
+        power = a.power
+        if a.power != b.power:
+            if a.power.scalars or b.power.scalars:
+                both = [self.scalar(number.power, line.tag) for number in numbers]
+                both.sort(key=lambda operand: isinstance(operand, Literal))
+                power = Power.of(self.word(f"{left.name}.power", "maximum", (), both, line.tag).name)
+            else:
+                power = Power(max(a.power.number, b.power.number))
+        right = tuple(
+            self._as(self.shifted(number, power, term.declared, line.tag), term)
+            for number, term in zip(numbers, line.right, strict=True)
+        )
+        self.emit(replace(line, left=(left,), right=right))
+        return Number(left.name, power, min(WORD, max(a.bits, b.bits) + 1))
+
+    # Words.
+
+    def _word(self, line: Word) -> Number | None:
+        if line.word in FUNCTIONS:
+            (term,) = line.right
+            return FUNCTIONS[line.word](self, self.read(term), term.loops, self._left(line).name, line.tag)
+        known = line.word in ORDERED or line.word in ("max", "min", "stop_gradient")
+        numbers = [
+            self.numbers[term.name] for term in line.right if isinstance(term, Term) and term.name in self.numbers
+        ]
+        others = [term for term in line.right if isinstance(term, Literal)]
+        if not known or not numbers or any(literal.value or literal.sizes for literal in others):
+            raise _no_form(line, line.word)
+        power = numbers[0].power
+        if any(number.power != power for number in numbers):
+            raise _no_form(line, f"{line.word} of numbers that have other powers")
+        left = self._left(line)
+        right = tuple(
+            self._as(self.numbers[term.name], term) if isinstance(term, Term) and term.name in self.numbers else term
+            for term in line.right
+        )
+        self.emit(replace(line, left=(left,), right=right))
+        if line.word in ("less", "equal"):
+            return None
+        return Number(left.name, power, max(number.bits for number in numbers))
+
+
+def _no_form(line: Line, what: str) -> InputError:
+    return InputError(f"integer-only has no form in whole numbers for {what}, in line: {line}")
+
+
+def with_integers(table: Table, powers: Iterable[str]) -> tuple[Table, Integers]:
+    """The table in whole numbers, and what stands for its values.
+
+    powers  scalars that are powers of two
+    Raises `InputError` for a line that has no such form.
+    """
+    gradients = {name for name in table.outputs if table.values[name].role == "gradient"}
+    work = Integers(dict(table.values), results=frozenset(table.outputs) - gradients)
+    work.begin(table, powers)
+    for line in table.lines:
+        if isinstance(line, Repeat):
+            raise InputError(
+                "integer-only has no form in whole numbers for blocks that repeat; it takes networks of one scope"
+            )
+        work.line(line)
+    return replace(table, lines=tuple(work.out), values=work.values), work

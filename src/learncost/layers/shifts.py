@@ -1,0 +1,108 @@
+"""Lines that shift whole numbers: to another power of two, and to so few bits as a product takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from learncost.equation.table import Line, Literal, Operand, Sum, Tag, Term, Word
+from learncost.equation.value import Value
+from learncost.layers.codes import LAYER
+from learncost.layers.powers import CODE, WORD, Number, Power
+
+
+@dataclass
+class Shifts:
+    """A scope to which lines are added.
+
+    values    of the scope, to which those that are made are added
+    out       the lines so far
+    narrowed  numbers of few bits, by the array that they are of and by these bits
+    scalars   powers that were made
+    """
+
+    values: dict[str, Value]
+    out: list[Line] = field(default_factory=list)
+    narrowed: dict[tuple[str, int], Number] = field(default_factory=dict)
+    scalars: dict[Power, Operand] = field(default_factory=dict)
+
+    # Lines.
+
+    def emit(self, line: Line) -> None:
+        for term in line.left:
+            self.values.setdefault(term.name, Value(term.declared, "step"))
+        self.out.append(line)
+
+    # Scalars.
+
+    def scalar(self, power: Power, tag: Tag) -> Operand:
+        """A power as an operand: a number, or a scalar that is made."""
+        if not power.scalars:
+            return Literal(float(power.number))
+        if power.number == 0 and len(power.scalars) == 1 and power.scalars[0][1] == 1:
+            return Term(power.scalars[0][0], ())
+        if power not in self.scalars:
+            terms: list[tuple[int, Operand]] = [
+                (1 if count > 0 else -1, Term(name, ())) for name, count in power.scalars for _ in range(abs(count))
+            ]
+            terms.sort(key=lambda pair: -pair[0])
+            if power.number or terms[0][0] < 0:
+                terms.insert(0 if terms[0][0] < 0 else len(terms), (1, Literal(float(power.number))))
+            total = terms[0][1]
+            for sign, term in terms[1:]:
+                total, before = Term(self.fresh("power"), ()), total
+                if isinstance(before, Literal) and isinstance(term, Term) and sign > 0:
+                    before, term = term, before
+                self.emit(Sum((total,), (before, term), (), tag, (1, sign)))
+            self.scalars[power] = total
+        return self.scalars[power]
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing has."""
+        names = (f"{name}.{number}" for number in range(1, 10_000))
+        return next(free for free in names if free not in self.values)
+
+    def word(self, name: str, word: str, axes: Sequence[str], operands: Sequence[Operand], tag: Tag) -> Term:
+        """A line with a word."""
+        left = Term(name, tuple(axes))
+        given = ("X", "Z")[: len(operands)]
+        self.emit(Word((left,), tuple(operands), (), tag, word, (), "body", given, ("Y",)))
+        return left
+
+    # Other powers.
+
+    def shifted(self, number: Number, power: Power, axes: tuple[str, ...], tag: Tag, name: str = "") -> Number:
+        """The numbers times another power of two."""
+        if power == number.power and not name:
+            return number
+        made = name or self.fresh(number.name)
+        amount = self.scalar(power - number.power, tag)
+        self.word(made, "shift", axes, (Term(number.name, axes), amount), tag)
+        return Number(made, power, WORD)
+
+    def narrow(self, number: Number, axes: tuple[str, ...], bits: int, macro: str) -> Number:
+        """The numbers with the highest bits that there are of all of them, if these are more than so many."""
+        if number.bits <= bits:
+            return number
+        if (number.name, bits) not in self.narrowed:
+            tag = Tag(LAYER, macro=macro)
+            name, of = number.name, f"{number.name}.{'codes' if bits == CODE else 'part'}"
+            most = Term(f"{name}.bits", ())
+            if most.name not in self.values:
+                size = self.word(f"{name}.size", "abs", axes, (Term(name, axes),), tag)
+                if axes:
+                    size = Term(f"{name}.most", ())
+                    inner = (Term(f"{name}.size", axes),)
+                    self.emit(Word((size,), inner, (), tag, "max", axes, "body", ("X",), ("Y",)))
+                # What would be rounded up to one bit more has it: a 128th is more than half of the last place.
+                part = self.word(f"{name}.rest", "shift", (), (size, Literal(7.0)), tag)
+                room = Term(f"{name}.room", ())
+                self.emit(Sum((room,), (size, part), (), tag, (1, 1)))
+                self.word(most.name, "bits", (), (room,), tag)
+            many, over = Term(f"{of}.many", ()), f"{of}.over"
+            self.emit(Sum((many,), (most, Literal(float(bits))), (), tag, (1, -1)))
+            self.word(over, "maximum", (), (many, Literal(0.0)), tag)
+            self.values[of] = Value(axes, "value", dtype="int8" if bits == CODE and axes else "")
+            self.word(of, "shift", axes, (Term(name, axes), Term(over, ())), tag)
+            self.narrowed[number.name, bits] = Number(of, number.power + Power.of(over), bits)
+        return self.narrowed[number.name, bits]

@@ -1,0 +1,127 @@
+"""Updates in whole numbers: codes of 8 bits are stepped by codes, rounded at random; others have 32 bits.
+
+For a matrix W of codes, of which one is 2^w, whose gradient for codes is G 2^g, and a rate r 2^k, by SGD:
+
+    W.part[d f] = G[d f] r[]
+    W.step[d f] = W.part / 2^(2 w - g - k), rounded up as often as it is near to the next code
+    W.codes.new[d f] = W.codes[d f] - W.step[d f], from -127 to 127
+
+The gradient for codes is 2^w times that for the weight, and a step of codes is the weight's over 2^w: the square is
+taken off by the shift, which is quantization-aware scaling: Lin et al. 2022, On-device training under 256KB memory,
+equation (5). Rounded as Gupta et al. 2015, Deep learning with limited numerical precision, section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Literal, Product, Sum, Table, Tag, Term, Word
+from learncost.layers.codes import LARGEST
+from learncost.layers.powers import CODE, HALF, Number, Power
+from learncost.layers.rewrite_integers import Integers, with_integers
+from learncost.models.model import Model
+from learncost.procedures.directions import NUMBER, Directions
+from learncost.procedures.inference import scored
+from learncost.vocabulary.optimizers import OPTIMIZERS
+
+_TAG = Tag("optimizer", macro="optimizer_step", local="rounding")
+
+ROOM = 30
+"""The most bits that a step is shifted by: of what is shifted by more, nothing is left but chance."""
+
+DRAWN = 24
+"""Bits of what is drawn."""
+
+
+def forward_in_integers(model: Model) -> Model:
+    """The model whose own table, of a pass that learns nothing, is in whole numbers."""
+    table = model.table
+    if table.outputs == ("loss",):
+        table = replace(table, outputs=("loss", scored(table)))
+    return replace(model, table=with_integers(table, _powers(model))[0])
+
+
+def in_integers(table: Table, model: Model) -> Table:
+    """A step in whole numbers alone. Raises `InputError` for a line that has no such form."""
+    updates = [line for line in table.lines if isinstance(line, Word) and line.word in OPTIMIZERS]
+    if any(line.word != "sgd" for line in updates):
+        raise InputError(f"{updates[0].word} has no form in whole numbers: integer-only learns by sgd")
+    if NUMBER in table.inputs:
+        raise InputError("updates of codes are rounded at random, and this procedure draws already: take another")
+    others = tuple(line for line in table.lines if line not in updates)
+    renewed = {term.name for line in updates for term in line.left}
+    outputs = tuple(name for name in table.outputs if name not in renewed)
+    changed, work = with_integers(replace(table, lines=others, outputs=outputs), _powers(model))
+    if not updates:
+        return replace(changed, outputs=table.outputs)
+    stored = {weight.codes.name: weight.scales[0].name for weight in model.quantized}
+    directions, first = Directions(), len(work.out)
+    for line in updates:
+        weight, gradient, rate = (term for term in line.right if isinstance(term, Term))
+        if weight.name in stored:
+            _codes(work, line, gradient, rate, Power.of(stored[weight.name]), directions)
+        else:
+            _fixed(work, line, gradient, rate)
+    drawing = [replace(line, tag=_TAG) for line in directions.lines]
+    lines = (*work.out[:first], *drawing, *work.out[first:])
+    values = directions.values | work.values
+    return replace(table, lines=lines, values=values, inputs=(*table.inputs, NUMBER))
+
+
+def _powers(model: Model) -> list[str]:
+    return [weight.scales[0].name for weight in model.quantized]
+
+
+def _codes(work: Integers, line: Word, gradient: Term, rate: Term, scale: Power, directions: Directions) -> None:
+    """The lines of one matrix of codes."""
+    codes, new = line.right[0], line.left[0]
+    assert isinstance(codes, Term)
+    axes, name = codes.declared, codes.name.removesuffix(".codes")
+    found, rated = work.read(gradient), _rate(work, rate)
+    amount = work.scalar(scale.times(2) - found.power - rated.power, _TAG)
+    # Shifted by ROOM at most; what is too much for that is taken off the rate.
+    away = work.word(f"{name}.away", "minimum", (), (amount, Literal(float(ROOM))), _TAG)
+    many = Term(f"{name}.many", ())
+    work.emit(Sum((many,), (amount, away), (), _TAG, (1, -1)))
+    factor = work.word(f"{name}.rate", "shift", (), (Term(rated.name, ()), many), _TAG)
+    behind = Term(f"{name}.behind", ())
+    work.emit(Sum((behind,), (Literal(float(DRAWN)), away), (), _TAG, (1, -1)))
+    *outer, last = axes
+    row = Term(f"{name}.drawn", tuple(outer))
+    drawing, made = directions.numbers(Term(directions.seed(name), ()), tuple(outer), row.name, _TAG)
+    work.values |= made
+    work.out += drawing
+    at = Term(directions.places(base(last)), (last,))
+    part, sum_, drawn, middle = (Term(f"{name}.{of}", axes) for of in ("part", "sum", "chance", "middle"))
+    work.emit(Product((part,), (Term(found.name, axes), factor), (), _TAG))
+    work.word(drawn.name, "hashed", axes, (row, at), _TAG)
+    work.emit(Sum((middle,), (drawn, Literal(2.0 ** (DRAWN - 1))), (), _TAG, (1, -1)))
+    chance = work.word(f"{name}.rest", "shift", axes, (middle, behind), _TAG)
+    work.emit(Sum((sum_,), (part, chance), (), _TAG, (1, 1)))
+    step = work.word(f"{name}.step", "shift", axes, (sum_, away), _TAG)
+    stepped = Term(f"{name}.stepped", axes)
+    work.emit(Sum((stepped,), (codes, step), (), _TAG, (1, -1)))
+    least = work.word(f"{name}.least", "maximum", axes, (stepped, Literal(-LARGEST)), _TAG)
+    work.values[new.name] = replace(work.values[new.name], dtype="int8")
+    work.word(new.name, "minimum", axes, (least, Literal(LARGEST)), _TAG)
+
+
+def _fixed(work: Integers, line: Word, gradient: Term, rate: Term) -> None:
+    """The lines of a weight of 32 bits: to the nearest, and no further from 0 than 2^30."""
+    weight, new = line.right[0], line.left[0]
+    assert isinstance(weight, Term)
+    axes, number = weight.declared, work.read(weight)
+    found, rated = work.narrow(work.read(gradient), axes, HALF, _TAG.macro), _rate(work, rate)
+    part = Term(f"{weight.name}.part", axes)
+    work.emit(Product((part,), (Term(found.name, axes), Term(rated.name, ())), (), _TAG))
+    step = work.shifted(Number(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _TAG)
+    stepped = Term(f"{weight.name}.stepped", axes)
+    work.emit(Sum((stepped,), (weight, Term(step.name, axes)), (), _TAG, (1, -1)))
+    work.values[new.name] = replace(work.values[new.name], power=number.power.number)
+    work.word(new.name, "shift", axes, (stepped, Literal(0.0)), _TAG)
+
+
+def _rate(work: Integers, rate: Term) -> Number:
+    return work.narrow(work.read(rate), (), CODE, _TAG.macro)

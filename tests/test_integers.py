@@ -1,0 +1,151 @@
+"""A step in whole numbers alone: what its lines are held to, and the same bits in NumPy and in C99."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.derivations.emit_c99 import Settings, program_of
+from learncost.derivations.verified_c99 import parity
+from learncost.engines.boards import BOARDS
+from learncost.equation.table import Literal, Product, Tag
+from learncost.equation.value import Value
+from learncost.layers.integer_functions import exponential, logarithm
+from learncost.layers.powers import HALF, WORD, Number, Power
+from learncost.layers.shifts import Shifts
+from learncost.models.configuration import configure
+from learncost.readings.emit.c99.functions import without_comments
+from learncost.readings.run.operation import run_line
+
+NET = (Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table").read_text(encoding="utf-8")
+SMALL = NET.replace("d=64 e=64 f=32 v=10", "d=16 e=12 f=8 v=4")
+SHAPES = {"W1": (64, 64), "b1": (64,), "W2": (64, 32), "b2": (32,), "W3": (32, 10), "b3": (10,)}
+INTEGERS = {"procedure": "bp", "optimizer": "sgd", "precision": "integer-only"}
+IN_PRODUCT = Settings(plan="in-product", batch_size=4, dtype="int32")
+
+
+def network(text=NET, **sizes):
+    return configure(lc.layer(text), sizes)
+
+
+def ran(scope, **arrays):
+    """What lines make of whole numbers."""
+    values = {name: np.asarray(array, float) for name, array in arrays.items()}
+    for line in scope.out:
+        run_line(line, scope.values, values, {"n": len(arrays["X"])})
+    assert all(np.array_equal(array, np.rint(array)) and np.max(np.abs(array)) < 2**31 for array in values.values())
+    return values
+
+
+@pytest.mark.parametrize("power", [-12, -20, -28])
+def test_an_exponential_is_near(power):
+    numbers = -np.linspace(0, min(12, 2**30 * 2.0**power), 200)
+    scope = Shifts({"X": Value(("n",))})
+    made = exponential(scope, Number("X", Power(power), WORD), ("n",), "Y", Tag())
+    values = ran(scope, X=np.rint(numbers * 2.0**-power))
+    assert np.max(np.abs(values["Y"] * 2.0**made.power.number - np.exp(numbers))) < 8e-4
+    assert np.max(values["Y"]) < 2**HALF
+
+
+@pytest.mark.parametrize("power", [0, -14])
+def test_a_logarithm_is_near(power):
+    numbers = np.geomspace(1, 2**29, 200).round() * 2.0**power
+    scope = Shifts({"X": Value(("n",))})
+    made = logarithm(scope, Number("X", Power(power), WORD), ("n",), "Y", Tag())
+    values = ran(scope, X=numbers * 2.0**-power)
+    assert np.max(np.abs(values["Y"] * 2.0**made.power.number - np.log(numbers))) < 2e-3
+
+
+def test_codes_have_the_highest_bits():
+    """127 is the largest code, also of what would be rounded up to 128; the value is there to half of a code."""
+    for largest in (1, 127, 128, 254, 255, 256, 1016, 1019, 1020, 1023, 2**29 - 1):
+        numbers = np.array([largest, -largest, largest // 2, 0.0])
+        scope = Shifts({"X": Value(("n",))})
+        codes = scope.narrow(Number("X", Power(), WORD), ("n",), 7, "forward")
+        values = ran(scope, X=numbers)
+        ((over, count),) = codes.power.scalars
+        assert count == 1
+        assert np.max(np.abs(values[codes.name])) in range(min(largest, 63), 128)
+        assert np.max(np.abs(values[codes.name] * 2.0 ** values[over] - numbers)) <= 2.0 ** values[over] / 2
+
+
+def test_powers_are_added():
+    power = Power.of("a") + Power.of("b").times(2) - Power(3)
+    assert power - Power.of("a") == Power(-3, (("b", 2),))
+    assert power - power == Power()
+    scope = Shifts({name: Value(()) for name in "abX"})
+    amount = scope.scalar(Power(5) - power, Tag())
+    assert ran(scope, a=7.0, b=-4.0, X=[0])[amount.names[0]] == 5 - (7 - 8 - 3)
+    assert scope.scalar(Power(4), Tag()) == Literal(4.0)
+
+
+def test_a_step_is_one_of_whole_numbers():
+    """Every array of a step is whole and below 2^31, products are of codes, and it is near a step of numbers."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=shape) / 6 for name, shape in SHAPES.items()}
+    training = lc.Training(network(), **INTEGERS, weights=weights, seed=3, learning_rate=0.25)
+    batch = {"X": rng.uniform(-1, 1, (4, 64)), "targets": rng.integers(0, 10, 4)}
+    plain = lc.Training(network(), "bp", "sgd", weights=training.plain_weights, learning_rate=0.25)
+    expected = plain.step(**batch)
+    values = training.runner(training.prepare(**batch))
+    for name, array in values.items():
+        if name not in ("targets", *training.constants):
+            assert np.array_equal(array, np.clip(np.rint(np.asarray(array, float)), -(2**31), 2**31 - 1)), name
+    for line in training.table().lines:
+        if isinstance(line, Product) and len(line.right) == 2 and line.sides.are_of_matrices:
+            assert all(training.table().values[name].dtype == "int8" for name in line.reads), line
+    before = training.plain_weights
+    assert abs(training.step(**batch) - expected) < 0.02
+    for name in before:
+        step, wanted = training.plain_weights[name] - before[name], plain.weights[name] - before[name]
+        off = step - wanted
+        if name.startswith("b"):
+            assert np.sum(off**2) < 0.01 * np.sum(wanted**2), name
+        else:  # rounded at random, by less than a code
+            assert np.max(np.abs(off)) < 1.5 * 2.0 ** training.weights[f"{name}.power"], name
+            assert abs(np.sum(step * wanted) / np.sum(wanted**2) - 1) < 0.1, name
+
+
+@pytest.fixture(scope="module")
+def program():
+    return program_of(network(SMALL), IN_PRODUCT, {**INTEGERS, "learning_rate": 4.0})
+
+
+def test_it_learns_the_same_in_c99(program):
+    before = {name: np.array(array) for name, array in program.training.weights.items()}
+    errors = parity(program, 3)
+    assert (errors.losses, errors.weights, errors.scores) == (0, 0, 0)
+    weights = program.training.weights
+    changed = [np.mean(weights[f"{name}.codes"] != before[f"{name}.codes"]) for name in ("W1", "W2", "W3")]
+    assert min(changed) > 0.05, changed
+    text = without_comments(program.firmware.source + program.firmware.header)
+    assert not re.search(r"\b(float|double)\b|[0-9]\.[0-9]*[1-9]", text)
+
+
+@pytest.mark.skipif(bool(BOARDS["cortex-m3"].missing), reason="there is no compiler for ARM")
+def test_no_helper_for_floating_point_is_called(program, tmp_path):
+    program = program.firmware
+    for name, text in ((f"{program.prefix}.c", program.source), (f"{program.prefix}.h", program.header)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    flags = ("-mcpu=cortex-m0", "-mthumb", "-std=c99", "-O2", "-c", f"{program.prefix}.c", "-o", "program.o")
+    subprocess.run(("arm-none-eabi-gcc", *flags), cwd=tmp_path, check=True)
+    said = subprocess.run(("arm-none-eabi-nm", "-u", "program.o"), cwd=tmp_path, check=True, capture_output=True)
+    needs = said.stdout.decode().replace("U", "").split()
+    assert set(needs) <= {"__aeabi_idiv", "__aeabi_uidiv", "__aeabi_idivmod", "__aeabi_uidivmod", "memset", "memcpy"}
+
+
+@pytest.mark.parametrize(
+    ("text", "learning", "said"),
+    [
+        (NET.replace("relu", "tanh"), {}, "no form in whole numbers for tanh, in line: .*tanh"),
+        (NET, {"optimizer": "adamw"}, "adamw has no form in whole numbers"),
+        (NET, {"clip": 1.0}, "no form in whole numbers for accumulate, clip"),
+        (NET, {"procedure": "fa"}, "other matrices for weights"),
+    ],
+)
+def test_what_has_no_form_is_refused(text, learning, said):
+    with pytest.raises(lc.InputError, match=said):
+        lc.Training(network(text), **{**INTEGERS, **learning})

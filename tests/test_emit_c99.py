@@ -13,6 +13,7 @@ import pytest
 
 import learncost as lc
 from kernels_in_c import needs_compiler
+from learncost.derivations import boards
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.derivations.verified_c99 import ALLOWED, NEAR, checks, mask, parity
 from learncost.engines import alone
@@ -228,24 +229,35 @@ def test_every_comparison_of_verify_passes(name: str) -> None:
     assert [check.passed for check in here] == [True] * 9, [str(check) for check in here]
 
 
+def test_what_boards_have_no_memory_for_is_said() -> None:
+    program = made("mlp", "fp32")
+    rooms = replace(program.firmware.rooms, inputs=2**22)
+    found = boards.checks("mlp", replace(program, firmware=replace(program.firmware, rooms=rooms)))
+    assert all(check.passed is None for check in found)
+
+
 MIXED = """\
-mixed(X targets share; G W V) -> loss
+mixed(X targets share; G W g E V) -> loss
   targets: index of v
   share: share of targets
   constants: X
-  sizes: d=6 f=5 v=3
+  sizes: d=6 f=5 v=3 k=2 p=2
   A[B M d] = X[B M d] G[d]
   H[B M f] = A[B M d] W[d f]
   R[B M f] = softplus(H[B M f])
-  m[B f] = mean[M](R[B M f])
-  L[B v] = m[B f] V[f v]
+  C[B M k] = topk[f](R[B M f])
+  Q[B M k] = R[B M f=C[B M k]]
+  S[B M k] = Q[B M k] g[k]
+  D[B M k p] = S[B M k] E[p]
+  m[B k p] = mean[M](D[B M k p])
+  L[B v] = m[B k p] V[k p v]
   P[B v] = log_softmax[v](L[B v])
   T[B] = P[B v=targets[B]]
   loss[] = T[B] share[B]
 """
 
 
-def test_a_mean_over_turns_of_a_kernel_takes_what_it_is_priced() -> None:
+def test_means_over_turns_and_sums_at_indices_take_what_they_are_priced() -> None:
     settings = Settings(batch_size=3, seq_len=4, plan="fused", dtype="fp64")
     program = program_of(configure(lc.layer(MIXED), {}), settings, {"optimizer": "sgd"})
     maccs, _ = _of(program, "_prices")

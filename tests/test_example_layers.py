@@ -209,6 +209,12 @@ def quantizer(X, E):
     return X + (Q - X).detach(), loss / len(X)
 
 
+def forward_forward(X, y, W1, b1, W2, b2):
+    H1 = functional.relu(X @ W1 + b1)
+    H2 = functional.relu(functional.rms_norm(H1.detach(), H1.shape[1:], eps=1e-6) @ W2 + b2)
+    return -sum(functional.logsigmoid((h.square().mean(1) - 2) * y).mean() for h in (H1, H2))
+
+
 def rotary_attention(X, WQ, WK, WV):
     """As complex numbers, one for each pair of channels."""
     half, length = WQ.shape[-1], X.shape[1]

@@ -109,6 +109,16 @@ def test_the_two_trainings_stay_together_and_the_feedback_turns():
     assert last.angle < 90 < first.angle
 
 
+# Forward-Forward.
+
+
+def test_forward_forward_learns_digits_and_has_no_products_backwards():
+    forward = example("forward_forward")
+    assert forward.by_forward_forward(0, 150) > 0.6
+    assert forward.products(forward.FORWARD_FORWARD, 2, 5) == 2 * 2 * (5 * 128 + 128 * 128)
+    assert forward.products(forward.NETWORK, 2, 5) == 2 * (2 * 5 * 128 + 3 * (128 * 128 + 128 * 10))
+
+
 # The block of the blog.
 
 

@@ -56,6 +56,63 @@ def test_bags_of_embeddings_of_one_length(mode):
         )
 
 
+class Made(nn.Module):
+    """What a function makes of a linear layer's result."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(6, 6), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+FUNCTIONS = {
+    "x log(1 + z)": lambda y: torch.special.xlog1py(torch.relu(y), y.exp()),
+    "codes of a tensor": lambda y: torch.fake_quantize_per_tensor_affine(10 * y, 0.1, 3, -10, 12),
+    "codes by channel": lambda y: torch.fake_quantize_per_channel_affine(
+        10 * y, torch.arange(1, 7) / 10, torch.arange(6, dtype=torch.int32), 1, -8, 7
+    ),
+    "an enlargement of one value": lambda y: nn.functional.interpolate(
+        y[:1, :1].view(1, 1, 1, 1).expand(1, 2, 4, 4), scale_factor=2, mode="bilinear"
+    ),
+    "an uneven pool of one value": lambda y: nn.functional.adaptive_avg_pool2d(
+        y[:1, :1].view(1, 1, 1, 1).expand(1, 2, 4, 5), (3, 3)
+    ),
+    "bytes": lambda y: (y.sigmoid() * 255).round().byte() / 255.0 + y,
+    "whole numbers that places are computed from": lambda y: y.gather(1, (y.abs() * 2).long().clamp(max=5)),
+    "whether there is any": lambda y: y.relu().bool() * y,
+    "a gradient in a forward pass": lambda y: torch.autograd.grad((y**3).sum(), y, create_graph=True)[0],
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+def test_operators_that_choose_round_and_spread(function):
+    module, given = Made(function), (torch.randn(4, 6),)
+    apart = parity(module, given, read_module(module, given))
+    assert max(apart.value, apart.gradient) < 1e-12
+    assert apart.module < 1e-5
+
+
+def test_products_before_whole_numbers_are_counted():
+    module, given = Made(lambda y: y.byte() / 255.0), (torch.randn(4, 6, requires_grad=True),)
+    assert products(Scaled(module), given, read_module(Scaled(module), given)).equal
+
+
+class Scaled(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.scale = inner, nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+def test_what_is_no_number_is_refused_with_its_line():
+    with pytest.raises(lc.InputError, match=r"nan, for which the notation has no number, .*test_imported_results"):
+        read_module(Made(lambda y: torch.where(y > 0, y, float("nan"))), (torch.randn(4, 6),))
+
+
 def test_a_refusal_points_at_the_line_of_the_user():
     module = nn.Sequential(nn.EmbeddingBag(7, 3, padding_idx=0))
 

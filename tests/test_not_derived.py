@@ -1,7 +1,10 @@
 """Lines that are not derived: their cost is stated, or nobody knows it; nothing runs them."""
 
+import re
+
 import numpy as np
 import pytest
+import torch
 
 import learncost as lc
 from learncost.equation.count import Count
@@ -200,3 +203,27 @@ def test_of_a_module_that_cannot_be_exported_the_greatest_parts_are_read():
 
     with pytest.raises(lc.InputError, match="depends on values"):
         lc.from_module(Alone(), {"x": x}, unknown="zero")
+
+
+class Transformed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return torch.fft.fft2(y).real + torch.fft.irfft(torch.fft.rfft(y), 8) + torch.linalg.solve(y.mT @ y, y.mT).mT
+
+
+def test_transforms_and_factorizations_have_the_flops_of_textbooks():
+    read = lc.from_module(Transformed(), (torch.ones(2, 8, 8),), symbols={"x": "B 8 8"})
+    stated = re.findall(r"opaque\(.* forward (\S+) B backward (\S+) B", read.text)
+    square, rows = 5 * 64 * 6, 2.5 * 8 * 3 * 8  # N log2 N of 64 points, and of 8 points in each of 8 rows
+    solved = (2 * 8**3 // 3 + 2 * 8**3, 2 * 8**3 + 2 * 8**3)  # backward by the same factors, and a product
+    known = [(square, square), (rows, 2 * rows), (rows, rows), solved]
+    assert [(float(forward), float(backward)) for forward, backward in stated] == known
+
+
+def test_a_transform_of_open_length_is_refused():
+    with pytest.raises(lc.InputError, match="a Fourier transform need its length as a number"):
+        lc.from_module(Transformed(), (torch.ones(2, 8, 8),), symbols={"x": "B M 8"})

@@ -352,6 +352,17 @@ def test_a_layer_without_its_answers_is_refused():
         training.step(X=np.ones((2, 6)), targets=np.full(2, -1))
 
 
+def test_a_setting_says_what_the_error_is_added_to():
+    layer, sizes = lc.layer(NETWORK), {"B": 4, "d": 6, "f": 5, "g": 7, "c": 3}
+    with pytest.raises(lc.InputError, match=r"--projected says to what else it is added: .*X"):
+        lc.cost(layer, "pepita", **sizes)
+    step = lc.cost(layer, "pepita", projected="X", **sizes)
+    assert step.macro_operations["forward"][1].flops > 2 * lc.cost(layer, **sizes).macro_operations["forward"][1].flops
+    assert lc.cost(layer, "pepita", projected=("X",), **sizes) == step
+    with pytest.raises(lc.InputError, match="projected must be names with commas between them"):
+        lc.cost(layer, "pepita", projected=3, **sizes)
+
+
 def test_what_is_not_there_is_not_projected_to():
     with pytest.raises(lc.InputError, match="no 'Z' to add an error to"):
         lc.LayerTraining(lc.layer(NETWORK), {}, "pepita", projected=("Z",))

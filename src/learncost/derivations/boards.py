@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.engines.boards import BOARDS, Board, Built, build, run
+from learncost.engines.boards.board import STACK
 from learncost.engines.inputs import random_batch
 from learncost.equation.errors import InputError
 from learncost.models.made import names_made
@@ -23,6 +24,9 @@ from learncost.readings.price import Book, price
 if TYPE_CHECKING:
     from learncost.derivations.emit_c99 import Program
     from learncost.readings.emit.c99 import Firmware
+
+MEMORY = 2**22
+"""Bytes of RAM and of flash that the emulated boards have."""
 
 HOST = """\
 #include <stdio.h>
@@ -198,11 +202,16 @@ def checks(subject: str, program: Program, steps: int = 3) -> Iterator[Check]:
             if board.missing:
                 yield Check(subject, compared, f"{board.missing} is not installed", None)
                 continue
+            rooms = firmware.rooms
+            if max(rooms.ram + STACK, rooms.constants) > MEMORY:
+                takes = f"{rooms.ram:,} bytes of variables and {rooms.constants:,} of constants"
+                yield Check(subject, compared, f"{takes}: it has {MEMORY:,} for each", None)
+                continue
             sources = files(firmware, inputs, steps * parts, folder)
             if here is None:
                 here = on_host(sources, folder)
             ram = max(2**18, -(-(firmware.rooms.ram + 2**14) // 1024) * 1024)
-            run = on_board(board, sources, folder, min(ram, 2**22), 2**22)
+            run = on_board(board, sources, folder, min(ram, MEMORY), MEMORY)
             assert run.built is not None
             same = run.numbers == here.numbers
             between = run.built.ram - firmware.rooms.ram

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.stated import size_names
+from learncost.equation.table import defined
 from learncost.layers.layer import Layer
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names
 from learncost.models.families import FAMILIES, Architecture, Family
 from learncost.models.given import Given, setting
 from learncost.models.sizes import CANONICAL, LARGEST, spelled
-from learncost.models.tables import RUN, TABLE, check_open, family_of_layer
+from learncost.models.tables import RUN, TABLE, addable, check_open, family_of_layer
 from learncost.models.wording import nearest, printable, shown
 
 SETTINGS = {
@@ -34,6 +35,9 @@ SETTINGS = {
     "pruned_heads": "pruned_heads",
 }
 """The spellings of what is not a size, in all families."""
+
+PROJECTED = "projected"
+"""The setting of a table that says what PEPITA adds the output's error to, where that is not the one-hot tokens."""
 
 TIED = "head and embedding are one matrix, counted once"
 
@@ -126,10 +130,11 @@ def configure(
     flags = {spelling: Given(spelling, value) for spelling, value in (overrides or {}).items()}
     if argument.layer is not None:
         family = family_of_layer(argument.layer)
+        projected = flags.pop(PROJECTED, None)
         collected = _collect(family, flags, True)
         check_open(argument.layer, argument.name, {*collected, *(RUN if lengths is None else lengths)})
         sizes = _sizes(family, collected, {}, argument.name, exact)
-        return of_layer(argument.layer, sizes, argument.name, argument.source)
+        return of_layer(argument.layer, sizes, argument.name, argument.source, _names(projected))
     family = _family(
         next((flag for spelling, flag in flags.items() if spelled(spelling) == "model_type"), None)
         or Given("model_type", argument.values.get("model_type"), argument.where)
@@ -164,14 +169,27 @@ def configure(
     return _with_unread(configuration, evaluate(family.unread, configuration.values) if family.unread else 0)
 
 
-def of_layer(layer: Layer, sizes: Mapping[str, int], name: str = "", source: str = "") -> Configuration:
-    """The configuration of a layer that is the model, with these sizes of its axes and counts."""
+def of_layer(
+    layer: Layer, sizes: Mapping[str, int], name: str = "", source: str = "", projected: Iterable[str] = ()
+) -> Configuration:
+    """The configuration of a layer that is the model, with these sizes of its axes and counts.
+
+    projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix
+    Raises `InputError` for a name that the layer does not have.
+    """
     family = family_of_layer(layer)
+    names_there = {*layer.table.inputs, *defined(layer.table.lines)}
+    for each in (projected := tuple(projected)):
+        if each not in names_there:
+            raise InputError(
+                f"{layer.name} has no {shown(each)} to add an error to{nearest(each, sorted(names_there))}; it has "
+                f"{', '.join(addable(layer.table)) or 'nothing that is no index'}"
+            )
     configuration = Configuration(
         name=name or layer.name,
         family=TABLE,
         sizes=sizes,
-        settings={},
+        settings={PROJECTED: projected} if projected else {},
         positions="none",
         tied=False,
         architecture="",
@@ -184,6 +202,16 @@ def of_layer(layer: Layer, sizes: Mapping[str, int], name: str = "", source: str
         layer=layer,
     )
     return _with_unread(configuration, layer.unread)
+
+
+def _names(given: Given | None) -> tuple[str, ...]:
+    """Names with commas between them, or a row of them."""
+    if given is None or given.value is None:
+        return ()
+    several = given.value.split(",") if isinstance(given.value, str) else given.value
+    if not isinstance(several, list | tuple) or not all(isinstance(each, str) and each.strip() for each in several):
+        raise InputError(f"{given.label} must be names with commas between them, not {shown(given.value)}")
+    return tuple(each.strip() for each in several)
 
 
 def _with_unread(configuration: Configuration, unread: int) -> Configuration:

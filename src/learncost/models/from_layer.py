@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.table import defined
 from learncost.layers.layer import Layer
 from learncost.models.configuration import of_layer
 from learncost.models.model import Model, build
@@ -19,10 +17,5 @@ def from_layer(layer: Layer, projected: Iterable[str] = ()) -> Model:
     projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix: the
                 training's input `X.F` for X
     """
-    projected = tuple(projected)
-    names = {*layer.table.inputs, *defined(layer.table.lines)}
-    for name in projected:
-        if name not in names:
-            raise InputError(f"{layer.name} has no {name!r} to add an error to; it has {', '.join(sorted(names))}")
     sizes = {name: size for name, size in family_of_layer(layer).sizes.items() if isinstance(size, int)}
-    return replace(build(of_layer(layer, sizes)), projected=projected, differentiated=())
+    return replace(build(of_layer(layer, sizes, projected=projected)), differentiated=())

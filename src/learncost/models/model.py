@@ -16,7 +16,7 @@ from learncost.equation.value import DRAWN, Same
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.models.compose import Plan, PlannedLayer, plan
-from learncost.models.configuration import Configuration, family_of
+from learncost.models.configuration import PROJECTED, Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.rewritings import REWRITINGS
 from learncost.models.tables import RUN, check_open
@@ -144,7 +144,8 @@ def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Mode
     inputs = tuple(name for name in table.inputs if name not in fixed)
     trained = tuple(name for name in table.weights if name not in layer.frozen) if layer.frozen else None
     rules = {size: size for size in sizes} | dict(layer.follows)
-    return Model(configuration, table, sizes, rules=rules, trained=trained, differentiated=inputs)
+    projected = tuple(configuration.settings.get(PROJECTED, ()))
+    return Model(configuration, table, sizes, (), projected, rules, trained, inputs)
 
 
 def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:

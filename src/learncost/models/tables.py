@@ -7,9 +7,10 @@ from functools import lru_cache
 
 from learncost.equation.errors import InputError
 from learncost.equation.stated import size_names
-from learncost.equation.table import walk
+from learncost.equation.table import Line, Table, walk
 from learncost.equation.value import Same
 from learncost.layers.layer import Layer
+from learncost.layers.rewrite_lora import is_lookup
 from learncost.models.families import Family
 
 TABLE = "table"
@@ -45,6 +46,12 @@ def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
     """The sizes of a run as a layer that is the model calls them, `B = 2, M = 16`; "" for another model."""
     names = size_names(layer.table) if layer else {}
     return ", ".join(f"{axis} = {axes[axis]:,}" for axis in ("B", "N", "M") if axis in names)
+
+
+def addable(table: Table) -> tuple[str, ...]:
+    """What PEPITA may add an error to: rows of embeddings, and inputs that are no index."""
+    rows = (line for line in table.lines if isinstance(line, Line) and any(is_lookup(line, w) for w in table.weights))
+    return (*(line.name for line in rows), *(name for name in table.inputs if name not in table.indices))
 
 
 @lru_cache(maxsize=64)

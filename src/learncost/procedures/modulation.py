@@ -19,6 +19,7 @@ from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
 from learncost.models.families import instead
 from learncost.models.model import Model
+from learncost.models.tables import addable
 from learncost.procedures.moves import ELSEWHERE
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import LEARNING, Procedure
@@ -86,7 +87,8 @@ class Modulation:
         same_places = [read for read in reads if {*read.at.loops, read.axis} == set(self.e.axes)]
         if not same_places and not self.model.projected:
             configuration = self.model.configuration
-            others = "; lc.Training(..., projected=...) says other inputs" if configuration.layer else ""
+            several = addable(self.model.table) if configuration.layer else ()
+            others = f"; --projected says to what else it is added: {', '.join(several)}" if several else ""
             raise InputError(
                 f"the output of {configuration.name} (counted: {configuration.counted}) is not over the vocabulary: "
                 f"{alike()} add its error to the one-hot tokens{others}; bp does without"

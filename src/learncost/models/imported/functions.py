@@ -92,8 +92,9 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
         try:
             torch.manual_seed(0)
             values = [_real(each) for each in arguments]
-            theirs = _gradients(run, values)
-            ours = _gradients(lambda *given: _forward(kind, given), values)
+            learns = [bool(getattr(each, "requires_grad", False)) for each in arguments]
+            theirs = _gradients(run, values, learns)
+            ours = _gradients(lambda *given: _forward(kind, given), values, learns)
         except Exception:  # whatever a function of the user's raises
             return False
         return all(_close(first, second) for first, second in zip(theirs, ours, strict=True))
@@ -110,17 +111,21 @@ def _real(value: Any) -> Any:
     return torch.zeros(shape, dtype=value.dtype)
 
 
-def _gradients(function: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
-    """The gradients of all numbers with a fraction, for one draw of the results' gradients."""
+def _gradients(function: Callable[..., Any], values: Sequence[Any], learns: Sequence[bool]) -> list[Any]:
+    """The gradients of all numbers with a fraction that learn, for one draw of the results' gradients.
+
+    learns   which of the values have a gradient where the function is called; all may, where none is said to
+    """
     import torch
 
     def has_gradient(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
 
-    given = [each.clone().requires_grad_() if has_gradient(each) else each for each in values]
-    answer = function(*[each * 1 if has_gradient(each) else each for each in given])
+    wanted = [has_gradient(each) and (learn or not any(learns)) for each, learn in zip(values, learns, strict=True)]
+    given = [each.clone().requires_grad_() if asked else each for each, asked in zip(values, wanted, strict=True)]
+    answer = function(*[each * 1 if asked else each for each, asked in zip(given, wanted, strict=True)])
     results = [each for each in torch.utils._pytree.tree_leaves(answer) if has_gradient(each)]
-    leaves = [each for each in given if has_gradient(each)]
+    leaves = [each for each, asked in zip(given, wanted, strict=True) if asked]
     torch.manual_seed(1)
     total = sum((each * torch.randn(each.shape, dtype=torch.float64)).sum() for each in results)
     if not getattr(total, "requires_grad", False):

@@ -22,10 +22,7 @@ def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
     known, missing = registered(node)
     if missing and not reader.allows_unknown:
         what = f"the operator {name_of(node.target)}"
-        formula = (
-            f"the FLOPs of {missing} are not known: register_flop_formula says them, --unknown zero leaves them out"
-        )
-        raise reader.refusal(what, f"; no rule reads it, and {formula}")
+        raise reader.refusal(what, f"; no rule reads it, and {missing}, --unknown zero leaves them out")
     recorder = reader.recorder
     recorder.operator = name_of(node.target)
     operands = []
@@ -35,7 +32,7 @@ def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
     reads = tuple(Read(view, _letters(view)) for view in operands)
     several = node.meta["val"]
     results = [_result(reader, each) for each in (several if isinstance(several, tuple | list) else [several])]
-    left = tuple(Read(view, _letters(view)) for view in results if view is not None)
+    left = tuple(Read(view, _letters(view)) for view in _tensors(results))
     recorder.add(Equation("word", left, reads, word="opaque", cost=known))
     if isinstance(several, torch.Tensor):
         return results[0]
@@ -43,13 +40,15 @@ def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
-    """What is a tensor among arguments, in rows too."""
-    from learncost.models.imported.reader import Chosen, Outside
+    """What is a tensor among arguments, in rows too; of a complex one both parts."""
+    from learncost.models.imported.reader import Chosen, Complex, Outside
 
     tensors = []
     for value in values:
         if isinstance(value, list | tuple):
             tensors += _tensors(value)
+        elif isinstance(value, Complex):
+            tensors += _tensors([value.real, value.imaginary])
         elif isinstance(value, View | Chosen | Outside):
             tensors.append(value)
     return tensors
@@ -66,12 +65,19 @@ def _letters(view: View) -> tuple[Hashable, ...]:
     return tuple(letters)
 
 
-def _result(reader: Reader, value: Any) -> View | None:
-    """A value that the operation gives: its axes are nobody else's."""
-    from learncost.models.imported.reader import size_of
+def _result(reader: Reader, value: Any) -> Any:
+    """A value that the operation gives: its axes are nobody else's. Nothing of what has no gradient, such as a code
+    that says whether it went well, or is empty."""
+    from learncost.models.imported.reader import Complex, size_of
 
-    if value is None:
+    if value is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
         return None
     sizes = [size_of(size) for size in value.shape]
-    stored = Stored(reader.recorder.name, tuple(Axis(size) for size in sizes if not equal(size, 1)))
-    return View.of(stored, [0 if equal(size, 1) else 1 for size in sizes])
+    if any(equal(size, 0) for size in sizes):
+        return None
+
+    def part() -> View:
+        stored = Stored(reader.recorder.name, tuple(Axis(size) for size in sizes if not equal(size, 1)))
+        return View.of(stored, [0 if equal(size, 1) else 1 for size in sizes])
+
+    return Complex(part(), part()) if value.dtype.is_complex else part()

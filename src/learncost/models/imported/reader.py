@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,14 @@ class Outside:
 @dataclass(frozen=True)
 class Chosen:
     """Places that a word chooses: an index of the table where it is read at, else a tensor outside."""
+
+    view: View
+    node: Any
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers that are made of values of the table: lines where they are computed with, places from outside."""
 
     view: View
     node: Any
@@ -160,6 +169,8 @@ class Reader:
             return value.fresh()
         if isinstance(value, Chosen):
             value = Outside(value.node)
+        if isinstance(value, Whole):
+            return value.view.fresh()
         if isinstance(value, Masked):
             return self.unmasked(value)
         if isinstance(value, Outside):
@@ -212,6 +223,8 @@ class Reader:
         reads.keep_whole()
         if isinstance(value, Chosen):
             return value.view.fresh()
+        if isinstance(value, Whole):
+            value = Outside(value.node)
         if not isinstance(value, Outside):
             raise self.refusal("an index that is computed from values that learn")
         view = self.outside(value, "index")
@@ -234,6 +247,8 @@ class Reader:
         if isinstance(value, Number):
             return value
         if isinstance(value, bool | int | float):
+            if value != value:
+                raise self.refusal("nan, for which the notation has no number,")
             return Number(float(value))
         if (expression := _expression(value)) is not None:
             return number_of(expression)
@@ -396,7 +411,7 @@ class Reader:
         known = RULES.get(name) or RULES.get(name.partition(".")[0])
         if any(isinstance(each, Complex) for each in (*arguments, *named.values())):
             known = COMPLEX_RULES.get(name) or COMPLEX_RULES.get(name.partition(".")[0])
-            if known is None:
+            if known is None and (name in RULES or name.partition(".")[0] in RULES):
                 raise self.refusal(f"{name} of complex numbers")
         if known is None and name in COURSES:
             raise self.refusal(f"torch.{name}, whose course depends on values,", f"; {COURSES[name]}")
@@ -420,10 +435,27 @@ class Reader:
             return
         if name not in TAKES_MASKED:
             arguments = [self.view(each) if isinstance(each, Masked) else each for each in arguments]
+        if any(isinstance(each, Whole) for each in arguments):
+            self.values[node] = self._of_whole(known, node, arguments, named)
+            return
         value = known(self, *arguments, **named)
         if isinstance(value, View) and isinstance(result, torch.Tensor):
             value = self._shaped(value, result, arguments)
         self.values[node] = value
+
+    def _of_whole(self, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """What a rule makes of whole numbers: they may be an operand, an index from outside, or refused."""
+        result = node.meta["val"]
+        with suppress(InputError):
+            value = known(self, *[self.view(each) if isinstance(each, Whole) else each for each in arguments], **named)
+            if not isinstance(value, View) or result.dtype.is_floating_point or value.stored.kind == "truth":
+                return value
+            return Whole(self._shaped(value, result, arguments), node)
+        arguments = [Outside(each.node) if isinstance(each, Whole) else each for each in arguments]
+        if not any(map(_inside, [*arguments, *named.values()])):
+            return Outside(node)
+        value = known(self, *arguments, **named)
+        return self._shaped(value, result, arguments) if isinstance(value, View) else value
 
     def _shaped(self, value: View, result: Any, arguments: Sequence[Any]) -> View:
         """A value of the shape that the graph gives it: spread where a tensor was read as its one number."""
@@ -467,14 +499,14 @@ def _inside(value: Any) -> bool:
     """Whether anything of an argument is in the table."""
     if isinstance(value, list | tuple):
         return any(map(_inside, value))
-    return isinstance(value, View | Chosen | Masked | Complex)
+    return isinstance(value, View | Chosen | Whole | Masked | Complex)
 
 
 def _learns(value: Any) -> bool:
     """Whether anything of an argument is a value of the table."""
     if isinstance(value, list | tuple):
         return any(map(_learns, value))
-    return isinstance(value, View | Masked | Complex)
+    return isinstance(value, View | Whole | Masked | Complex)
 
 
 def _as_long(size: Size, read: Size, of_graph: Any) -> bool:
@@ -491,7 +523,7 @@ def module_of(node: Any) -> str:
     path = ""
     for entry in stack.values():
         path = entry[0] if isinstance(entry, tuple) else path
-    return str(path)
+    return re.sub(r"\.slice\([^)]*\)", "", str(path))  # layers[:2].0 is layers.0
 
 
 def place_of(node: Any) -> str:

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from learncost.equation.table import Opaque
+from learncost.models.imported.known_flops import FORMULAS, OpenError
 
 
 @dataclass
@@ -24,15 +25,27 @@ class _Unknown:
 def registered(node: Any) -> tuple[Opaque, str]:
     """What is known of the cost of a node of an exported graph, in the graph's symbols; and of what it is not known.
 
-    The second is empty where everything is known.
+    The second says what is missing in a clause, and is empty where everything is known.
     """
     name = name_of(node.target)
-    forward, backward, unknown = _counted(node)
+    open_before = _open_sizes(node)
+    try:
+        forward, backward, unknown = _counted(node)
+    except OpenError as error:
+        return Opaque(), str(error)
+    if _open_sizes(node) != open_before:  # PyTorch itself made a number of one
+        return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
     texts = [None if count is None else polynomial(count) for count in (forward, backward)]
-    if texts[0] is None:
-        return Opaque(), name
-    missing = "" if texts[1] is not None else unknown or f"the gradient of {name}"
-    return Opaque(texts[0], texts[1], f"the FLOP formula registered for {name}"), missing
+    packet = getattr(node.target, "_overloadpacket", None)
+    source = f"the FLOP formula registered for {name}"
+    for row in FORMULAS:
+        source = row.source if packet is row.packet else source
+    for count, text, of in zip((forward, backward), texts, ("", "the gradient of "), strict=True):
+        if count is not None and text is None:
+            return Opaque(), f"the FLOPs of {of}{name} are no polynomial in the sizes that stay open: give them numbers"
+    unknown = name if texts[0] is None else "" if texts[1] is not None else unknown or f"the gradient of {name}"
+    missing = f"the FLOPs of {unknown} are not known: register_flop_formula says them" if unknown else ""
+    return Opaque() if texts[0] is None else Opaque(texts[0], texts[1], source), missing
 
 
 def name_of(target: Any) -> str:
@@ -55,7 +68,12 @@ def _counted(node: Any) -> tuple[Any, Any, str]:
             return function(*args, **(kwargs or {}))
 
     packet = getattr(node.target, "_overloadpacket", None)
-    if packet not in flop_registry:
+    rows = {row.packet: row for row in FORMULAS if row.packet not in flop_registry}
+    if packet in rows and (times := rows[packet].backward) is not None:
+        forward = rows[packet].of(node)
+        return forward, forward * times, ""
+    formulas = {packet: row.flops for packet, row in rows.items()}
+    if packet not in flop_registry and packet not in formulas:
         return None, None, ""
     mode = _mode_of(node)
     arguments, named = (
@@ -63,7 +81,8 @@ def _counted(node: Any) -> tuple[Any, Any, str]:
     )
     leaves = [each for each in torch.utils._pytree.tree_leaves((arguments, named)) if isinstance(each, torch.Tensor)]
     leaves = [each for each in leaves if each.requires_grad]
-    with mode, torch.enable_grad(), FlopCounterMode(display=False) as counter, Watch():  # type: ignore[no-untyped-call]
+    counts = FlopCounterMode(display=False, custom_mapping=formulas)
+    with mode, torch.enable_grad(), counts as counter, Watch():  # type: ignore[no-untyped-call]
         result = node.target(*arguments, **named)
         forward = counter.get_total_flops()
         results = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
@@ -76,6 +95,22 @@ def _counted(node: Any) -> tuple[Any, Any, str]:
             if not seen.names:
                 return forward, counter.get_total_flops() - forward, ""
         return forward, None, next(iter(seen.names), "")
+
+
+def _leaves(values: Any) -> list[Any]:
+    import torch
+
+    return list(torch.utils._pytree.tree_leaves(values))
+
+
+def _symbols(size: Any) -> Any:
+    return size.node.expr.free_symbols if hasattr(size, "node") else ()
+
+
+def _open_sizes(node: Any) -> set[str]:
+    """The symbols that are in the sizes of what a node reads and gives."""
+    values = _leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)])
+    return {str(symbol) for each in values for size in getattr(each, "shape", ()) for symbol in _symbols(size)}
 
 
 def _leaf(value: Any) -> Any:

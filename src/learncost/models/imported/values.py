@@ -50,9 +50,15 @@ def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parame
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
             if operator_name(target) == "_assert_tensor_metadata":
                 return None
+            if operator_name(target) == "with_effects":  # a check, with what orders it
+                return None, None
             if operator_name(target) == "copy":  # it has no gradient under autograd
                 base, source, *_ = args
                 return double(source).expand(base.shape).to(double(base).dtype)
+            if operator_name(target) == "view":  # strides differ where attention of doubles is another kernel
+                return double(args[0]).reshape(args[1])
+            if operator_name(target).startswith("fake_quantize_per_"):  # PyTorch's has its scale in single precision
+                return _fake_quantized(*map(double, args))
             if operator_name(target) == "hardsigmoid":  # PyTorch's gradient has 1/6 in single precision
                 return torch.nn.functional.relu6(double(args[0]) + 3) / 6
             named = {name: double(value) for name, value in kwargs.items()}
@@ -73,9 +79,30 @@ def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parame
             given.append(double(buffers[spec.target] if spec.target in buffers else program.constants[spec.target]))
         elif kind == "CONSTANT_TENSOR":
             given.append(double(program.constants[spec.target]))
+        elif kind == "TOKEN":
+            given.append(None)
         elif hasattr(spec.arg, "value"):  # no tensor
             given.append(spec.arg.value)
         else:
             given.append(double(inputs[names[spec.arg.name]]) if hasattr(spec.arg, "name") else None)
-    results = InDouble(program.graph_module).run(*given)
+    kind = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of what is made of whole numbers
+    try:
+        results = InDouble(program.graph_module).run(*given)
+    finally:
+        torch.set_default_dtype(kind)
     return GraphValues(of_node, list(results))
+
+
+def _fake_quantized(x: Any, scale: Any, zero: Any, *more: Any) -> Any:
+    """`torch.fake_quantize_per_tensor_affine`, and by channel of a dimension that is told before the bounds."""
+    import torch
+
+    *dim, low, high = more
+    if dim:
+        rows = [-1 if place == dim[0] else 1 for place in range(x.dim())]
+        scale, zero = (each.double().reshape(rows) for each in (scale, zero))
+    code = torch.round(x.detach() / scale) + zero
+    kept = code.clamp(low, high)
+    passed = x * (kept == code)
+    return passed + ((kept - zero) * scale - passed).detach()

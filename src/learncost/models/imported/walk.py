@@ -119,6 +119,10 @@ WITHOUT_GRADIENT = (
 """Operators through which no gradient passes, although they are given values that learn."""
 
 
+OF_THE_FIRST = ("type_as", "view_as", "expand_as", "reshape_as")
+"""Operators that take the type or the shape of another value alone."""
+
+
 def _check_given(exported: Exported, reader: Reader, given: Mapping[str, Sequence[Stored]]) -> None:
     """Refuse an input of the table that follows from what learns: its gradient would be missing without a word."""
     learned = set()
@@ -135,7 +139,8 @@ def _check_given(exported: Exported, reader: Reader, given: Mapping[str, Sequenc
         has_gradient = any(getattr(getattr(each, "dtype", None), "is_floating_point", False) for each in several)
         has_gradient |= any(getattr(getattr(each, "dtype", None), "is_complex", False) for each in several)
         name = operator_name(node.target).partition(".")[0]
-        if has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(node.all_input_nodes):
+        read = node.all_input_nodes[:1] if name in OF_THE_FIRST else node.all_input_nodes
+        if has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(read):
             learned.add(node)
     for stored in (each for several in given.values() for each in several):
         node = nodes.get(stored.target)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from learncost.models.imported.reader import Outside, Reader, rule
-from learncost.models.imported.rules.elementwise import _truth
+from learncost.models.imported.rules.elementwise import _truth, clamped
 from learncost.models.imported.views import View
 
 
@@ -105,6 +105,36 @@ def xlogy(reader: Reader, x: Any, z: Any) -> View:
     """x log z, and 0 where x is 0: the logarithm is taken of 1 there."""
     nothing = reader.word("equal", x, 0.0)
     return reader.multiply(x, reader.word("log", reader.word("select", nothing, 1.0, z)))
+
+
+@rule("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar")
+def xlog1py(reader: Reader, x: Any, z: Any) -> View:
+    """x log(1 + z), and 0 where x is 0: the logarithm is taken of 1 there."""
+    nothing = reader.word("equal", x, 0.0)
+    return reader.multiply(x, reader.word("log1p", reader.word("select", nothing, 0.0, z)))
+
+
+@rule("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine.tensor_qparams")
+def fake_quantized(reader: Reader, x: View, scale: Any, zero: Any, low: int, high: int) -> View:
+    """The nearest of the numbers that codes stand for; the gradient passes where a code is within its bounds."""
+    code = reader.add(rounded(reader, _exact_ratio(reader, x, scale)), zero)
+    code = reader.word("stop_gradient", code)
+    kept = clamped(reader, code, float(low), float(high))
+    value = reader.multiply(reader.add(kept, zero, signs=[1, -1]), scale)
+    passed = reader.multiply(reader.word("equal", kept, code), x)
+    rest = reader.word("stop_gradient", reader.add(value, passed, signs=[1, -1]))
+    return reader.add(passed, rest)
+
+
+@rule("fake_quantize_per_channel_affine")
+def fake_quantized_by_channel(reader: Reader, x: View, scale: Any, zero: Any, dim: int, low: int, high: int) -> View:
+    rows = [()] * len(x.dims)
+
+    def along(value: Any) -> View:
+        view = reader.view(value)
+        return view.with_dims([view.dims[0] if place == dim else row for place, row in enumerate(rows)])
+
+    return fake_quantized(reader, x, along(scale), along(zero), low, high)
 
 
 @rule("threshold", "threshold_")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from learncost.models.imported.axes import ApartError, Axis, Size, equal, product, quotient
-from learncost.models.imported.reader import Masked, Outside, Reader, rule, shape_of, size_of
+from learncost.models.imported.reader import Masked, Outside, Reader, Whole, rule, shape_of, size_of
 from learncost.models.imported.views import Place, Slot, View
 
 
@@ -100,10 +100,20 @@ def _same(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
         return x
     val = reader.node.meta["val"]
     if not val.dtype.is_floating_point and not val.dtype.is_complex and x.stored.kind != "truth":
-        from learncost.models.imported.reader import Outside
-
-        return Outside(reader.node)
+        return _whole(reader, x)
     return x
+
+
+def _whole(reader: Reader, x: View) -> Any:
+    """A value without its fraction, or whether it is not zero."""
+    import torch
+
+    from learncost.models.imported.rules.elementwise import ne
+    from learncost.models.imported.rules.rounding import trunc
+
+    if reader.node.meta["val"].dtype == torch.bool:
+        return ne(reader, x, 0.0)
+    return Whole(trunc(reader, x), reader.node)
 
 
 @rule("permute", "permute_copy")

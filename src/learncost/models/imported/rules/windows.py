@@ -403,6 +403,7 @@ def _adaptive_uneven(reader: Reader, x: View, outs: Sequence[int], how: str) -> 
         shares = reader.given_numbers(rows, Axis(out), Axis(side))
         new = [*letters]
         new[first + place] = "out"
+        x = reader.recorder.whole_spread(x, [first + place])
         x = reader.recorder.line("product", [(x, letters), (shares, ["out", first + place])], new)
     return x
 
@@ -534,6 +535,7 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
         shares = reader.given_numbers(matrix, Axis(out), Axis(side))
         new = [*letters]
         new[dim] = "out"
+        x = reader.recorder.whole_spread(x, [dim])
         x = reader.recorder.line("product", [(x, letters), (shares, ["out", dim])], new)
     return x
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from learncost.equation.affine import Affine
@@ -72,7 +72,8 @@ def lowered(
     table = lower(Table(lines, values, outputs=tuple(outputs)), joins=False)
     normal = [line for line in table.lines if isinstance(line, Line)]
     normal = _early(normal, frozenset(turns))
-    plain = _without_logarithms(_without_factors(_without_points(_without_copies(normal, outputs)), outputs))
+    merged = _without_factors(_without_points(_without_copies(normal, outputs)), defined(lines))
+    plain = _without_logarithms(merged)
     return _needed(without_twins(plain, outputs), outputs)
 
 
@@ -116,14 +117,17 @@ def is_point(line: Line) -> bool:
     return set(line.loops) <= plain
 
 
-def _without_factors(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:
-    """A product that is only added where an index says, is multiplied there: at once, as it is priced."""
+def _without_factors(lines: Sequence[Line], named: Collection[str]) -> list[Line]:
+    """A product that is added where an index says, both in one line, is multiplied there: at once, as it is priced.
+
+    named  what lines of their own make, which is priced as these are
+    """
     reads = Counter(name for line in lines for name in line.reads)
     products = {
         line.name: line
         for line in lines
         if isinstance(line, Product)
-        and not (line.where or line.left[0].indexed or line.name in outputs or reads[line.name] > 1)
+        and not (line.where or line.left[0].indexed or line.name in named or reads[line.name] > 1)
         and set(line.loops) == set(line.left[0].loops)
     }
     result: list[Line] = []

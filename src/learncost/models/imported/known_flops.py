@@ -1,0 +1,137 @@
+"""FLOPs of operations that no line says, from textbooks: transforms and factorizations. A row each, with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log2, prod
+from typing import Any
+
+import torch
+
+from learncost.equation.errors import InputError
+
+_GOLUB = "Golub & Van Loan 2013, Matrix Computations"
+
+
+class OpenError(InputError):
+    """A size has to be a number for these FLOPs, and stays open."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The FLOPs of an operation, given its arguments with shapes in the place of tensors.
+
+    backward   those of its gradient in the same number of FLOPs; where it is not told, PyTorch's operations are counted
+    """
+
+    packet: Any
+    flops: Callable[..., Any]
+    source: str
+    backward: int | None = None
+
+    def of(self, node: Any) -> Any:
+        """The FLOPs of a node of a graph."""
+
+        def shape(value: Any) -> Any:
+            return tuple(value.meta["val"].shape)
+
+        arguments, named = (torch.fx.node.map_arg(value, shape) for value in (node.args, node.kwargs))
+        several = node.meta["val"]
+        made = tuple(several.shape) if isinstance(several, torch.Tensor) else None
+        return self.flops(*arguments, **named, out_shape=made)
+
+
+def _transformed(shape: Sequence[Any], dims: Sequence[int], share: float) -> Any:
+    """The FLOPs of complex Fourier transforms over dimensions, times a share."""
+    sizes = [shape[dim] for dim in dims]
+    if not all(isinstance(size, int) for size in sizes):
+        raise OpenError("the FLOPs of a Fourier transform need its length as a number: give it one")
+    points = prod(sizes)
+    others = prod(size for place, size in enumerate(shape) if place not in {dim % len(shape) for dim in dims})
+    return round(share * points * log2(points)) * others
+
+
+def _complex(x: Sequence[Any], dims: Sequence[int], *_: Any, **__: Any) -> Any:
+    return _transformed(x, dims, 5.0)
+
+
+def _from_real(x: Sequence[Any], dims: Sequence[int], *_: Any, **__: Any) -> Any:
+    return _transformed(x, dims, 2.5)
+
+
+def _to_real(x: Sequence[Any], dims: Sequence[int], *_: Any, out_shape: Any = None, **__: Any) -> Any:
+    return _transformed(out_shape, dims, 2.5)
+
+
+def _matrices(x: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """How many matrices, and their rows and columns."""
+    return prod(x[:-2]), x[-2], x[-1]
+
+
+def _cubed(thirds: int) -> Callable[..., Any]:
+    """So many thirds of n^3, of square matrices."""
+
+    def flops(x: Sequence[Any], *_: Any, **__: Any) -> Any:
+        many, n, _n = _matrices(x)
+        return many * thirds * n**3 // 3
+
+    return flops
+
+
+def _solved(a: Sequence[Any], b: Sequence[Any], *_: Any, **__: Any) -> Any:
+    many, n, _n = _matrices(a)
+    columns = 1 if len(b) == len(a) - 1 else b[-1]
+    return many * (2 * n**3 // 3 + 2 * n * n * columns)
+
+
+def _by_triangle(times: int, matrix: int) -> Callable[..., Any]:
+    """A system with a triangle; `times` n^2 for each column. The matrix is the argument at that place."""
+
+    def flops(*shapes: Any, **_: Any) -> Any:
+        _, n, _n = _matrices(shapes[matrix])
+        b = shapes[1 - matrix]
+        return times * prod(b[:-2]) * n * n * b[-1]
+
+    return flops
+
+
+def _orthogonal(x: Sequence[Any], *_: Any, **__: Any) -> Any:
+    many, m, n = _matrices(x)
+    k = min(m, n)
+    return many * 4 * (m * n * k - k**3 // 3) if m >= n else many * (4 * m * m * n - 4 * m**3 // 3)
+
+
+def _singular(x: Sequence[Any], full_matrices: bool = False, compute_uv: bool = True, **_: Any) -> Any:
+    many, m, n = _matrices(x)
+    m, n = max(m, n), min(m, n)
+    return many * (14 * m * n * n + 8 * n**3 if compute_uv else 4 * m * n * n - 4 * n**3 // 3)
+
+
+def _symmetric(x: Sequence[Any], UPLO: str = "L", compute_v: bool = True, **_: Any) -> Any:
+    many, n, _n = _matrices(x)
+    return many * (9 * n**3 if compute_v else 4 * n**3 // 3)
+
+
+_ATEN = torch.ops.aten
+_FFT = "N log2 N for N points, as FFTW is measured (Frigo & Johnson 2005, The design and implementation of FFTW3)"
+FORMULAS = (
+    Formula(_ATEN._fft_c2c, _complex, f"5 {_FFT}", 1),
+    Formula(_ATEN._fft_r2c, _from_real, f"2.5 {_FFT}", 2),
+    Formula(_ATEN._fft_c2r, _to_real, f"2.5 {_FFT}", 1),
+    Formula(_ATEN.linalg_cholesky_ex, _cubed(1), f"n^3/3, {_GOLUB}, chapter 4"),
+    Formula(_ATEN.linalg_inv_ex, _cubed(6), f"2 n^3, {_GOLUB}, chapter 3"),
+    Formula(_ATEN._linalg_det, _cubed(2), f"2 n^3/3 of its factors, {_GOLUB}, chapter 3"),
+    Formula(_ATEN._linalg_slogdet, _cubed(2), f"2 n^3/3 of its factors, {_GOLUB}, chapter 3"),
+    Formula(_ATEN.linalg_lu_factor_ex, _cubed(2), f"2 n^3/3, {_GOLUB}, chapter 3"),
+    Formula(_ATEN._linalg_solve_ex, _solved, f"2 n^3/3 + 2 n^2 for each column, {_GOLUB}, chapter 3"),
+    Formula(_ATEN.linalg_solve_triangular, _by_triangle(1, 0), f"n^2 for each column, {_GOLUB}, chapter 3"),
+    Formula(_ATEN.triangular_solve, _by_triangle(1, 1), f"n^2 for each column, {_GOLUB}, chapter 3"),
+    Formula(_ATEN.cholesky_solve, _by_triangle(2, 1), f"2 n^2 for each column, {_GOLUB}, chapter 3"),
+    Formula(_ATEN.linalg_lu_solve, lambda a, _p, b, *_r, **_n: 2 * prod(b[:-2]) * a[-1] ** 2 * b[-1],
+            f"2 n^2 for each column, {_GOLUB}, chapter 3"),
+    Formula(_ATEN.linalg_qr, _orthogonal, f"4 n^2 (m - n/3) for both factors, {_GOLUB}, chapter 5"),
+    Formula(_ATEN._linalg_eigh, _symmetric, f"9 n^3, 4 n^3/3 without vectors, {_GOLUB}, chapter 8"),
+    Formula(_ATEN._linalg_svd, _singular, f"14 m n^2 + 8 n^3, 4 m n^2 - 4 n^3/3 without vectors, {_GOLUB}, chapter 8"),
+)  # fmt: skip
+"""What PyTorch's own table of formulas does not have."""

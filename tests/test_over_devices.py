@@ -294,3 +294,15 @@ def test_a_plan_is_chosen_for_batches_that_all_devices_share():
     fits = lc.memory("gpt2", budget="20MB", plan="auto", **what).fits
     assert fits["batch_size"] % 2 == 0
     assert fits["batch_size"] > 2
+
+
+def test_a_length_that_devices_do_not_divide_says_so():
+    here = {"n_layer": 1, "n_embd": 48, "vocab_size": 256, "procedures": "bp", "plan": "", "seq_len": "64,65"}
+    found = lc.fit("gpt2", "1GB", mesh="cp=4", placement="cp", **here)
+    assert [row.batches[1] for row in found.rows] == [None]
+    assert "65 tokens: M is 65 and cannot be cut over cp, 4 devices: the next size that can is 68" in found.refused[0]
+
+
+def test_a_refusal_has_the_clause_as_it_was_written():
+    with pytest.raises(InputError, match=r"\(clause 'h g f v over tp'\)"):
+        lc.place("bart-base", "tp=5", placement="megatron")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from textwrap import fill
 from typing import Any
@@ -14,6 +14,7 @@ from learncost.equation.precision import BLOCKS, either, precision_of
 from learncost.equation.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped
+from learncost.ledger.over import whole_batch
 from learncost.ledger.question import question
 from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model
@@ -21,6 +22,11 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
+from learncost.placement.mesh import mesh as parse_mesh
+from learncost.placement.padding import filled_up
+from learncost.placement.place import place as place_step
+from learncost.placement.presets import chosen
+from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
@@ -36,6 +42,9 @@ LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
 IN_PLACE = "c"
 """The dialect that writes into one arena: products of PyTorch's, kernels in C, for arrays of one size."""
 
+
+BETWEEN = ("torch", "jax")
+"""The libraries by which devices exchange arrays."""
 
 ALONE = "c99"
 """The dialect that needs no library and no operating system, for models: a file in C and its header."""
@@ -54,6 +63,9 @@ def emit(
     seq_len: int | str | None = None,
     dtype: str | None = None,
     precision: str | None = None,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
     **sizes: Any,
 ) -> str:
     """The step as source that needs nothing of learncost: Python for NumPy, PyTorch or JAX, or C99 for a device.
@@ -105,6 +117,8 @@ def emit(
         Attention, its backward and its weights' gradients as a program for NumPy.
     learncost emit gpt2 --backend torch --optimizer adamw -o step.py
         A training step of GPT-2 for PyTorch, into a file.
+    learncost emit llama-3-8b --backend jax --mesh dp=2,tp=4 --placement fsdp,megatron-sp --batch-size 8 -o step.py
+        What each of 8 devices runs, and the function that gives every device its parts by shard_map.
     learncost emit net.table --backend c99 --batch-size 4 --optimizer sgd -o net.c
         A training step and a prediction for a microcontroller: net.c and net.h.
 
@@ -120,6 +134,12 @@ def emit(
         raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
     if precision is not None:
         dtype = either(dtype, precision).name
+    of_mesh = {"mesh": mesh, "place": place, "placement": placement}
+    is_placed = any(of_mesh.values())
+    if is_placed and mesh is None:
+        raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+    if is_placed and backend not in BETWEEN:
+        raise InputError(f"--mesh is for --backend {' or '.join(BETWEEN)}, whose programs devices run together")
     alone = {name: sizes.pop(name) for name in parameters_of_alone() if name in sizes}
     if backend == ALONE:
         if macro != "step":
@@ -128,7 +148,7 @@ def emit(
         return freestanding(subject, procedure, optimizer, plan, asked_lengths, alone, sizes)
     if alone:
         raise InputError(f"--{next(iter(alone)).replace('_', '-')} is for --backend c99")
-    step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
+    step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan, **of_mesh}
     model_flags = {**step_flags, "macro": None if macro == "step" else macro}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
     if dtype is not None and (kind := precision_of(dtype)).quantized:
@@ -139,7 +159,7 @@ def emit(
         raise InputError(f"emit writes states as they are, and {dtype} rounds them between steps: learncost train")
     rounds = dtype is not None and precision_of(dtype).values == "bf16"
     read_off = [name for name, value in shape.items() if value is not None and not (name == "dtype" and rounds)]
-    if backend != IN_PLACE and read_off:
+    if backend != IN_PLACE and not is_placed and read_off:
         flag = read_off[0].replace("_", "-")
         raise InputError(f"--{flag} is for --backend c: other programs read shapes and types off their arrays")
     flags = {**model_flags, **shape, **sizes}
@@ -166,8 +186,17 @@ def emit(
     if isinstance(subject, Model):
         if macro != "step":
             raise InputError(f"--macro {macro} is for layers; a model's program is its step")
-        table, about = _model(subject, procedure or "bp", optimizer or DEFAULT, plan or "")
+        flags_of_step = procedure or "bp", optimizer or DEFAULT, plan or ""
+        table, about = _model(subject, *flags_of_step)
         constants = subject.sizes
+        if mesh is not None:
+            asked = batch_size, seq_len
+            table, constants = _over(
+                subject, lambda model: _model(model, *flags_of_step)[0], mesh, place, placement, *asked
+            )
+            about += f"\nWhat each device of {mesh} runs, in a batch of {constants['B']} by {constants['M']:,} of all."
+    elif is_placed:
+        raise InputError("--mesh is for models: a layer's program is of one device")
     elif procedure is not None:
         raise InputError("--procedure is for models; a layer is differentiated as it stands")
     elif plan is not None:
@@ -215,6 +244,32 @@ def _in_place(
     program = placed(table, sizes, dtype)
     about += f"\nIts arena takes {program.bytes:,} bytes; weights and the optimizer's state are the caller's."
     return standalone(program, _title(about, "PyTorch on a processor, with kernels in C", written))
+
+
+def _over(
+    model: Model,
+    step_of: Callable[[Model], Table],
+    mesh: str,
+    place: str | None,
+    placement: str | None,
+    batch_size: int | str | None,
+    seq_len: int | str | None,
+) -> tuple[Table, Mapping[str, int]]:
+    """The table of each device of a mesh, and its sizes."""
+    grid, clauses = parse_mesh(mesh), chosen(place, placement)
+    number = whole_batch(mesh, place, placement)
+    batch = number if batch_size is None else check_size("batch-size", batch_size)
+    length = None if seq_len is None else check_size("seq-len", seq_len)
+    sizes = run_sizes(model, batch, length, None)
+    if pipeline_of(model.table, grid, clauses) is not None:
+        raise InputError("stages of a pipeline are tables of their own, which no program has together: learncost place")
+    filled, sizes, padded = filled_up(model, step_of(model), grid, clauses, sizes)
+    if padded:
+        raise InputError(f"{padded[0].axis} is {padded[0].size:,}: give {padded[0].filled:,}, which the mesh divides")
+    placed = place_step(step_of(filled), grid, clauses, sizes)
+    if placed.table.zigzag:
+        raise InputError("the plan zigzag puts positions in another order, which learncost train does and no program")
+    return placed.table, {**sizes, **grid.sizes}
 
 
 def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:

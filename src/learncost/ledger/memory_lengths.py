@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class FitAtLengths:
     """A procedure under a plan: the largest batch at each length, 0 where none fits; the longest single sequence.
 
-    batches  None at a length that the model has no positions for
+    batches  None at a length that cannot be, as where the model has no positions for it
     longest  None where it is not looked for
     """
 
@@ -136,6 +136,7 @@ def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, .
     """What fits at each of several lengths, under every plan that is tried. Raises `InputError` as `fit`."""
     rows: list[FitAtLengths] = []
     refused: dict[str, list[str]] = {}
+    why_not: dict[int, str] = {}
     trained = model = ""
     over: OverMesh | None = None
     for name in procedures:
@@ -148,7 +149,9 @@ def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, .
                 run = replace(unplanned, plan=plan)
                 over = over or (question.step(run, name)[0].over if question.over else None)
                 rows_by_lines.append(
-                    _served(question, run, lengths) if name == NAME else _learned(question, run, name, lengths)
+                    _served(question, run, lengths, why_not)
+                    if name == NAME
+                    else _learned(question, run, name, lengths, why_not)
                 )
         except InputError as error:
             refused.setdefault(str(error), []).append(name)
@@ -159,19 +162,23 @@ def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, .
     if not rows:
         raise InputError(next(iter(refused)))
     sentences = tuple(f"{refusal((False, text), names)}." for text, names in refused.items())
+    sentences += tuple(f"{length:,} tokens: {text}." for length, text in why_not.items())
     return Lengths(
         model, question.dtype, question.optimizer, question.ram, trained or "all", lengths, tuple(rows), sentences, over
     )
 
 
-def _learned(question: Asked, run: Any, procedure: str, lengths: tuple[int, ...]) -> FitAtLengths:
+def _learned(
+    question: Asked, run: Any, procedure: str, lengths: tuple[int, ...], why_not: dict[int, str]
+) -> FitAtLengths:
     step, chosen = question.step(run, procedure)
     runner = chosen.runner
     batches: list[int | None] = []
     for length in lengths:
         try:
             at_length = step.at(step.run.axes["B"], length)
-        except InputError:  # more than the model has positions for
+        except InputError as refusal_of_length:  # more than the model has positions for, or not what devices divide
+            why_not.setdefault(length, str(refusal_of_length))
             batches.append(None)
             continue
         batches.append(question.stored(at_length.flash) * largest(at_length, runner, question.ram))
@@ -179,12 +186,13 @@ def _learned(question: Asked, run: Any, procedure: str, lengths: tuple[int, ...]
     return FitAtLengths(procedure, run.plan, runner.name, tuple(batches), most)
 
 
-def _served(question: Asked, run: Any, lengths: tuple[int, ...]) -> FitAtLengths:
+def _served(question: Asked, run: Any, lengths: tuple[int, ...], why_not: dict[int, str]) -> FitAtLengths:
     served = question.serving(run)
     batches: list[int | None] = []
     for length in lengths:
         try:
             batches.append(question.stored(served.flash) * replace(served, seq_len=length).largest(question.ram))
-        except InputError:
+        except InputError as refusal_of_length:
+            why_not.setdefault(length, str(refusal_of_length))
             batches.append(None)
     return FitAtLengths(NAME, run.plan, TABLE, tuple(batches), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import lcm
 
 from learncost.equation.count import base, size_of
@@ -42,6 +42,7 @@ class Clause:
     axes: tuple[str, ...]
     mesh: str
     names: tuple[str, ...] = ()
+    written: tuple[str, ...] = field(default=(), compare=False)  # its axes, where `as_called` added others to them
 
     @property
     def largest(self) -> bool:
@@ -49,7 +50,7 @@ class Clause:
 
     def __str__(self) -> str:
         of = f" of {' '.join(self.names)}" if self.names else ""
-        return f"{' '.join(self.axes)} over {self.mesh}{of}"
+        return f"{' '.join(self.written or self.axes)} over {self.mesh}{of}"
 
 
 def clauses(text: str) -> tuple[Clause, ...]:
@@ -80,7 +81,8 @@ def as_called(table: Table, chosen: Iterable[Clause]) -> Iterator[Clause]:
     others = {axis: names for axis, names in letters.items() if axis in wide and axis not in names}
     for clause in chosen:
         axes = [(axis, *sorted(other for other, names in others.items() if axis in names)) for axis in clause.axes]
-        yield replace(clause, axes=tuple(dict.fromkeys(axis for several in axes for axis in several)))
+        every = tuple(dict.fromkeys(axis for several in axes for axis in several))
+        yield replace(clause, axes=every, written=clause.written or clause.axes)
 
 
 Split = tuple[tuple[str, ...], ...]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from learncost.equation.errors import named_one
 from learncost.readings.emit import between
 from learncost.readings.emit.expression import ATOM, Code, shape
+from learncost.readings.emit.shard_map import sharded
 
 # Helpers that a program has on its top where it uses them.
 EINSUM = '''\
@@ -139,6 +140,8 @@ class Backend:
     keep: str = "keepdims"
     releases: bool = True  # whether `del` gives memory back: under jax.jit nothing is held
     helpers: Mapping[str, str] = field(default_factory=dict)
+    mesh: between.MeshOf = between.TORCH_MESH
+    sharded: Callable[..., str] | None = None  # what gives every device its parts, where the library has that
     casts: Mapping[str, str] = field(default_factory=dict)  # methods that give an array's numbers another type
 
     def cast(self, x: Code, dtype: str) -> Code:
@@ -188,7 +191,11 @@ class Backend:
 
     def devices_along(self, mesh_axis: str) -> str:
         """How many devices lie along an axis of the mesh."""
-        return f'{between.MESH}["{mesh_axis}"].size()'
+        return self.mesh.devices.format(mesh_axis)
+
+    def place_along(self, mesh_axis: str) -> Code:
+        """Which of the devices along an axis of the mesh this one is."""
+        return Code(self.mesh.place.format(mesh_axis))
 
     def where(self, mask: Code, x: Code, otherwise: str) -> Code:
         """The array where the mask holds, elsewhere a number."""
@@ -244,7 +251,9 @@ _JAX = Backend(
     "jnp",
     "jax.Array",
     releases=False,
-    helpers={"taken": JAX_TAKEN, "laid": JAX_LAID}
+    mesh=between.JAX_MESH,
+    sharded=sharded,
+    helpers={"taken": JAX_TAKEN, "laid": JAX_LAID, **between.JAX}
     | _hashes("{}.astype(jnp.int32).astype(jnp.uint32)", "({}).astype(kind)", "jnp.uint32({})", ""),
     casts={"fp32": "astype(jnp.float32)", "bf16": "astype(jnp.bfloat16)"},
 )

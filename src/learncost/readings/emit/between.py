@@ -1,13 +1,37 @@
-"""Collectives of PyTorch as helpers of a program: functional ones, over the axes of a DeviceMesh."""
+"""Collectives as helpers of a program: PyTorch's functional ones over a DeviceMesh, JAX's by the names of its axes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-MESH, MESH_TYPE = "mesh", "DeviceMesh"
-"""What programs call the mesh of devices that they run on, and its type."""
+MESH = "mesh"
+"""What programs call the mesh of devices that they run on."""
 
-MESH_IMPORT = "from torch.distributed.device_mesh import DeviceMesh"
+
+@dataclass(frozen=True)
+class MeshOf:
+    """A library's mesh of devices: its type, where that is from, and what it says of an axis, `{}`.
+
+    imports  what programs take from its module
+    devices  how many lie along it; place, which of them this one is
+    """
+
+    type: str
+    module: str
+    imports: str
+    devices: str
+    place: str
+
+
+TORCH_MESH = MeshOf(
+    "DeviceMesh",
+    "torch.distributed.device_mesh",
+    "DeviceMesh",
+    f'{MESH}["{{}}"].size()',
+    f'{MESH}.get_local_rank("{{}}")',
+)
+JAX_MESH = MeshOf("Mesh", "jax.sharding", "Mesh, PartitionSpec", f'{MESH}.shape["{{}}"]', 'jax.lax.axis_index("{}")')
 
 _SENT = "torch.ops._c10d_functional"
 
@@ -25,7 +49,15 @@ _ROWS = """\
     here = torch.empty_like(there)
     torch.distributed.all_to_all_single(here, there, group=group)"""
 
+ZIGZAG = '''\
+def zigzag(place, size, devices):
+    """The position at a place of an axis of which each device has a stretch early and one late."""
+    part, stretch = size // devices, size // (2 * devices)
+    device, rest = place // part, place % part
+    return rest + device * stretch + (rest >= stretch) * (2 * devices - 2 - 2 * device) * stretch'''
+
 TORCH: Mapping[str, str] = {
+    "zigzag": ZIGZAG,
     **{
         name: _REDUCED.format(name=name, says=says, how=how, sent=_SENT)
         for name, how, says in (
@@ -71,15 +103,44 @@ def combine(X, I, mesh, over, owned):
     Y = torch.empty_like(X)
     Y[order] = {_SENT}.wait_tensor(X)
     return Y.view(*I.shape, *Y.shape[1:])''',
-    "zigzag": '''\
-def zigzag(place, size, devices):
-    """The position at a place of an axis of which each device has a stretch early and one late."""
-    part, stretch = size // devices, size // (2 * devices)
-    device, rest = place // part, place % part
-    return rest + device * stretch + (rest >= stretch) * (2 * devices - 2 - 2 * device) * stretch''',
     "shard": '''\
 def shard(X, mesh, over, place):
     """This device's part of what it has whole."""
     return X.chunk(mesh.size(mesh.mesh_dim_names.index(over)), place)[mesh.get_local_rank(over)]''',
 }
 """The helper of every collective, by its word, and that of positions in zigzag."""
+
+_JOINED = """\
+def {name}(X, mesh, over):
+    \"\"\"{says} along an axis of the mesh.\"\"\"
+    return jax.lax.{function}(X, over)"""
+
+JAX: Mapping[str, str] = {
+    "zigzag": ZIGZAG,
+    **{
+        name: _JOINED.format(name=name, says=says, function=function)
+        for name, function, says in (
+            ("all_reduce", "psum", "The sum of the arrays of all devices"),
+            ("all_reduce_max", "pmax", "The largest of the numbers of all devices"),
+            ("all_reduce_min", "pmin", "The smallest of the numbers of all devices"),
+        )
+    },
+    "all_gather": '''\
+def all_gather(X, mesh, over, place):
+    """The parts of all devices along an axis of the mesh, one behind another on an axis of the array."""
+    return jax.lax.all_gather(X, over, axis=place, tiled=True)''',
+    "reduce_scatter": '''\
+def reduce_scatter(X, mesh, over, place):
+    """This device's part, on an axis of the array, of the sum of the arrays of all along an axis of the mesh."""
+    return jax.lax.psum_scatter(X, over, scatter_dimension=place, tiled=True)''',
+    "all_to_all": '''\
+def all_to_all(X, mesh, over, before, after):
+    """What is cut on an axis of the array along an axis of the mesh, cut on another one."""
+    return jax.lax.all_to_all(X, over, split_axis=after, concat_axis=before, tiled=True)''',
+    "shard": '''\
+def shard(X, mesh, over, place):
+    """This device's part of what it has whole."""
+    size = X.shape[place] // mesh.shape[over]
+    return jax.lax.dynamic_slice_in_dim(X, jax.lax.axis_index(over) * size, size, place)''',
+}
+"""The same of JAX, within `jax.shard_map`. Rows go to experts in numbers that the data give: XLA has none of these."""

@@ -15,7 +15,7 @@ from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
-from learncost.readings.emit.between import MESH, MESH_IMPORT, MESH_TYPE
+from learncost.readings.emit.between import JAX_MESH, MESH, TORCH_MESH
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.identifiers import Identifiers
@@ -25,6 +25,7 @@ from learncost.readings.emit.precision import typed
 from learncost.readings.emit.records import Node, Tree, Weights, leaves, renamed
 from learncost.readings.emit.scope import FIRST, Scope
 from learncost.readings.emit.scope import Statement as Made
+from learncost.readings.emit.shard_map import NAME as OVER
 from learncost.readings.emit.turns import Turns
 from learncost.readings.emit.words import Helpers
 from learncost.vocabulary import entries
@@ -46,7 +47,10 @@ _RESERVED = (
     "updated",
     "_",
     MESH,
-    MESH_TYPE,
+    TORCH_MESH.type,
+    JAX_MESH.type,
+    JAX_MESH.imports.rpartition(" ")[2],
+    OVER,
 )
 
 
@@ -223,13 +227,15 @@ class _Writer:
         missing = [name for name in missing if name not in numbers and not name.endswith(FIRST)]
         parameters += [Parameter(scope.sizes[name], "int") for name in missing]
         if scope.meets:
-            parameters.append(Parameter(MESH, MESH_TYPE))
+            parameters.append(Parameter(MESH, self.backend.mesh.type))
         about = f"Returns {', '.join(self._says(tree) for tree in results)}."
         body = function.freed(scope, {*table.inputs, *table.weights})
         begin = [*constants, *first, *places, *mask_lines]
         if any(scope.like in re.findall(r"\w+", statement.text) for statement in (*begin, *body)):
             begin = [*self.made_first, *begin]
         self.turns.functions.append(function.text(self.function, parameters, about, begin, body))
+        if scope.meets and self.backend.sharded:
+            self.turns.functions.append(self.backend.sharded(self.function, inputs, results, table.axes))
         return Program(
             self._text(),
             self.function,
@@ -255,7 +261,7 @@ class _Writer:
             scope.meets = True
             place = Code("")
             for mesh_axis in cuts(axis):
-                rank = Code(f'{MESH}.get_local_rank("{mesh_axis}")')
+                rank = scope.backend.place_along(mesh_axis)
                 outer = Code(f"{place.at(PRODUCT)} * {scope.backend.devices_along(mesh_axis)}", PRODUCT)
                 place = binary(outer, "+", rank, SUM) if place.text else rank
             statements.append(Made(f"{scope.sizes[name]} = {place.at(PRODUCT)} * {scope.size(axis)}"))
@@ -379,7 +385,8 @@ class _Writer:
             imports.append("from typing import NamedTuple")
         used = {"from torch.nn import functional": "functional.", "import jax": "jax."}
         needed = [line for line in self.backend.imports if line not in used or self._uses(used[line])]
-        needed += [MESH_IMPORT] if self._uses(MESH_TYPE) else []
+        of_mesh = self.backend.mesh
+        needed += [f"from {of_mesh.module} import {of_mesh.imports}"] if self._uses(f"{MESH}: {of_mesh.type}") else []
         parts = [f'"""{self.title}"""' if self.title else "", "\n".join(imports), "\n".join(needed)]
         head = "\n\n".join(part for part in parts if part)
         return "\n\n\n".join((head, *map(str, records), *self.helpers.texts.values(), *self.turns.functions)) + "\n"

@@ -8,7 +8,7 @@ from itertools import count
 
 from learncost.equation.table import Repeat, Statement, Table, walk
 from learncost.readings.emit import function
-from learncost.readings.emit.between import MESH, MESH_TYPE
+from learncost.readings.emit.between import MESH
 from learncost.readings.emit.expression import PRODUCT, Code, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.records import Group, Record, Weights
@@ -256,7 +256,7 @@ class _Loop:
         ]
         self.parameters += [Parameter(inner.sizes[size], "int", argument=self.scope.size(size)) for size in missing]
         if inner.meets:
-            self.parameters.append(Parameter(MESH, MESH_TYPE, argument=MESH))
+            self.parameters.append(Parameter(MESH, self.scope.backend.mesh.type, argument=MESH))
             self.scope.meets = True
         starts = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.releasable}
         body = function.freed(inner, starts)

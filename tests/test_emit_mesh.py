@@ -1,0 +1,112 @@
+"""Programs of one of several devices: for PyTorch, and for JAX with the function that gives every device its parts."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.equation.errors import InputError
+from learncost.models.model import build, run_sizes
+from learncost.models.small import small
+from learncost.placement.mesh import mesh
+from learncost.placement.place import place
+from learncost.placement.presets import chosen
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.step import step
+from learncost.proof.check import sound_arrays, values_of
+from learncost.readings.emit import program
+from learncost.readings.emit.records import fill, unfold
+
+
+def test_a_program_for_jax_says_how_every_array_is_cut():
+    text = lc.emit("gpt2", "jax", mesh="dp=2,tp=2", placement="ddp,megatron", n_layer=1, vocab_size=64)
+    compile(text, "step.py", "exec")
+    assert "def over(mesh: Mesh):" in text
+    assert 'parts = Weights(PartitionSpec("tp"), PartitionSpec(), Block(' in text
+    assert "jax.lax.psum(X, over)" in text
+
+
+def test_a_program_for_pytorch_takes_a_mesh():
+    text = lc.emit("gpt2", "torch", mesh="cp=2", placement="cp", n_layer=1)
+    assert "from torch.distributed.device_mesh import DeviceMesh" in text
+    assert 'mesh.get_local_rank("cp")' in text
+
+
+@pytest.mark.parametrize(
+    ("backend", "flags", "message"),
+    [
+        ("numpy", {"mesh": "dp=2", "placement": "ddp"}, "--mesh is for --backend torch or jax"),
+        ("jax", {"placement": "ddp"}, "give --mesh with it"),
+        ("jax", {"mesh": "tp=2", "placement": "megatron"}, "v is 50,257: give 50,258, which the mesh divides"),
+        ("jax", {"mesh": "pp=2", "placement": "pp"}, "stages of a pipeline are tables of their own"),
+        ("jax", {"mesh": "cp=2", "placement": "cp", "plan": "zigzag"}, "puts positions in another order"),
+    ],
+)
+def test_what_no_program_has_is_refused(backend, flags, message):
+    with pytest.raises(InputError, match=message):
+        lc.emit("gpt2", backend, **flags)
+
+
+def test_rows_are_not_sent_by_programs_for_jax():
+    with pytest.raises(InputError, match="dispatch is between devices, which programs of jax do not have yet"):
+        lc.emit("mixtral-8x7b", "jax", mesh="ep=2", placement="ep", num_hidden_layers=1)
+
+
+CASES = (
+    ("gpt2", "dp=2,tp=2", "fsdp,megatron-sp", ""),
+    ("llama", "cp=4", "cp", ""),
+    ("llama", "cp=2", "ulysses", "flash"),
+    ("bart", "tp=2", "megatron", ""),
+    ("gpt2", "dp=2,shard=2", "hsdp", "head"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_jax_learns_over_a_mesh_what_one_device_learns(case):
+    """In a process of its own, as JAX makes devices of a processor's threads only before it begins."""
+    environment = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_ENABLE_X64": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
+    ran = subprocess.run(
+        [sys.executable, __file__, str(case)], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) < 1e-12
+
+
+def _worst(family: str, mesh_text: str, placement: str, plan: str) -> float:
+    """The largest error of loss and new weights over devices of JAX, of the largest gradient or number of their own."""
+    import jax
+
+    sizes_of_model = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
+    model, grid = build(small(family, **sizes_of_model)), mesh(mesh_text)
+    sizes = run_sizes(model, 4, 8, None)
+    table = planned(without_gradients(step(model, "bp", "sgd")), plan)
+    arrays = sound_arrays(table, sizes)
+    expected = values_of(table, arrays, sizes)
+    written = program(place(table, grid, chosen(None, placement), sizes).table, "jax", sizes=sizes | grid.sizes)
+    namespace = {"__name__": "step"}
+    exec(compile(written.text, "step.py", "exec"), namespace)
+    shape = [number for _, number in grid.axes]
+    devices = jax.sharding.Mesh(np.array(jax.devices()[: grid.devices]).reshape(shape), grid.names)
+    results = namespace["over"](devices)(*(fill(tree, arrays, namespace) for tree in written.parameters))
+    arrays_by_name = dict(
+        pair for tree, one in zip(written.results, results, strict=True) for pair in unfold(tree, one)
+    )
+    gradients = [name for name, value in table.values.items() if value.role == "gradient" and name in expected]
+    largest = max(np.abs(expected[name]).max() for name in gradients if not isinstance(expected[name], list))
+    return max(
+        float(np.abs(array - expected[name]).max() / max(largest, np.abs(expected[name]).max()))
+        for name, array in arrays_by_name.items()
+    )
+
+
+if __name__ == "__main__":
+    print(_worst(*CASES[int(sys.argv[1])]))

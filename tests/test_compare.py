@@ -177,13 +177,20 @@ def test_other_formats():
         ("whisper-tiny", {}, ("target_len",)),  # 1,500 positions of the encoder are fixed
         ("t5-small", {"seq_len": 32}, ("seq_len", "target_len")),
         ("t5-small", {"seq_len": 32, "target_len": 8}, ("seq_len",)),
-        ("vit-b-16", {}, ("seq_len",)),
     ],
 )
 def test_the_lengths_that_vary_are_those_that_a_model_has(model, more, varied):
     comparison = lc.compare(model, "bp,recompute", price_book="matmul", **more)
     assert comparison.varied == varied
     assert f"({' = '.join(varied).replace('_', '-')}, all else" in " ".join(str(comparison).split())
+
+
+@pytest.mark.parametrize("model", ["vit-b-16", "resnet-18"])
+def test_nothing_is_said_of_lengths_where_there_is_none_to_vary(model):
+    comparison = lc.compare(model, "bp,recompute")
+    assert (comparison.varied, comparison.overtaking) == ((), ())
+    assert "every sequence length" not in str(comparison)
+    assert f"{model} has no length that can vary" in str(comparison)
 
 
 def test_procedures_go_by_both_names_of_the_argument():

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Statement, Table, Tag, each_line
+from learncost.equation.value import Same
 from learncost.layers.cuts import NONE, Cuts
 from learncost.layers.layer import Layer
 from learncost.layers.reach import Reach
@@ -160,3 +162,13 @@ def derive(
         title=table.title,
     )
     return Derived(forward, reverse, gradients)
+
+
+def derive_once(table: Table, wanted: tuple[str, ...], jacobian: bool = False) -> Derived:
+    """As `derive`, and remembered: the steps of several procedures and price books begin with one derivation."""
+    return _derived(Same(table), wanted, jacobian)
+
+
+@lru_cache(maxsize=8)
+def _derived(same: Same[Table], wanted: tuple[str, ...], jacobian: bool) -> Derived:
+    return derive(same.content, wanted, jacobian)

@@ -78,8 +78,14 @@ def _lowered(same: Same[Table], whole: bool, joins: bool) -> Table:
 
 def lower_line(line: Line) -> tuple[Line, ...]:
     """The normal form of one line, of which nothing is known from lines before."""
+    return _lowered_line(Same(line))
+
+
+@lru_cache(maxsize=4096)
+def _lowered_line(same: Same[Line]) -> tuple[Line, ...]:
+    """The steps of several procedures have lines in common, and each is timed more than once."""
     work = _Lowering({}, frozenset())
-    work.line(line)
+    work.line(same.content)
     return tuple(work.out)
 
 

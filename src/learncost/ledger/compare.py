@@ -21,6 +21,7 @@ from learncost.ledger.sheet import Drawn
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.families import instead
+from learncost.models.model import axes_of
 from learncost.procedures.procedure import several
 from learncost.readings.price import Book
 
@@ -80,7 +81,7 @@ class Comparison(Drawn):
     overtaking
         For each pair of procedures, book and quantity, which is cheaper from which length on (`cheaper`, `crossings`).
     varied
-        The lengths that vary together in `overtaking`.
+        The lengths that vary together in `overtaking`, which is empty where a model has none that can.
     positions
         How many positions the model learns; longer sequences are marked in `crossings`. None where there is no limit.
     left_out
@@ -178,7 +179,7 @@ def compare(
     """Learning procedures side by side, and the sequence length at which one overtakes another.
 
     Macro-operations and totals under one price book; ratios to bp under run and paper; and for each pair of procedures
-    which of them is cheaper at every length from 1 to 10^12, exactly.
+    which of them is cheaper at every length from 1 to 10^12, exactly, where a model has a length that can vary.
 
     Parameters
     ----------
@@ -231,9 +232,9 @@ def compare(
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     configuration = run.model.configuration
     one_target = target_len is not None or any(name in sizes for name in ("M", "target_length"))
-    varied = _varied(run.model.two_sided, bool(family_of(configuration).fixed), one_target)
+    varied = _varied(run, bool(family_of(configuration).fixed), one_target)
     learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
-    overtakings = tuple(_overtaking(run, books, names, varied, learned))
+    overtakings = tuple(_overtaking(run, books, names, varied, learned)) if varied else ()
     return Comparison(run.book.name, costs, overtakings, varied, learned, left_out, run)
 
 
@@ -251,13 +252,13 @@ def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
     return names, f"{others} are left out: {next(iter(refused.values()))}"
 
 
-def _varied(two_sided: bool, fixed: bool, one_target: bool) -> tuple[str, ...]:
-    """The lengths that vary together: not an encoder's that the model fixes, nor a decoder's that is given."""
-    if not two_sided:
-        return ("seq_len",)
-    if fixed:
-        return ("target_len",)
-    return ("seq_len",) if one_target else ("seq_len", "target_len")
+def _varied(run: Run, fixed: bool, one_target: bool) -> tuple[str, ...]:
+    """The lengths that vary together: none that the model fixes or does not have, nor a decoder's that is given."""
+    if run.model.two_sided:
+        if fixed:
+            return ("target_len",)
+        return ("seq_len",) if one_target else ("seq_len", "target_len")
+    return () if fixed or not {*length_axes(run, ("seq_len",))} & {*axes_of(run.model.table)} else ("seq_len",)
 
 
 def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:

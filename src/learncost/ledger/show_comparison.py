@@ -94,8 +94,10 @@ def _ratios(comparison: Comparison) -> Sheet:
             ratios = [comparison.ratio(name, book, kind.lower()) for name in comparison.procedures]
             cells = ("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
             rows.append(Row((f"{book}, {kind}", *cells)))
-    notes = (_JACOBIANS,) if any(find_procedure(name).compares for name in comparison.procedures) else ()
-    return Sheet("One step over one step of bp, by price book", ("", *comparison.procedures), tuple(rows), notes)
+    notes = [_JACOBIANS] if any(find_procedure(name).compares for name in comparison.procedures) else []
+    if not comparison.varied:
+        notes.append(f"{comparison.first.model} has no length that can vary: no procedure overtakes another.")
+    return Sheet("One step over one step of bp, by price book", ("", *comparison.procedures), tuple(rows), tuple(notes))
 
 
 def _crossings(comparison: Comparison) -> Sheet:

@@ -336,10 +336,14 @@ def as_json(value: Any) -> str:
 
 
 def _safe(value: Any) -> Any:
+    if isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return str(value) if abs(value) >= LARGEST else value
     if isinstance(value, dict):
         return {name: _safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_safe(item) for item in value]
     if isinstance(value, Fraction):
         return _safe(int(value)) if value.denominator == 1 else float(value)
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST else value
+    return value

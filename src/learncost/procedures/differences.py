@@ -23,7 +23,7 @@ from learncost.equation.table import (
     defined,
 )
 from learncost.equation.value import Value
-from learncost.layers.derive import derive
+from learncost.layers.derive import derive_once
 from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import Model
@@ -56,7 +56,7 @@ class _Differences:
 
     def __init__(self, model: Model, chosen: Procedure, mode: Mode) -> None:
         self.model = model
-        self.derived = derive(model.table, wanted=model.learning)
+        self.derived = derive_once(model.table, model.learning)
         reverse = self.derived.reverse.lines
         self.known = dict(self.derived.step.known)
         self.plain_again = any(move.form == "forward" for move in chosen.sweeps[-1])

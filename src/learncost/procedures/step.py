@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table, walk
-from learncost.layers.cuts import NONE
-from learncost.layers.derive import derive
+from learncost.layers.derive import derive, derive_once
 from learncost.models.model import Model, Structure
 from learncost.procedures.optimizer import optimizer, with_optimizer
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, Procedure, procedure
@@ -174,14 +173,16 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
     reading = chosen.moves.get("backward reading NAME for weights")
     if reading and model.quantized:
         raise InputError(f"{chosen.name} reads other matrices for weights, which quantized ones have no room for")
-    cuts, drawn, made = NONE, {}, None
+    drawn, made = {}, None
+    wanted = (*model.differentiated, *model.learning)
     if chosen.cuts:
         from learncost.procedures.signals import signals
 
         made = signals(model, chosen)
-        cuts, drawn = made.cuts, dict(made.inputs)
-    wanted = (*model.differentiated, *model.learning)
-    derived = derive(model.table, wanted=wanted, jacobian=jacobian, cuts=cuts)
+        drawn = dict(made.inputs)
+        derived = derive(model.table, wanted=wanted, jacobian=jacobian, cuts=made.cuts)
+    else:
+        derived = derive_once(model.table, wanted, jacobian)
     table = derived.step
     if made is not None and made.directions is not None:
         from learncost.procedures.forward_gradients import with_tangents

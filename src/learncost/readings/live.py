@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -22,7 +22,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
 from learncost.equation.table import Line, Table, Word
 from learncost.equation.table import walk as each
-from learncost.equation.value import RANDOM
+from learncost.equation.value import RANDOM, Same
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS, Rules, calls
@@ -198,7 +198,7 @@ def live(
     counts = {count for _, turns in each(table.lines) for count in turns}
     if several := sorted(count for count in counts if not isinstance(_turns(count, sizes), int | None)):
         raise InputError(f"live takes one number of turns for a repeat: {several[0]} may be no array")
-    walk = _Walk(table, rules, sizes)
+    walk = _walked(table, rules, sizes)
     needed = {name.partition("/")[0] for array in walk.arrays for name in array.count.sizes}
     missing = sorted((needed | {count.partition("/")[0] for count in counts if not count.isdigit()}) - sizes.keys())
     if missing:
@@ -217,7 +217,7 @@ def levels(
 
     A repeat whose turns are left out is taken to have more than `FEW` of them.
     """
-    walk = _Walk(table, rules, sizes)
+    walk = _walked(table, rules, sizes)
     return tuple(walk.levels(lambda count: count.with_sizes(sizes), BYTES[dtype], widths or {}))
 
 
@@ -233,7 +233,7 @@ def moments(
 
     turns  which turns of a repeat are walked; by default all of them
     """
-    walk = _Walk(table, rules, sizes, turns)
+    walk = _Walk(table, rules, _turns_of(table, sizes), turns)
     levels_of_lines = walk.levels(lambda count: count.at(sizes), BYTES[dtype], widths or {})
     for (line, path, _), level in zip(walk.lines, levels_of_lines, strict=True):
         yield line, tuple(turn for _, turn in path), level
@@ -288,7 +288,7 @@ def stretches(
     widths  bytes of an element by role or by name, as of `live`; `width` where neither is told
     turns   of repeats, by their counts; one that is left out is taken to have more than `FEW` of them
     """
-    walk = _Walk(table, rules, turns or {})
+    walk = _walked(table, rules, turns or {})
     counts: dict[tuple[tuple[str, ...], int], Count] = {}
     kept_arrays = []
     for array in walk.arrays:
@@ -329,6 +329,21 @@ def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
     return size_of(count, sizes) if has_size else None
 
 
+def _walked(table: Table, rules: Rules, sizes: Mapping[str, Any]) -> _Walk:
+    """The arrays of a table, remembered: at other lengths, in other types, and as polynomials they are the same."""
+    return _walk(Same(table), rules, tuple(_turns_of(table, sizes).items()))
+
+
+@lru_cache(maxsize=16)
+def _walk(same: Same[Table], rules: Rules, turns: tuple[tuple[str, int | None], ...]) -> _Walk:
+    return _Walk(same.content, rules, dict(turns))
+
+
+def _turns_of(table: Table, sizes: Mapping[str, Any]) -> dict[str, int | None]:
+    """The turns of every repeat, by its count."""
+    return {count: _turns(count, sizes) for _, counts in each(table.lines) for count in counts}
+
+
 class _Walk:
     """The arrays of a table under the rules of a runner, and what they are for."""
 
@@ -336,10 +351,10 @@ class _Walk:
         self,
         table: Table,
         rules: Rules,
-        sizes: Mapping[str, Any],
-        turns: Walked = some_turns,
+        turns: Mapping[str, int | None],
+        walked: Walked = some_turns,
     ) -> None:
-        lifetimes = Lifetimes(table, calls(table, rules), lambda count: _turns(count, sizes), turns)
+        lifetimes = Lifetimes(table, calls(table, rules), turns.__getitem__, walked)
         self.lines, last = lifetimes.lines, len(lifetimes.lines)
         self.loops = {number: loop.repeat.count for loop, number in lifetimes.loops.items()}
         self.arrays = [array for array in lifetimes.arrays if array.over is None]

@@ -19,7 +19,11 @@ class Stretches:
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The runs of places whose moments are all from `first` to `last`: the ends of each, in order."""
-        within = sorted(self._places[bisect_left(self._moments, first) : bisect_right(self._moments, last)])
+        within = self._places[bisect_left(self._moments, first) : bisect_right(self._moments, last)]
+        if within and max(within) - min(within) < len(within):  # which is most often so, and is seen soonest
+            yield min(within), max(within)
+            return
+        within.sort()
         begun = 0
         for number, place in enumerate(within):
             if number + 1 == len(within) or within[number + 1] != place + 1:

@@ -136,8 +136,10 @@ def growth(
     if run is None:
         raise InputError("only an answer of lc.compare grows: this comparison was made otherwise")
     family, polynomials = family_of(run.model.configuration), dict[str, tuple[int, ...]]()
-    if along == "length" and family.fixed and "seq_len" in answer.varied:
-        raise InputError(f"{answer.first.model} reads {answer.first.seq_len:,} positions: {family.fixed}")
+    if along == "length" and not answer.varied:
+        if family.fixed:
+            raise InputError(f"{answer.first.model} reads {answer.first.seq_len:,} positions: {family.fixed}")
+        raise InputError(f"{answer.first.model} has no length that its costs grow with")
     if along in ("length", "batch"):
         axes = length_axes(run, answer.varied) if along == "length" else ("B",)
         here = run.axes[axes[0]]

@@ -1,14 +1,17 @@
-"""What notebooks show of objects: of tables their equations, of prices and lives their rows, of others their fields."""
+"""What notebooks show of objects: of tables their equations, of prices and lives their rows, of others their fields.
+
+Frames have the same by rows: of tables and prices the lines, of lives the arrays, of trainings the weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from html import escape
 from typing import Any
 
 from learncost.engines.core import Core
-from learncost.equation.table import Table
+from learncost.equation.table import Table, walk
 from learncost.layers.derive import Derived
 from learncost.layers.layer import Layer
 from learncost.ledger.sheet import Row, Sheet, number, significant, size_of
@@ -28,6 +31,12 @@ def html_of(thing: Any) -> str:
     """The HTML of an object."""
     show = next((show for kind, show in _SHOWN.items() if isinstance(thing, kind)), _fields)
     return show(thing)
+
+
+def rows_of(thing: Any) -> list[dict[str, Any]]:
+    """The rows of an object, as a frame has them."""
+    rows = next((rows for kind, rows in _ROWS.items() if isinstance(thing, kind)), _rows_of_fields)
+    return list(rows(thing))
 
 
 def _titled(title: str, *parts: str) -> str:
@@ -138,4 +147,54 @@ _SHOWN: Mapping[type, Callable[[Any], str]] = {
     Price: _price,
     Live: _live,
     Core: _training,
+}
+
+
+def _rows_of_table(table: Table) -> Iterator[dict[str, Any]]:
+    for line, turns in walk(table.lines):
+        tag = line.tag
+        told = {"line": line.name, "layer": tag.layer, "macro_operation": tag.macro, "equation": tag.equation}
+        yield told | {"repeats": " ".join(turns), "text": str(line)}
+
+
+def _rows_of_passes(thing: Derived | Inference) -> Iterator[dict[str, Any]]:
+    names = ("forward", "reverse") if isinstance(thing, Derived) else ("prefill", "decode")
+    for name in names:
+        for row in _rows_of_table(getattr(thing, name)):
+            yield {"table": name, **row}
+
+
+def _rows_of_price(price: Price) -> Iterator[dict[str, Any]]:
+    for (*names,), part in price.by("layer", "line", "macro_operation", "equation").items():
+        told = dict(zip(("layer", "line", "macro_operation", "equation"), names, strict=True))
+        yield told | {"maccs": part.maccs, "flops": part.flops, "bytes": part.bytes}
+
+
+def _rows_of_live(live: Live) -> Iterator[dict[str, Any]]:
+    for when, arrays in (("peak", live.witnesses), ("kept", live.kept)):
+        for array in arrays:
+            told = {"alive": when, "array": array.name, "shape": array.shape, "bytes": array.bytes}
+            yield told | {"layer": array.layer, "block": array.block, "role": array.role}
+
+
+def _rows_of_training(training: Core) -> Iterator[dict[str, Any]]:
+    for name, array in training.weights.items():
+        yield {"weight": name, "shape": tuple(array.shape), "numbers": int(array.size), "dtype": str(array.dtype)}
+
+
+def _rows_of_fields(thing: Any) -> Iterator[dict[str, Any]]:
+    if is_dataclass(thing):
+        for field in fields(thing):
+            if not field.name.startswith("_"):
+                yield {"field": field.name, "value": _text_of(getattr(thing, field.name))}
+
+
+_ROWS: Mapping[type, Callable[[Any], Iterator[dict[str, Any]]]] = {
+    Layer: lambda layer: _rows_of_table(layer.table),
+    Table: _rows_of_table,
+    Derived: _rows_of_passes,
+    Inference: _rows_of_passes,
+    Price: _rows_of_price,
+    Live: _rows_of_live,
+    Core: _rows_of_training,
 }

@@ -30,6 +30,7 @@ class CostLine:
 
     macro, block, layer, line, equation  as the ledger has them; repeat, how many equal layers there are
     text, mathml   the line in the notation, and as a formula
+    module         the path of the module that it is of, where a program was read that says so
     table          the name of the shipped layer that it is from or was derived from
     counts         exact values of `QUANTITIES`; `formulas`, the same as polynomials, `written` as MathML
     seconds        on the device, where one is given; None where it runs inside of the kernel of the line `inside`
@@ -54,6 +55,7 @@ class CostLine:
     inside: str = ""
     joules: float | None = None
     rows: tuple[int, ...] = ()
+    module: str = ""
 
     def to_dict(self, monomials: Monomials) -> dict[str, Any]:
         """As the document has it; what is empty is left out."""
@@ -61,6 +63,7 @@ class CostLine:
             "macro": self.macro,
             "block": self.block,
             "layer": self.layer,
+            "module": self.module,
             "line": self.line,
             "equation": self.equation,
             "repeat": self.repeat,
@@ -127,6 +130,7 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
                 inside=", ".join(row.time.inside) if row.time and row.seconds is None else "",
                 joules=row.seconds * watts[1] if watts and row.seconds is not None else None,
                 rows=tuple(row.place for row in rows),
+                module=first.module.strip("."),
             )
         )
     return (*result, *_stored(model, weights, price))

@@ -4,8 +4,10 @@
 function drawInspector(place, view, node, root, quantity) {
   const description = QUANTITIES[quantity];
   const path = [];
-  for (let above = node.parent; above; above = above.parent)
-    path.unshift(above.kind === "layer" && above.repeat > 1 ? `${above.name} × ${above.repeat}` : above.name);
+  for (let above = node.parent; above; above = above.parent) {
+    const name = above.kind === "layer" ? (node.line?.module ?? above.name) : above.name;
+    path.unshift(above.kind === "layer" && above.repeat > 1 ? `${name} × ${above.repeat}` : name);
+  }
   const number = node.line?.equation ? ` · equation (${node.line.equation})` : "";
   const name = node.line
     ? [document.createTextNode("line "), element("code", {}, node.line.line), document.createTextNode(number)]

@@ -64,6 +64,33 @@ const SHORT = {
   "error projection": "error",
 };
 
+const MOST_MODULES = 12;
+
+/** How deep paths of modules are cut for the icicle: as deep as there are no more than MOST_MODULES of them. */
+function depthOfModules(step) {
+  if (step.moduleDepth !== undefined) return step.moduleDepth;
+  const paths = [...new Set(step.lines.map((line) => line.module).filter(Boolean))].map((path) => path.split("."));
+  const several = (depth) => new Set(paths.map((path) => path.slice(0, depth).join("."))).size;
+  const deepest = Math.max(0, ...paths.map((path) => path.length));
+  let depth = Math.min(1, deepest);
+  while (depth < deepest && several(depth + 1) <= MOST_MODULES) depth += 1;
+  return (step.moduleDepth = depth);
+}
+
+/** The level of the icicle that a line's layer is, or its module where it says one: key, name, a shorter name. */
+function partOf(view, line, twoSided) {
+  if (!line.module) {
+    const name = layerName(line, twoSided) || "stored";
+    return { key: `${line.block ?? ""}.${line.layer}`, name, kind: "layer", short: SHORT[line.layer.replaceAll("_", " ")] };
+  }
+  const parts = line.module.split(".").slice(0, depthOfModules(view.step)),
+    numbered = /^(\d+|\*)$/;
+  let from = parts.length - 1; // a number says nothing without what it counts
+  while (from > 0 && numbered.test(parts[from])) from -= 1;
+  const key = parts.join(".");
+  return { key, name: key, kind: "layer", short: parts.slice(from).join(".") };
+}
+
 /** The step as a tree by passes or by layers first: each node has a key, a name, its value in a quantity, its parts. */
 function treeOf(view, quantity, order) {
   const twoSided = view.step.said.two_sided;
@@ -77,7 +104,6 @@ function treeOf(view, quantity, order) {
     repeat: 1,
   };
   for (const line of view.lines) {
-    const layer = layerName(line, twoSided) || "stored";
     const pass = {
       key: line.macro,
       name: passName(line.macro),
@@ -85,12 +111,7 @@ function treeOf(view, quantity, order) {
       kind: "pass",
       short: SHORT[passName(line.macro)],
     };
-    const block = {
-      key: `${line.block ?? ""}.${line.layer}`,
-      name: layer,
-      kind: "layer",
-      short: SHORT[line.layer.replaceAll("_", " ")],
-    };
+    const block = partOf(view, line, twoSided);
     const levels = order === "layer" ? [block, pass] : [pass, block];
     let node = root;
     node.lines.push(line);

@@ -224,6 +224,10 @@ def test_every_public_object_shows_itself_in_a_notebook() -> None:
         root = ElementTree.fromstring(f"<div>{html.replace('&nbsp;', ' ')}</div>")
         assert " ".join("".join(root.itertext()).split()), type(thing)
         assert "object at 0x" not in html
+        assert thing.to_pandas().shape == thing.to_polars().shape, type(thing)
+        assert len(thing.to_polars()), type(thing)
+    priced = lc.price(linear, sizes)
+    assert (sum(priced.to_pandas()["flops"]), sum(priced.to_polars()["bytes"])) == (priced.flops, priced.bytes)
     assert "<math" in linear._repr_html_()
     assert '<td style="text-align:right">48</td>' in lc.price(linear, sizes)._repr_html_()  # 2 x 1 x 2 x 3 x 4 FLOPs
 

@@ -256,6 +256,12 @@ def test_a_table_of_no_sequences_has_no_length(browser: Any, tmp_path: Path) -> 
     page.wait_for_function("page.view.names.batch_size === 9n")
     words = shlex.split(page.evaluate("callOf().command"))[2:]
     assert words == [str(table), "--batch-size", "9"]
+    of_layers = "treeOf(page.view, 'flops', 'layer').parts.map((part) => [part.name, String(part.value)])"
+    by_module = dict[str, int]()
+    for row in lc.cost(str(table), by="module", B=9).rows:
+        name = "net" if row.module == "." else row.module  # a line of no module is of the whole
+        by_module[name] = by_module.get(name, 0) + row.flops
+    assert {name: int(flops) for name, flops in page.evaluate(of_layers)} == by_module
     assert watched.errors == []
     page.close()
 

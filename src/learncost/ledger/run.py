@@ -322,21 +322,24 @@ def lines_by(
 ) -> list[tuple[dict[str, Any], list[Row]]]:
     """The priced lines that make each row of a ledger, under what the row is called, in the ledger's order.
 
+    Lines of one name are one row by equation; those that say different modules are several.
     depth   how many parts of a module's path its rows have; None: all
     """
     named: Mapping[str, Callable[[Row], Any]] = {
         "layer": lambda row: shown_layer(row.layer),
         "module": lambda row: _path(row, depth),
     }
+    has_modules = by == "equation" and any(row.module for row in price.rows)
+    names = (*_FIELDS[by], *(["module"] if has_modules else []))
     groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
     for priced in price.rows:
-        group = tuple(named[name](priced) if name in named else getattr(priced, name) for name in _FIELDS[by])
+        group = tuple(named[name](priced) if name in named else getattr(priced, name) for name in names)
         kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
         # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
         turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
         groups.setdefault((group, kernel + turns), []).append(priced)
     order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}
-    fields_and_rows = [(dict(zip(_FIELDS[by], key, strict=True)), rows) for (key, _), rows in groups.items()]
+    fields_and_rows = [(dict(zip(names, key, strict=True)), rows) for (key, _), rows in groups.items()]
     return sorted(fields_and_rows, key=lambda pair: order[pair[0]["macro_operation"]])
 
 

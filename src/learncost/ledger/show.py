@@ -137,15 +137,17 @@ def _layer(row: LedgerRow, two_sided: bool) -> str:
 
 
 def _place(row: LedgerRow, two_sided: bool) -> str:
-    """A layer by its name, after that of its block where there are blocks of two kinds."""
+    """A module by its path, or a layer by its name, after that of its block where there are blocks of two kinds."""
+    if row.module:
+        return row.module
     return f"{row.block} {row.layer}" if two_sided and row.block else row.layer or ""
 
 
 def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
-    """The rows of equal layers together."""
-    groups: dict[tuple[str | None, str | None], list[LedgerRow]] = {}
+    """The rows of equal layers together, or of a module."""
+    groups: dict[tuple[str | None, ...], list[LedgerRow]] = {}
     for row in rows:
-        groups.setdefault((row.block, row.layer), []).append(row)
+        groups.setdefault((row.block, row.layer, row.module), []).append(row)
     return groups.values()
 
 
@@ -265,6 +267,8 @@ def _flat(cost: Cost) -> Sheet:
         "kind": ("macro_operation", "kind"),
         "module": ("macro_operation", "module"),
     }[cost.by]
+    if cost.by == "equation" and any(row.module for row in cost.rows):
+        fields = (*fields[:3], "module", *fields[3:])
     rows, timed = [], _timed(cost)
     for row in cost.rows:
         values = [getattr(row, field) for field in fields]

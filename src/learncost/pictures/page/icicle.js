@@ -77,7 +77,7 @@ function label(node, room, height, root, quantity) {
           ? [`${number} ${value}`, number]
           : [value]
         : [full, value];
-  const names = [times, node.name, node.short].filter(Boolean);
+  const names = [times, node.name, ...(node.shorter ?? [node.short])].filter(Boolean);
   const fits = (text, size, weight) => textWidth(text, size, weight) <= room - 15;
   const name = names.find((candidate) => fits(candidate, 13, 500));
   if (!name) return [];

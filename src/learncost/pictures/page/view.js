@@ -66,14 +66,15 @@ const SHORT = {
 
 const MOST_MODULES = 12;
 
-/** How deep paths of modules are cut for the icicle: as deep as there are no more than MOST_MODULES of them. */
+/** How deep paths of modules are cut for the icicle: where there are the most, up to MOST_MODULES, and no deeper. */
 function depthOfModules(step) {
   if (step.moduleDepth !== undefined) return step.moduleDepth;
   const paths = [...new Set(step.lines.map((line) => line.module).filter(Boolean))].map((path) => path.split("."));
   const several = (depth) => new Set(paths.map((path) => path.slice(0, depth).join("."))).size;
   const deepest = Math.max(0, ...paths.map((path) => path.length));
   let depth = Math.min(1, deepest);
-  while (depth < deepest && several(depth + 1) <= MOST_MODULES) depth += 1;
+  for (let deeper = depth + 1; deeper <= deepest && several(deeper) <= MOST_MODULES; deeper += 1)
+    if (several(deeper) > several(depth)) depth = deeper;
   return (step.moduleDepth = depth);
 }
 
@@ -84,11 +85,9 @@ function partOf(view, line, twoSided) {
     return { key: `${line.block ?? ""}.${line.layer}`, name, kind: "layer", short: SHORT[line.layer.replaceAll("_", " ")] };
   }
   const parts = line.module.split(".").slice(0, depthOfModules(view.step)),
-    numbered = /^(\d+|\*)$/;
-  let from = parts.length - 1; // a number says nothing without what it counts
-  while (from > 0 && numbered.test(parts[from])) from -= 1;
-  const key = parts.join(".");
-  return { key, name: key, kind: "layer", short: parts.slice(from).join(".") };
+    endings = parts.map((_, from) => parts.slice(from).join("."));
+  const told = endings.filter((ending) => !/^(\d+|\*)(\.|$)/.test(ending)); // a number says nothing without its list
+  return { key: endings[0], name: endings[0], kind: "layer", shorter: told.slice(1) };
 }
 
 /** The step as a tree by passes or by layers first: each node has a key, a name, its value in a quantity, its parts. */

@@ -139,9 +139,13 @@ class Explanation(Readable):
 
     def _repr_html_(self) -> str:
         columns = ("", "line", "MACCs", "FLOPs")
-        return Sheet(f"{self.layer}: {self.source}", columns, tuple(self._rows()), self.notes, frozenset({0, 1})).html()
+        return Sheet(f"{self.layer}: {self.source}", columns, tuple(self._lines()), self.notes, frozenset({0, 1})).html()
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> list[dict[str, Any]]:
+        parts = self.to_dict()["macro_operations"]
+        return [{"macro_operation": name, **line} for name, part in parts.items() for line in part["lines"]]
+
+    def _lines(self) -> Iterator[Row]:
         """The lines as rows of one table."""
         for part in self.parts:
             yield Row(("", part.title, "", ""), "bold")

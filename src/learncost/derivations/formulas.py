@@ -142,6 +142,9 @@ class Formulas(Readable):
             "total": self._row(self.total),
         }
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return [self._row(formula) for formula in (*self.rows, *self.others)] + [self._row(self.total)]
+
     def _row(self, formula: Formula) -> dict[str, Any]:
         return {
             "macro_operation": formula.macro_operation,

@@ -14,6 +14,7 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from learncost.equation.displayed import Framed
 from learncost.equation.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ SPELLED = {"text": "table", "markdown": "md"}
 _ENDLESS = 10**6
 
 
-class Readable:
+class Readable(Framed):
     """A result that a Python session shows as its text: a dataclass with it says `repr=False`, so as to keep it."""
 
     def __repr__(self) -> str:
@@ -102,18 +103,6 @@ class Shown(Readable):
             for sheet in self._tables()
             for row in records(sheet.columns, (row_of_cells.cells for row_of_cells in sheet.rows))
         ]
-
-    def to_polars(self) -> Any:
-        """Its rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
-        from learncost.ledger.frames import polars_of
-
-        return polars_of(self._rows())
-
-    def to_pandas(self) -> Any:
-        """Its rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
-        from learncost.ledger.frames import pandas_of
-
-        return pandas_of(self._rows())
 
     def _lines(self, width: int) -> Iterator[tuple[str, str]]:
         for place, sheet in enumerate(self.sheets(width)):

@@ -34,7 +34,7 @@ from learncost.models.configuration import Configuration, family_of, size_meant
 from learncost.models.model import Model
 from learncost.models.tables import RUN
 from learncost.pictures.comparisons import LEARNING, comparisons
-from learncost.pictures.data.costs import CostLine, cost_lines, tables
+from learncost.pictures.data.costs import CostLine, cost_lines, symbols_of, tables
 from learncost.pictures.data.curve import curve
 from learncost.pictures.data.polynomials import Monomials
 from learncost.pictures.data.sizes import sizes_of
@@ -111,7 +111,7 @@ def document(
     formulas: dict[str, int] = {}
     lengths = {name for name in (*RUN, "context") if arguments[name] is not None}
     controls = sizes_of(step, lengths, _builder(arguments, sizes))
-    rows = [_pooled(line.to_dict(monomials), formulas) for line in lines]
+    rows = [_pooled(line.to_dict(monomials, symbols_of(step.built)), formulas) for line in lines]
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -290,8 +290,10 @@ def _errata(lines: tuple[CostLine, ...]) -> list[dict[str, str]]:
 def _legend(step: Cost) -> list[dict[str, Any]]:
     """What the letters of formulas stand for: the symbol, the size, its value."""
     assert step.priced is not None
+    assert step.built is not None
+    symbols = symbols_of(step.built)
     return [
-        {"axis": axis, "mathml": write.mathml(write.size(axis), display=False), "value": value}
+        {"axis": axis, "mathml": write.size_mathml(axis, symbols), "value": value}
         for axis, value in step.priced.sizes.items()
     ]
 

@@ -57,8 +57,8 @@ class CostLine:
     rows: tuple[int, ...] = ()
     module: str = ""
 
-    def to_dict(self, monomials: Monomials) -> dict[str, Any]:
-        """As the document has it; what is empty is left out."""
+    def to_dict(self, monomials: Monomials, symbols: Mapping[str, str]) -> dict[str, Any]:
+        """As the document has it; what is empty is left out. `symbols` of axes, as `symbols_of` a model."""
         fields: dict[str, Any] = {
             "macro": self.macro,
             "block": self.block,
@@ -78,7 +78,7 @@ class CostLine:
             "bound": self.bound,
             "inside": self.inside,
             "formulas": {
-                name: {"count": monomials.exported(count), "mathml": _count_written(count)}
+                name: {"count": monomials.exported(count), "mathml": _count_written(count, symbols)}
                 for name, count in self.formulas.items()
                 if count
             },
@@ -193,12 +193,18 @@ def _text_and_formula(row: Row, axis_names: frozenset[str]) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=4096)
-def _written(terms: tuple[tuple[tuple[str, ...], Any], ...]) -> str:
-    return write.breakable(Count(dict(terms)))
+def _written(terms: tuple[tuple[tuple[str, ...], Any], ...], symbols: tuple[tuple[str, str], ...]) -> str:
+    return write.breakable(Count(dict(terms)), dict(symbols))
 
 
-def _count_written(count: Count) -> str:
-    return _written(tuple(count.terms.items()))
+def _count_written(count: Count, symbols: Mapping[str, str]) -> str:
+    return _written(tuple(count.terms.items()), tuple(symbols.items()))
+
+
+def symbols_of(model: Model) -> Mapping[str, str]:
+    """What axes are called in formulas: as in the paper, but for a table of one's own, whose letters are its own."""
+    layer = model.configuration.layer
+    return write.SYMBOLS if layer is None or layer.name in shipped() else {}
 
 
 def _table(layer: str, bases: Mapping[str, str]) -> str:

@@ -94,7 +94,8 @@ def known_model(name: str) -> str:
     if name.lower() in GENERIC or preset(name.lower()):
         return name
     hint = nearest(name, (*preset_names(), *GENERIC)) or "; learncost list models has all"
-    raise InputError(f"unknown model {shown(name)}{hint}; a config.json comes as its text, not by its path")
+    end = "" if hint.endswith("?") else ";"
+    raise InputError(f"unknown model {shown(name)}{hint}{end} a config.json comes as its text, not by its path")
 
 
 def procedure_name(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from html import escape
 
 from learncost.equation.count import Count
@@ -28,7 +28,7 @@ __all__ = [
     "one_width",
     "plain",
     "python",
-    "size",
+    "size_mathml",
     "terms",
     "text",
 ]
@@ -74,9 +74,9 @@ def mathml(what: Printable, known: Collection[str] | None = None, display: bool 
     return _wrapped(f"<mtable>{''.join(rows)}</mtable>", display)
 
 
-def size(axis: str) -> Count:
-    """The size of an axis as a count, to be printed in its symbol."""
-    return Count.of((axis,))
+def size_mathml(axis: str, symbols: Mapping[str, str] = SYMBOLS) -> str:
+    """The symbol of an axis's size as a `math` element of a line of text."""
+    return _wrapped(_mathml(node(Count.of((axis,)), symbols)), display=False)
 
 
 def mathml_inner(count: Count) -> str:
@@ -95,9 +95,12 @@ def mathml_grid(rows: Iterable[tuple[str, str, Count]], notes: Iterable[str]) ->
     return f"<div>\n{_wrapped(f'{chr(10)}{table}{chr(10)}', display=True)}\n{paragraphs}</div>"
 
 
-def breakable(count: Count) -> str:
-    """A count in MathML, a `math` element for each term, so that a line of text may end between two of them."""
-    tree = node(count)
+def breakable(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:
+    """A count in MathML, a `math` element for each term, so that a line of text may end between two of them.
+
+    symbols  of axes, by default the paper's; another axis is its own
+    """
+    tree = node(count, symbols)
     text, sign = "", ""
     for part in tree.parts if isinstance(tree, Row) else (tree,):
         if isinstance(part, Mark):

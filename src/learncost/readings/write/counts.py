@@ -106,8 +106,8 @@ def _written(count: Count, symbols: Mapping[str, str], power: str) -> str:
     return text or "0"
 
 
-def node(count: Count) -> Node:
-    """The count as a tree."""
+def node(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> Node:
+    """The count as a tree; `symbols` of axes, of which another is its own."""
     parts: list[Node] = []
     for sizes, coefficient in _ordered(count):
         if parts or coefficient < 0:
@@ -118,19 +118,19 @@ def node(count: Count) -> Node:
         for name, power in sizes:
             if factors:
                 factors.append(Mark("thin"))
-            factors.append(powered(name, Ratio(power)))
+            factors.append(powered(name, Ratio(power), symbols))
         parts.append(Row(tuple(factors)))
     return Row(tuple(parts)) if parts else Number("0")
 
 
-def size_node(name: str) -> Node:
+def size_node(name: str, symbols: Mapping[str, str] = SYMBOLS) -> Node:
     """The symbol of a size as a tree."""
-    return symbol(SYMBOLS.get(name, name))
+    return symbol(symbols.get(name, name))
 
 
-def powered(name: str, power: Ratio) -> Node:
+def powered(name: str, power: Ratio, symbols: Mapping[str, str] = SYMBOLS) -> Node:
     """A size to a power, its symbol's own subscript kept."""
-    symbol = size_node(name)
+    symbol = size_node(name, symbols)
     if power == 1:
         return symbol
     top = Number(str(power.numerator)) if power.denominator == 1 else _ratio(power)

@@ -174,7 +174,7 @@ function drawBridge(place, way, start, end) {
       from = Math.min(x(bar.from), x(bar.to)),
       wide = Math.max(1, Math.abs(x(bar.to) - x(bar.from)));
     const name = [bar.what, bar.short].find(fits(room)) ?? bar.short ?? shortened(bar.what, room);
-    svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: bar.kind === "total" ? "strong" : "" }));
+    svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: bar.kind === "total" ? "strong halo" : "halo" }));
     svg.append(
       svgElement(
         "rect",

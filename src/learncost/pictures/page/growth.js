@@ -226,10 +226,10 @@ function drawCrossings(svg, grown, values, places, x, y, bottom, right) {
     const place = { x: x(at) + (fits ? 8 : -8), anchor: fits ? "start" : "end" };
     svg.append(
       svgText(place.x, bottom - 30, `from ${grouped(exact(crossing.at))} tokens`, {
-        class: "strong",
+        class: "strong halo",
         "text-anchor": place.anchor,
       }),
-      svgText(place.x, bottom - 12, text, { "text-anchor": place.anchor }),
+      svgText(place.x, bottom - 12, text, { class: "halo", "text-anchor": place.anchor }),
     );
   }
 }

@@ -312,6 +312,6 @@ function placeLabels(svg, circles, room) {
     if (!free) continue;
     boxes.push(free);
     placed += 1;
-    svg.append(svgText(free.x, free.y + 13, text));
+    svg.append(svgText(free.x, free.y + 13, text, { class: "halo" }));
   }
 }

@@ -56,7 +56,8 @@ DRAG = """(moves) => new Promise((done) => {
     const begun = performance.now();
     requestAnimationFrame(() => requestAnimationFrame(() => {
       count.disconnect();
-      done({ milliseconds: performance.now() - begun, drawn, shown: String(page.view.names.seq_len), chosen: page.state.seq_len });
+      const shown = String(page.view.names.seq_len), chosen = page.state.seq_len;
+      done({ milliseconds: performance.now() - begun, drawn, shown, chosen });
     }));
   }, 4);
 })"""

@@ -139,7 +139,8 @@ class Explanation(Readable):
 
     def _repr_html_(self) -> str:
         columns = ("", "line", "MACCs", "FLOPs")
-        return Sheet(f"{self.layer}: {self.source}", columns, tuple(self._lines()), self.notes, frozenset({0, 1})).html()
+        rows, left = tuple(self._lines()), frozenset({0, 1})
+        return Sheet(f"{self.layer}: {self.source}", columns, rows, self.notes, left).html()
 
     def _rows(self) -> list[dict[str, Any]]:
         parts = self.to_dict()["macro_operations"]

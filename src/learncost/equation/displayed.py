@@ -1,4 +1,4 @@
-"""What an object shows of itself: rows as a frame, and of one that is no answer its equations, rows or fields as HTML."""
+"""What an object shows of itself: rows as a frame; of one that is no answer, equations, rows or fields as HTML."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_every_preset_is_clauses():
         ("llama", "cp=4", "cp", "flash,zigzag"),
         ("qwen3_moe", "ep=2,tp=2", "ep,megatron-sp", "at-once"),
         ("llama", "dp=2", "zero-2", "head"),
-        ("bart", "pp=2", "pp", "flash"),
+        ("bart", "pp=2", "pp", "flash,at-once"),
         ("mixtral", "ep=2,dp=2", "ep,fsdp", "recompute=norm,keep=all_gather+dispatch"),
         ("gpt2", "pp=2,dp=2,tp=2", "pp,zero-1,megatron-sp", ""),
     ],

@@ -121,6 +121,8 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
         sends.setdefault(sent.made, []).append(sent)
     values, lines, waiting = dict(table.values), list[Statement](), dict(received)
     tied, gone = dict(step.tied), set[str]()
+    # Who updates a weight at once waits there for another stage, which may wait for what comes later: so it is last.
+    sums, late, late_names = dict[str, Line](), list[Statement](), set[str]()
 
     def line(name: str, word: str, operand: str, places: Iterable[int], why: str) -> Line:
         axes = values[operand or name].axes
@@ -145,8 +147,12 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
                 gone.add(gradient)
                 why = f"stages {' and '.join(map(str, stages))} have the same weight: its gradients are summed"
                 names[held] = f"{held}.tied"
-                lines.append(line(names[held], "all_reduce", held, stages, why))
-        lines.append(last.renamed(names) if names else last)
+                sums[gradient] = line(names[held], "all_reduce", held, stages, why)
+        if names or late_names & {*last.reads}:
+            late.append(last.renamed(names) if names else last)
+            late_names |= {*last.makes}
+        else:
+            lines.append(last)
         for name in last.makes:
             for sent in sends.get(name, ()):
                 why = (
@@ -155,5 +161,6 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
                     else f"stage {sent.target} made what it is of"
                 )
                 lines.append(line(f"{name}.sent.{sent.target}", "send", name, (sent.target,), why))
+    lines += [*(sums[gradient] for gradient in sorted(sums)), *late]
     inputs = tuple(name for name in table.inputs if name not in received)
     return replace(table, lines=tuple(lines), values=values, inputs=inputs)

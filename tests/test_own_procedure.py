@@ -138,6 +138,13 @@ def test_targets_are_looked_up_where_errors_are_multiplied():
     assert projected.maccs - looked_up.maccs == classes * (of_blocks + wide)  # the embedding is given it, too
 
 
+def test_of_several_losses_none_has_the_scores():
+    layer, sizes = "examples/layers/forward_forward.table", {"B": 2, "d": 3, "f": 4, "e": 5}
+    with pytest.raises(lc.InputError, match="H2 is in none"):
+        lc.memory(layer, procedure="dfa-linear", engine="table", **sizes)
+    assert lc.cost(layer, "forward-gradient-activities", **sizes).total.flops
+
+
 def test_a_loss_that_looks_nothing_up_has_no_targets():
     with pytest.raises(lc.InputError, match=r"needs targets that are classes, which the loss looks up: .* has none"):
         lc.cost("benchmarks/autoencoder.table", "examples/procedures/target-projection.toml", B=8)

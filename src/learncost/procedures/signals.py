@@ -138,7 +138,7 @@ class _Signals:
     def at_linears(self, signal: str) -> None:
         """What products with weights make, followed through their shift and pointwise word; but the scores."""
         constant = frozenset(self.model.table.inputs)
-        exact = self.exact()
+        exact, before = self.exact(), self.before_scores()
         if signal == "tangent":
             if "tangents along PLACE" not in self.chosen.moves:
                 raise InputError(f"{self.chosen.name} gives a tangent, so it needs tangents along linears before")
@@ -148,6 +148,9 @@ class _Signals:
                 name = followed(line.name, place, constant)
                 if not place.repeats and name in exact:
                     continue
+                if signal != "tangent" and before.isdisjoint(place.repeats[0].makes if place.repeats else {name}):
+                    doing, of = self.chosen.name, self.model.configuration.name
+                    raise InputError(f"{doing} needs scores that all of the loss is made of: of {of} {name} is in none")
                 source = self.tangent(place, name) if signal == "tangent" else self.error(place, name)
                 self.given.setdefault(place.scope, {})[name] = source
                 self.stopped |= {
@@ -190,6 +193,14 @@ class _Signals:
         for line in self.model.table.lines:
             if isinstance(line, Line) and not sums(line) and not names.isdisjoint(line.reads):
                 names |= set(line.makes)
+        return frozenset(names)
+
+    def before_scores(self) -> frozenset[str]:
+        """The scores, and the values of the table's own scope of which they are made."""
+        names = {scores(self.model, self.chosen.name).removeprefix("d")}
+        for line in reversed(self.model.table.lines):
+            if not names.isdisjoint(line.makes):
+                names |= set(line.reads)
         return frozenset(names)
 
     def axes(self, place: Place, name: str) -> Axes:

@@ -55,7 +55,6 @@ PROBLEMS: Mapping[str, tuple[int, int]] = {
     "digits-2-long": (2, 1500),
     "text-2-long": (2, 900),
     "text-2-longer": (2, 2700),
-    "text-2-longer": (2, 2700),
 }
 """How many blocks, and how many steps."""
 

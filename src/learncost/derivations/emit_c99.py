@@ -18,6 +18,7 @@ from learncost.equation.precision import precision_of
 from learncost.equation.table import Product, Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
+from learncost.layers.rewrite_integers import check_room
 from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
@@ -183,6 +184,8 @@ def program_of(
     sizes = run_sizes(training.model, settings.batch_size, settings.seq_len, settings.target_len)
     batch = random_batch(training.model, sizes)
     tables, sizes, plan = _tables(training, batch, settings)
+    if training.precision.is_whole:
+        check_room(training.table(), sizes)
     content = _constants(training, batch, tables, sizes, weights is not None)
     title = (*title, *_said(training, tables, sizes, plan))
     written = firmware(tables, sizes, settings.dtype, settings.prefix, content, title)

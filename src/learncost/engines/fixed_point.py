@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 
 LARGEST = {"int8": 127}
@@ -14,12 +15,18 @@ LARGEST = {"int8": 127}
 
 
 def whole(table: Table, name: str, array: Any) -> Any:
-    """The whole numbers that a table reads for an input; itself where it reads numbers as they are."""
+    """The whole numbers that a table reads for an input; itself where it reads numbers as they are.
+
+    Raises `InputError` where they are too large, by more than one.
+    """
     value = table.values.get(name)
     if value is None or value.power is None:
         return array
-    largest = LARGEST.get(value.dtype, 2**30)
-    return np.clip(np.rint(np.asarray(array, float) * 2.0**-value.power), -largest, largest)
+    largest, numbers = LARGEST.get(value.dtype, 2**30), np.asarray(array, float) * 2.0**-value.power
+    if np.max(np.abs(numbers), initial=0.0) > largest + 1:
+        most, room = np.max(np.abs(array)), 2.0**value.power * (largest + 1)
+        raise InputError(f"{name} has numbers up to {most:g}; in whole numbers it is from -{room:g} to {room:g}")
+    return np.clip(np.rint(numbers), -largest, largest)
 
 
 def real(table: Table, name: str, array: Any) -> Any:

@@ -147,9 +147,9 @@ def random_batch(model: Model, sizes: Mapping[str, int], seed: int = 0) -> Array
 
     def drawn(datum: Datum) -> Any:
         form = shape_of(datum.axes, sizes)
-        return (
-            generator.integers(0, size_of(datum.places, sizes), form) if datum.places else generator.normal(size=form)
-        )
+        if datum.places:
+            return generator.integers(0, size_of(datum.places, sizes), form)
+        return generator.uniform(-1, 1, form) if model.integers else generator.normal(size=form)
 
     return {datum.name: drawn(datum) for datum in data(model)}
 

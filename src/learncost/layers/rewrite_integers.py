@@ -14,9 +14,11 @@ such form is refused by its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
+from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Operand, Product, Repeat, Sum, Table, Term, Word
 from learncost.layers.integer_functions import FUNCTIONS
@@ -29,6 +31,9 @@ FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
 
 DATA, OTHERS, RESULTS = -7, -20, -16
 """The powers of inputs, which are from -1 to 1; of weights that are no codes; of results, such as the loss."""
+
+ONE = "dloss"
+"""What is 1: the gradient of a loss."""
 
 ORDERED = frozenset(("maximum", "minimum", "less", "equal", "select", "abs"))
 """Words that choose among numbers, which have one power."""
@@ -61,8 +66,8 @@ class Integers(Shifts):
             if value.dtype == "int8":
                 self.numbers[name] = Number(name, Power(), CODE)
                 continue
-            if name == "dloss":  # it is 1, where a loss is what is learned from
-                self.numbers[name] = Number("", Power(), 0)
+            if name == ONE:
+                self.numbers[name] = Number(name, Power(), 1)
                 continue
             of = value.of if value.role == "number" else value.role
             power, bits = FIXED.get(of, (DATA, CODE))
@@ -148,7 +153,7 @@ class Integers(Shifts):
             return self._times(line, left, first, second)
         a, b = self.read(first), self.read(second)
         for one, other, term in ((a, b, second), (b, a, first)):
-            if not one.name and term.loops == left.loops:  # a power of two alone
+            if one.name in ("", ONE) and term.loops == left.loops:  # a power of two alone
                 return replace(other, power=other.power + one.power)
         macro, tag = line.tag.macro, replace(line.tag, locals=())
         if line.sides.are_of_matrices:
@@ -190,21 +195,27 @@ class Integers(Shifts):
                 return numbers[0]
             self.emit(replace(line, left=(left,), right=(self._as(numbers[0], line.right[0]),)))
             return replace(numbers[0], name=left.name)
-        a, b = numbers
-        power = a.power
-        if a.power != b.power:
-            if a.power.scalars or b.power.scalars:
-                both = [self.scalar(number.power, line.tag) for number in numbers]
-                both.sort(key=lambda operand: isinstance(operand, Literal))
-                power = Power.of(self.word(f"{left.name}.power", "maximum", (), both, line.tag).name)
-            else:
-                power = Power(max(a.power.number, b.power.number))
-        right = tuple(
-            self._as(self.shifted(number, power, term.declared, line.tag), term)
-            for number, term in zip(numbers, line.right, strict=True)
-        )
+        right, power = self._aligned(line, left.name)
         self.emit(replace(line, left=(left,), right=right))
-        return Number(left.name, power, min(WORD, max(a.bits, b.bits) + 1))
+        return Number(left.name, power, min(WORD, max(number.bits for number in numbers) + 1))
+
+    def _aligned(self, line: Line, name: str) -> tuple[tuple[Operand, ...], Power]:
+        """What a line reads, shifted to the largest of its powers."""
+        powers = [self.numbers[term.name].power for term in line.right if term.name in self.numbers]
+        power = powers[0]
+        if any(other != power for other in powers):
+            if any(other.scalars for other in powers):
+                both = [self.scalar(other, line.tag) for other in powers]
+                both.sort(key=lambda operand: isinstance(operand, Literal))
+                power = Power.of(self.word(f"{name}.power", "maximum", (), both, line.tag).name)
+            else:
+                power = Power(max(other.number for other in powers))
+        right: list[Operand] = []
+        for term in line.right:
+            number = self.numbers.get(term.name)
+            shifted = number and self.shifted(number, power, term.declared, line.tag)
+            right.append(Term(shifted.name, term.axes) if shifted else term)
+        return tuple(right), power
 
     # Words.
 
@@ -219,18 +230,27 @@ class Integers(Shifts):
         others = [term for term in line.right if isinstance(term, Literal)]
         if not known or not numbers or any(literal.value or literal.sizes for literal in others):
             raise _no_form(line, line.word)
-        power = numbers[0].power
-        if any(number.power != power for number in numbers):
-            raise _no_form(line, f"{line.word} of numbers that have other powers")
         left = self._left(line)
-        right = tuple(
-            self._as(self.numbers[term.name], term) if isinstance(term, Term) and term.name in self.numbers else term
-            for term in line.right
-        )
+        right, power = self._aligned(line, left.name)
         self.emit(replace(line, left=(left,), right=right))
         if line.word in ("less", "equal"):
             return None
         return Number(left.name, power, max(number.bits for number in numbers))
+
+
+def check_room(table: Table, sizes: Mapping[str, int]) -> None:
+    """Refuse sums that may need more than 32 bits. Raises `InputError`."""
+    for line in table.lines:
+        if not isinstance(line, Product) or line.left[0].indexed:
+            continue
+        count = prod(size_of(axis, sizes) for axis in set(line.loops) - set(line.left[0].loops))
+        role = table.values[line.name].role
+        bits = HALF if len(line.right) == 1 else 2 * CODE
+        room = 2 ** (WORD - bits - (CODE if role == "gradient" and len(line.right) > 1 else 0))
+        if count > room:
+            raise InputError(
+                f"a sum of {count:,} numbers may need more than 32 bits; {room:,} have room, in line: {line}"
+            )
 
 
 def _no_form(line: Line, what: str) -> InputError:

@@ -18,15 +18,19 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
 
 import learncost as lc
+from learncost.derivations import boards
 from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.engines import alone
+from learncost.engines.boards import BOARDS
 from learncost.engines.fixed_point import whole
 from learncost.equation.precision import precision_of
 from learncost.models.configuration import Configuration, configure
@@ -172,6 +176,27 @@ def integers(configuration: Configuration, epochs: int) -> None:
     reported = [shares(seed, rate)[1] for seed in SEEDS]
     print("| precision | rate | right | RAM | arena | flash | MACCs |\n|---|---|---|---|---|---|---|")
     print(f"| integer-only | {rate:g} | {said(reported)} | {taken(configuration, learning)} |", flush=True)
+
+    print(f"A step on an emulated Cortex-M0 with 16 KiB of RAM: {on_microbit(configuration, settings, learning)}")
+
+
+MICROBIT = replace(BOARDS["cortex-m3"], name="cortex-m0", flags=("-mcpu=cortex-m0", "-mthumb"), arguments=("microbit",))
+"""QEMU's BBC micro:bit: 16 KiB of RAM, 256 KiB of flash."""
+
+CLOCK = 25 / 16
+"""Its counter has 16 MHz, where a program takes it for one of 25: by so much instructions are more than it says."""
+
+
+def on_microbit(configuration: Configuration, settings: Settings, learning: Mapping[str, Any]) -> str:
+    """Instructions of a step, and whether its bits are this machine's."""
+    if MICROBIT.missing:
+        return f"not made, {MICROBIT.missing} is not installed"
+    program = program_of(configuration, settings, learning)
+    with TemporaryDirectory() as name:
+        sources = boards.files(program.firmware, boards.inputs_of(program), 3, Path(name))
+        here, there = boards.on_host(sources, Path(name)), boards.on_board(MICROBIT, sources, Path(name), 2**14, 2**18)
+    same = "the same bits as here" if here.numbers == there.numbers else "other bits than here"
+    return f"{there.instructions * CLOCK:,.0f} instructions, {same}"
 
 
 PARTS = {"frozen": frozen, "learned": codes, "integers": integers}

@@ -23,7 +23,7 @@ from learncost.layers.parts import of_part
 from learncost.layers.rewrite_quantized import makes_scales
 from learncost.layers.spelling import condition_names
 
-COMPUTED = ("fp32", "fp64", "bf16", "int32")
+COMPUTED = ("fp32", "fp64", "bf16")
 """The types that programs have."""
 
 LOW = ":low"
@@ -83,7 +83,7 @@ def check_runs(kind: Precision) -> None:
     """Raise `InputError` for a precision with types that programs do not compute in or keep."""
     states = "" if kind.states in BLOCKS else kind.states  # those of blocks are rounded between the steps
     types = (kind.weights, kind.gradients, kind.values, states, kind.masters, kind.loss)
-    if wrong := next((name for name in types if name and name not in COMPUTED), None):
+    if not kind.is_whole and (wrong := next((name for name in types if name and name not in COMPUTED), None)):
         raise InputError(
             f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} is known to memory, fit and cost alone"
         )

@@ -320,7 +320,7 @@ def test_seconds_in_units(seconds, text):
 
 
 @pytest.mark.parametrize(
-    ("joules", "text"), [(0.002, "2.00 mJ"), (15, "15.0 J"), (12345, "12.3 kJ"), (2.1e6, "2.10 MJ")]
+    ("joules", "text"), [(3e-6, "3.00 uJ"), (0.002, "2.00 mJ"), (15, "15.0 J"), (12345, "12.3 kJ"), (2.1e6, "2.10 MJ")]
 )
 def test_joules_in_units(joules, text):
     assert joules_of(joules) == text

@@ -400,7 +400,7 @@ def size_of(count: int) -> str:
 
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_JOULES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
+_JOULES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))
 
 
 def seconds_of(seconds: float) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 import learncost as lc
 from learncost.derivations.emit_c99 import Settings, program_of
-from learncost.derivations.verified_c99 import parity
+from learncost.derivations.verified_c99 import Parity, parity
 from learncost.engines.boards import BOARDS
 from learncost.equation.count import shape_of
 from learncost.equation.table import Literal, Product, Tag
@@ -243,3 +243,10 @@ def test_other_tables_step_as_numbers_do(name):
         scale = 2.0 ** whole.weights[f"{weight}.power"] if f"{weight}.power" in whole.weights else 0.0
         near = 0.05 * np.max(np.abs(wanted)) + 1.01 * scale
         assert np.max(np.abs(step - wanted)) < near, weight
+
+
+def test_frozen_matrices_are_codes_in_flash():
+    program = program_of(network(SMALL), IN_PRODUCT, {**INTEGERS, "train": "W2"})
+    assert program.firmware.rooms.constants == 16 * 12 + 4 * 12 + 4 * 4 + 2 * 4  # W1, b1, shares, powers
+    assert program.firmware.rooms.weights == 12 * 4
+    assert parity(program, 2, ("-O1",)) == Parity(0.0, 0.0, "W2.codes", ())

@@ -53,7 +53,9 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
     every, linear = kind.behind, linear_layers(model)
 
     def chosen(line: Line, inside: str, outer: str) -> bool:
-        return (outer in learning) == (kind.learns and learns) and (every or inside in linear)
+        # Where all numbers are whole, those that are frozen are codes too.
+        meant = kind.powers or (outer in learning) == (kind.learns and learns)
+        return meant and (every or inside in linear)
 
     table, stored = with_quantized(model.table, chosen, kind)
     if not stored and kind.learns:

@@ -141,8 +141,8 @@ class Folder:
     # Checkpoints.
 
     def save(self, model: Model, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int, last: int) -> None:
-        """A checkpoint, which takes the place of the one before it, of step `last`. Raises InputError."""
-        last_one = f"the checkpoint of step {last:,} is kept"
+        """A checkpoint, which takes the place of the one before it, of step `last`, or -1. Raises InputError."""
+        last_one = last_checkpoint(last)
         check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {last_one}")
         kept = Kept(last_one, self.again)
         ours = model.configuration.family not in hugging_face.layouts()
@@ -158,7 +158,7 @@ class Folder:
 
     def save_parts(self, arrays: Parts, steps: int, last: int, processes: Processes) -> None:
         """A checkpoint of which every process writes its parts, in the place of all before it. Raises InputError."""
-        kept = Kept(f"the checkpoint of step {last:,} is kept", self.again)
+        kept = Kept(last_checkpoint(last), self.again)
         in_parts.save(self.path, arrays, steps, {name: self._length(name) for name in LOGS}, kept, processes)
 
         def forget_others() -> None:
@@ -258,3 +258,8 @@ class Folder:
     def _length(self, name: str) -> int:
         path = self.path / name
         return path.stat().st_size if path.exists() else 0
+
+
+def last_checkpoint(steps: int) -> str:
+    """What a refusal says of the checkpoint after so many steps, -1 where there is none."""
+    return f"the checkpoint of step {steps:,} is kept" if steps >= 0 else "there is no checkpoint yet"

@@ -32,7 +32,7 @@ from learncost.training.data.text import Text
 from learncost.training.engine import Engine
 from learncost.training.engines import engine
 from learncost.training.files import Kept
-from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder
+from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder, last_checkpoint
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log, NoLog
@@ -366,7 +366,7 @@ class _Run:
         self.report.say(writer.write(path, self.tracer.traced, weights, self.engine.says, self.engine.memory, step))
 
     def _kept(self) -> str:
-        return f"the checkpoint of step {self.saved:,} is kept" if self.saved >= 0 else "there is no checkpoint yet"
+        return last_checkpoint(self.saved)
 
     def _validated(self, step: Step) -> Step:
         """With the loss of what validates, as much at a time as a step has, and the share of answers that are right."""
@@ -409,7 +409,7 @@ class _Run:
 
     def _save(self, last: bool = False) -> None:
         """A checkpoint: in parts by several processes, and whole by one, or after the last step."""
-        engine, parts, saved = self.engine, self.engine.parts(), max(self.saved, 0)
+        engine, parts, saved = self.engine, self.engine.parts(), self.saved
 
         def settle() -> None:
             for log in (self.metrics, self.samples):

@@ -113,7 +113,7 @@ function sentence() {
   }
   const kinds = [...new Set(view.runs.map((run) => [run.model, run.engine && `${run.engine} engine`, run.optimizer, run.batch_size && `batches of ${grouped(run.batch_size)}`].filter(Boolean).join(", ")))];
   const ended = view.runs.filter((run) => run.ended).length;
-  const state = ended === view.runs.length ? (ended === 1 ? "It has finished." : "All have finished.") : `${view.runs.length - ended} of ${view.runs.length} still to go.`;
+  const state = ended === view.runs.length ? (ended === 1 ? "It has finished." : "All have finished.") : view.runs.length === 1 ? "It is still going." : `${view.runs.length - ended} of ${view.runs.length} are still going.`;
   byId("exactly").textContent = `${kinds.slice(0, 3).join("; ")}. ${state}${begun.length > 1 ? " Losses are means over nine steps." : ""}`;
 }
 
@@ -163,6 +163,7 @@ function ends(plot) {
     const x = plot.valToPos(plot.data[0][place], "x", true), width = ctx.measureText(series.label).width;
     let y = Math.max(plot.bbox.top + 8 * ratio, plot.valToPos(values[place], "y", true));
     const right = x + 8 * ratio + width <= plot.bbox.left + plot.bbox.width + (plot.width < 560 ? 8 : 130) * ratio;
+    if (!right && plot.width < 560) return; // the key below the chart names it
     const left = right ? x + 8 * ratio : x - width - 2 * ratio;
     if (!right) y -= 12 * ratio;
     for (let turn = 0; turn < 20 && spans.some(([l, r, t]) => left < r && left + width > l && Math.abs(t - y) < 15 * ratio); turn += 1) y += (turn % 2 ? 1 : -1) * (turn + 1) * 8 * ratio;

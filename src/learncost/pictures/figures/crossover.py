@@ -65,6 +65,8 @@ def draw(data: Growth, panel: Panel) -> None:
 
 def _crossings(axes: Any, data: Growth, points: float) -> None:
     """A ring where a procedure becomes cheaper than backpropagation, or the other way round."""
+    from matplotlib.patheffects import withStroke
+
     bottom, top = axes.get_ylim()
     marked = [crossing for crossing in data.crossings if "bp" in (crossing.cheaper, crossing.dearer)]
     marked = [crossing for crossing in marked if data.places[0] <= crossing.at <= data.places[-1]]
@@ -80,7 +82,7 @@ def _crossings(axes: Any, data: Growth, points: float) -> None:
         y = bottom + (0.03 + 0.16 * (place % 2)) * (top - bottom)
         axes.annotate(
             text, (crossing.at, y), xytext=(3 if side == "left" else -3, 0), textcoords="offset points", size=SMALL,
-            ha=side, va="bottom", linespacing=1.1,
+            ha=side, va="bottom", linespacing=1.1, path_effects=[withStroke(linewidth=2, foreground="white")],
         )  # fmt: skip
 
 

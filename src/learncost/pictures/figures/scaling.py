@@ -125,8 +125,17 @@ def _chart(panel: Panel, along: str, curves: Sequence[Growth], several: bool) ->
     labels_at_ends(axes, places[-1], ends, panel.height - 0.39)
     axes.grid(axis="y", color=GRID, linewidth=0.5)
     axes.yaxis.set_major_formatter(lambda value, _: tick(value))
+    _between_powers(axes.yaxis, top - bottom)
     axes.tick_params(axis="y", which="minor", length=0)
     axes.set_xlabel(TITLES[along], size=SMALL, color=FAINT, labelpad=2, loc="right")
+
+
+def _between_powers(axis: Any, powers: float) -> None:
+    """Ticks at twice and five times a power of ten, where the axis has room for them."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_minor_locator(LogLocator(subs=(2.0, 5.0)) if powers < 2 else NullLocator())
+    axis.set_minor_formatter(lambda value, _: tick(value))
 
 
 def notes(data: Scaling) -> Iterator[str]:

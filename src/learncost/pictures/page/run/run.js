@@ -113,7 +113,7 @@ function sentence() {
   }
   const kinds = [...new Set(view.runs.map((run) => [run.model, run.engine && `${run.engine} engine`, run.optimizer, run.batch_size && `batches of ${grouped(run.batch_size)}`].filter(Boolean).join(", ")))];
   const ended = view.runs.filter((run) => run.ended).length;
-  const state = ended === view.runs.length ? (ended === 1 ? "It has finished." : "All have finished.") : view.runs.length === 1 ? "It is still going." : `${view.runs.length - ended} of ${view.runs.length} are still going.`;
+  const state = ended === view.runs.length ? (ended === 1 ? "It has finished." : "All have finished.") : view.runs.length === 1 ? "It has steps left." : `${view.runs.length - ended} of ${view.runs.length} have steps left.`;
   byId("exactly").textContent = `${kinds.slice(0, 3).join("; ")}. ${state}${begun.length > 1 ? " Losses are means over nine steps." : ""}`;
 }
 

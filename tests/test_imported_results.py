@@ -94,18 +94,54 @@ def test_operators_that_choose_round_and_spread(function):
     assert apart.module < 1e-5
 
 
-def test_products_before_whole_numbers_are_counted():
-    module, given = Made(lambda y: y.byte() / 255.0), (torch.randn(4, 6, requires_grad=True),)
-    assert products(Scaled(module), given, read_module(Scaled(module), given)).equal
+class Placed(nn.Module):
+    """Two linear layers: the second says places of the first one's result, and has no gradient."""
 
-
-class Scaled(nn.Module):
-    def __init__(self, inner):
+    def __init__(self, function):
         super().__init__()
-        self.inner, self.scale = inner, nn.Parameter(torch.ones(6))
+        self.first, self.second, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
 
     def forward(self, x):
-        return self.inner(x) * self.scale
+        return self.function(self.first(x), self.second(x))
+
+
+PLACES = {
+    "the largest": lambda y, z: y.gather(1, z.argmax(1, keepdim=True)),
+    "the smallest of all": lambda y, z: y.flatten().gather(0, z.argmin().view(1)),
+    "in order": lambda y, z: y.gather(1, z.argsort(1, descending=True)),
+    "one of some": lambda y, z: y * nn.functional.one_hot(z.argmax(1), 4),
+    "whole numbers": lambda y, z: y[(2 * z[:, 0].sigmoid()).long()],
+    "intervals": lambda y, z: y[torch.bucketize(z[:, 0].contiguous(), torch.tensor([-0.1, 0.1]))],
+    "no numbers": lambda y, z: y.masked_fill(z.isnan(), 0.0),
+    "bytes": lambda y, z: y * (z.byte() / 255.0),
+}
+
+
+@pytest.mark.parametrize("function", PLACES.values(), ids=PLACES.keys())
+def test_products_that_say_places_alone_are_counted(function):
+    module, given = Placed(function), (torch.randn(3, 4),)
+    read = read_module(module, given)
+    apart = parity(module, given, read)
+    assert max(apart.value, apart.gradient) < 1e-12
+    assert products(module, given, read).equal
+
+
+TURNED = {
+    "a transposed convolution": lambda y: nn.functional.conv_transpose1d(y, torch.ones(2, 3, 3), stride=2),
+    "rows": lambda y: nn.functional.embedding(torch.tensor([0, 3, 2]), y.flatten(0, 1)),
+}
+
+
+@pytest.mark.parametrize("function", TURNED.values(), ids=TURNED.keys())
+def test_a_side_that_several_axes_are(function):
+    module, given = Made(lambda y: function(y.flatten(2))), (torch.randn(2, 2, 3, 6),)
+    apart = parity(module, given, read_module(module, given))
+    assert max(apart.value, apart.gradient) < 1e-12
+
+
+def test_sizes_that_follow_from_open_ones_are_counted_by_these():
+    module, given = Made(lambda y: torch.cat([y, y[:, :1]], 1)), (torch.randn(2, 3, 6),)
+    assert products(module, given, read_module(module, given, {"x": "B M 6"})).equal
 
 
 def test_what_is_no_number_is_refused_with_its_line():

@@ -277,7 +277,8 @@ def products(module: Any, inputs: Any, imported: Imported) -> Products:
     # Attention as plain products: as one operator it would compute its scores once more backward.
     read = layer(re.sub(r"(@ \S+) scaled_dot_product_attention$", r"\1 bmm", imported.text, flags=re.MULTILINE))
     sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
-    open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter not in read.sizes}
+    asked = imported.exported.where_open
+    open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter in asked}
     ledger = cost(read, price_book="torch-flop-counter", **open_sizes)
     forward = sum(row.flops for row in ledger.rows if row.macro_operation == "forward")
     ours = (int(forward), int(ledger.total.flops - forward))

@@ -435,6 +435,7 @@ class Reader:
             return
         if name not in TAKES_MASKED:
             arguments = [self.view(each) if isinstance(each, Masked) else each for each in arguments]
+        arguments = [[_placed(e) for e in each] if isinstance(each, list) else each for each in arguments]
         if any(isinstance(each, Whole) for each in arguments):
             self.values[node] = self._of_whole(known, node, arguments, named)
             return
@@ -500,6 +501,11 @@ def _inside(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_inside, value))
     return isinstance(value, View | Chosen | Whole | Masked | Complex)
+
+
+def _placed(value: Any) -> Any:
+    """Whole numbers in a row, as indices are given, as what they are outside."""
+    return Outside(value.node) if isinstance(value, Whole) else value
 
 
 def _learns(value: Any) -> bool:

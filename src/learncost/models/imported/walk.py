@@ -14,7 +14,17 @@ from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
 from learncost.models.imported.fold import Item, folded
 from learncost.models.imported.layer_text import LayerText
-from learncost.models.imported.reader import SAME_SIZES, Outside, Reader, operator_name, size_of
+from learncost.models.imported.reader import (
+    SAME_SIZES,
+    Chosen,
+    Complex,
+    Masked,
+    Outside,
+    Reader,
+    Whole,
+    operator_name,
+    size_of,
+)
 from learncost.models.imported.text import Writer, needed, read_in_products
 from learncost.models.imported.views import Stored, View
 
@@ -251,12 +261,16 @@ def _written(
     results: list[Stored] = []
     for label, value, _ in outputs:
         results.append(_as_output(reader, label, value, results))
-    equations = needed(recorder.equations, results)
-    equations = needed(read_in_products(equations, results), results)
+    kept = [*results]
+    equations = needed(recorder.equations, kept)
+    while before := [each for each in _behind(reader, exported, equations) if each not in kept]:
+        kept += before
+        equations = needed(recorder.equations, kept)
+    equations = needed(read_in_products(equations, kept), kept)
     items: list[Item] = list(equations)
     if fold:
         learned = _learned(equations, exported, weights)
-        items = folded(items, results, learned.__contains__)
+        items = folded(items, kept, learned.__contains__)
     layer_text = LayerText(items, results, exported, weights, Writer(exported.symbols, stated))
     writer = layer_text.writer
     writer.values.taken |= set(exported.symbols.values())
@@ -275,6 +289,25 @@ def _written(
         {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
         writer.met,
     )
+
+
+def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -> list[Stored]:
+    """Values of the table that inputs from outside are computed from, as a mask of what is no number: they are made."""
+    nodes = {node.name: node for node in exported.program.graph.nodes}
+    left = [nodes[stored.target] for each in equations for stored in each.reads if stored.target in nodes]
+    seen, values = set(left), dict[Stored, None]()
+    while left:
+        for node in left.pop().all_input_nodes:
+            value = reader.values.get(node)
+            for part in (value.real, value.imaginary) if isinstance(value, Complex) else (value,):
+                view = part.view if isinstance(part, Chosen | Masked | Whole) else part
+                if isinstance(view, View):
+                    values[view.stored] = None
+            if isinstance(value, Outside | Chosen | Whole) and node not in seen:
+                seen.add(node)
+                left.append(node)
+    made = {read.view.stored for each in equations for read in each.left}  # what is there already is kept as it is
+    return [stored for stored in values if stored.kind not in ("weight", "input") and stored not in made]
 
 
 def _learned(equations: Sequence[Equation], exported: Exported, weights: Mapping[Stored, str]) -> set[Stored]:

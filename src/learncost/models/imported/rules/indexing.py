@@ -69,7 +69,7 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
 
 @rule("embedding")
 def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, *_: Any) -> View:
-    weight = reader.view(weight)
+    weight = merged(reader, reader.view(weight), 0)
     called(weight, "v", "d")
     if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
         shape = list(shape_of(reader.node))

@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, equal, product
 from learncost.models.imported.equations import Number, Where
-from learncost.models.imported.reader import Chosen, Masked, Reader, rule
+from learncost.models.imported.reader import Chosen, Masked, Outside, Reader, rule
 from learncost.models.imported.views import Stored, View
 
 
@@ -227,11 +227,31 @@ def topk(
     return [read_at(reader, x, dim, places), Chosen(places, indices) if indices is not None else None]
 
 
-@rule("argmax", "argmin", "argsort")
-def argmax(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
-    from learncost.models.imported.reader import Outside
+@rule("argmax", "argmin")
+def argmax(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The place of the largest or the smallest along a dimension, or of all."""
+    from learncost.models.imported.rules.views import reshaped
 
-    return Outside(reader.node)
+    if dim is None:
+        x, dim, keepdim = reshaped(reader, x, [product(x.shape)]), 0, False
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:  # of one place
+        return Outside(reader.node)
+    places = chosen(reader, reader.recorder.operator, x, dim, None)
+    rows = list(places.dims)
+    if keepdim:
+        rows.insert(dim, ())
+    return Chosen(places.with_dims(rows), reader.node)
+
+
+@rule("argsort", "argsort.stable")
+def argsort(reader: Reader, x: View, dim: Any = -1, descending: bool = False, **named: Any) -> Any:
+    if isinstance(dim, bool):  # argsort.stable(x, stable, dim, descending)
+        return Outside(reader.node)
+    dim, descending = named.get("dim", dim) % max(1, len(x.dims)), named.get("descending", descending)
+    if not x.dims or not x.dims[dim]:
+        return Outside(reader.node)
+    return Chosen(chosen(reader, "topk" if descending else "argsort", x, dim, x.shape[dim]), reader.node)
 
 
 @rule("logsumexp")

@@ -199,6 +199,8 @@ def transposed_convolution(
     unbatched = len(x.dims) == count + 1
     if unbatched:
         x = x.with_dims([(), *x.dims])
+    for place in range(2, count + 2):  # of a side that is read as several axes one is made: it is written along
+        x, weight = (each if len(each.dims[place]) < 2 else merged(reader, each, place) for each in (x, weight))
     called(x, "c", *SIDES[count])
     called(weight, "c", "e", *WINDOWS[count])
     shape = list(shape_of(reader.node))

@@ -268,10 +268,7 @@ def _comparisons(
     filled: Mapping[str, int],
 ) -> Iterator[Check]:
     """Those of a step of one device with these sizes; devices have parts of what is `filled` up."""
-    arrays = {
-        name: np.abs(array) + 0.5 if table.values[name].role == "state" else array
-        for name, array in sound_arrays(table, sizes).items()
-    }
+    arrays = {name: _given(array, table.values[name].role) for name, array in sound_arrays(table, sizes).items()}
     expected = values_of(table, arrays, sizes)
     sent: list[tuple[str, int]] = []
     given = {name: _filled(array, table.axes[name], filled) for name, array in arrays.items()}
@@ -305,6 +302,16 @@ def _comparisons(
             text += f"; left out, as their gradients are zero: {', '.join(sorted(zero))}"
         yield Check(subject, f"{what} with those of one device", text, passed)
     yield _bytes(subject, outcome.stages, filled, sent)
+
+
+def _given(array: Any, role: str) -> Any:
+    """An array that is drawn: states are above zero, and numbers of an optimizer below one, as they are in use.
+
+    Larger ones would enlarge what sums in another order are apart.
+    """
+    if role == "state":
+        return np.abs(array) + 0.5
+    return array / (1 + np.abs(array)) if role == "number" else array
 
 
 def _filled(array: Any, axes: Iterable[str], sizes: Mapping[str, int]) -> Any:

@@ -206,6 +206,15 @@ OTHERS = {
       T[B] = P[B v=targets[B]]
       loss[] = T[B] share[B]
     """,
+    "sums of squares": """squares(X T; W) -> loss
+      sizes: d=12 o=3
+      constants: X T
+      P[B o] = X[B d] W[d o]
+      E[B o] = P[B o] - T[B o]
+      S[B o] = E[B o] E[B o]
+      R[B o] = S[B o] + S[B o] + S[B o] + S[B o]
+      loss[] = 0.01[] R[B o]
+    """,
     "rows of a table": """rows(tokens targets share; E W) -> loss
       tokens: index of t
       targets: index of v
@@ -236,6 +245,8 @@ def test_other_tables_step_as_numbers_do(name):
     batch = {key: array for key, array in batch.items() if key in table.inputs}
     whole = lc.Training(configuration, **INTEGERS, weights=weights, learning_rate=1.0)
     before = whole.plain_weights
+    values = whole.runner(whole.prepare(**batch)).values()
+    assert all(np.max(np.abs(np.asarray(array, float))) < 2**31 for array in values)
     plain = lc.Training(configuration, "bp", "sgd", weights=before, learning_rate=1.0)
     assert whole.step(**batch) == pytest.approx(plain.step(**batch), rel=0.02, abs=0.02)
     for weight, array in whole.plain_weights.items():

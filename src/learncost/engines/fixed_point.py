@@ -11,7 +11,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 
 LARGEST = {"int8": 127}
-"""The largest number of a type; of others it is 2^30, as the word `shift` has it."""
+"""The largest number of a type; of others it is 2^29 less one, so that a sum of two has room."""
 
 
 def whole(table: Table, name: str, array: Any) -> Any:
@@ -22,7 +22,7 @@ def whole(table: Table, name: str, array: Any) -> Any:
     value = table.values.get(name)
     if value is None or value.power is None:
         return array
-    largest, numbers = LARGEST.get(value.dtype, 2**30), np.asarray(array, float) * 2.0**-value.power
+    largest, numbers = LARGEST.get(value.dtype, 2**29 - 1), np.asarray(array, float) * 2.0**-value.power
     if np.max(np.abs(numbers), initial=0.0) > largest + 1:
         most, room = np.max(np.abs(array)), 2.0**value.power * (largest + 1)
         raise InputError(f"{name} has numbers up to {most:g}; in whole numbers it is from -{room:g} to {room:g}")

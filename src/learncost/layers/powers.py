@@ -52,5 +52,5 @@ class Number:
     bits: int
 
 
-CODE, HALF, WORD = 7, 15, 30
-"""Bits of a code of 8 with its sign, of a factor of an elementwise product, and of a sum."""
+CODE, HALF, TOTAL, WORD = 7, 15, 29, 30
+"""Bits of a code of 8 with its sign, of a factor of an elementwise product, of a sum of products, and of any number."""

@@ -23,7 +23,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Operand, Product, Repeat, Sum, Table, Term, Word
 from learncost.layers.integer_functions import FUNCTIONS
 from learncost.layers.lower import expanded
-from learncost.layers.powers import CODE, HALF, WORD, Number, Power
+from learncost.layers.powers import CODE, HALF, TOTAL, WORD, Number, Power
 from learncost.layers.shifts import Shifts
 
 FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
@@ -72,7 +72,7 @@ class Integers(Shifts):
             of = value.of if value.role == "number" else value.role
             power, bits = FIXED.get(of, (DATA, CODE))
             if name in table.weights:
-                power, bits = OTHERS, WORD
+                power, bits = OTHERS, TOTAL
             elif of not in FIXED and value.role not in ("value", "constant"):
                 raise InputError(f"{name} has no form in whole numbers: integer-only knows no {of or 'such input'}")
             dtype = "int8" if bits == CODE else ""
@@ -159,7 +159,7 @@ class Integers(Shifts):
         if line.sides.are_of_matrices:
             a, b = self.narrow(a, first.declared, CODE, macro), self.narrow(b, second.declared, CODE, macro)
             self.emit(replace(line, left=(left,), right=(self._as(a, first), self._as(b, second)), tag=tag))
-            return Number(left.name, a.power + b.power, WORD)
+            return Number(left.name, a.power + b.power, TOTAL)
         a, b = self.narrow(a, first.declared, HALF, macro), self.narrow(b, second.declared, HALF, macro)
         axes = tuple(dict.fromkeys((*first.loops, *second.loops)))
         right = (self._as(a, first), self._as(b, second))
@@ -195,12 +195,13 @@ class Integers(Shifts):
                 return numbers[0]
             self.emit(replace(line, left=(left,), right=(self._as(numbers[0], line.right[0]),)))
             return replace(numbers[0], name=left.name)
-        right, power = self._aligned(line, left.name)
+        bits = max(number.bits for number in numbers) + 1
+        right, power = self._aligned(line, left.name, max(0, bits - WORD))
         self.emit(replace(line, left=(left,), right=right))
-        return Number(left.name, power, min(WORD, max(number.bits for number in numbers) + 1))
+        return Number(left.name, power, min(WORD, bits))
 
-    def _aligned(self, line: Line, name: str) -> tuple[tuple[Operand, ...], Power]:
-        """What a line reads, shifted to the largest of its powers."""
+    def _aligned(self, line: Line, name: str, more: int = 0) -> tuple[tuple[Operand, ...], Power]:
+        """What a line reads, shifted to the largest of its powers, and by so many bits more."""
         powers = [self.numbers[term.name].power for term in line.right if term.name in self.numbers]
         power = powers[0]
         if any(other != power for other in powers):
@@ -210,6 +211,7 @@ class Integers(Shifts):
                 power = Power.of(self.word(f"{name}.power", "maximum", (), both, line.tag).name)
             else:
                 power = Power(max(other.number for other in powers))
+        power += Power(more)
         right: list[Operand] = []
         for term in line.right:
             number = self.numbers.get(term.name)
@@ -244,9 +246,11 @@ def check_room(table: Table, sizes: Mapping[str, int]) -> None:
         if not isinstance(line, Product) or line.left[0].indexed:
             continue
         count = prod(size_of(axis, sizes) for axis in set(line.loops) - set(line.left[0].loops))
-        role = table.values[line.name].role
-        bits = HALF if len(line.right) == 1 else 2 * CODE
-        room = 2 ** (WORD - bits - (CODE if role == "gradient" and len(line.right) > 1 else 0))
+        room = 2 ** (TOTAL - 2 * CODE)
+        if len(line.right) == 1:
+            room = 2 ** (WORD - HALF)
+        elif table.values[line.name].role == "gradient":  # which is multiplied by the rate's 7 bits
+            room = 2 ** (WORD - 3 * CODE)
         if count > room:
             raise InputError(
                 f"a sum of {count:,} numbers may need more than 32 bits; {room:,} have room, in line: {line}"

@@ -19,7 +19,7 @@ from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Literal, Product, Sum, Table, Tag, Term, Word
 from learncost.layers.codes import LARGEST
-from learncost.layers.powers import CODE, HALF, Number, Power
+from learncost.layers.powers import CODE, HALF, TOTAL, Number, Power
 from learncost.layers.rewrite_integers import Integers, with_integers
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions
@@ -109,7 +109,7 @@ def _codes(work: Integers, line: Word, gradient: Term, rate: Term, scale: Power,
 
 
 def _fixed(work: Integers, line: Word, gradient: Term, rate: Term) -> None:
-    """The lines of a weight of 32 bits: to the nearest, and no further from 0 than 2^30."""
+    """The lines of a weight of 32 bits: to the nearest, and below 2^29."""
     weight, new = line.right[0], line.left[0]
     assert isinstance(weight, Term)
     axes, number = weight.declared, work.read(weight)
@@ -119,8 +119,10 @@ def _fixed(work: Integers, line: Word, gradient: Term, rate: Term) -> None:
     step = work.shifted(Number(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _TAG)
     stepped = Term(f"{weight.name}.stepped", axes)
     work.emit(Sum((stepped,), (weight, Term(step.name, axes)), (), _TAG, (1, -1)))
+    most = 2.0**TOTAL - 1
+    least = work.word(f"{weight.name}.least", "maximum", axes, (stepped, Literal(-most)), _TAG)
     work.values[new.name] = replace(work.values[new.name], power=number.power.number)
-    work.word(new.name, "shift", axes, (stepped, Literal(0.0)), _TAG)
+    work.word(new.name, "minimum", axes, (least, Literal(most)), _TAG)
 
 
 def _rate(work: Integers, rate: Term) -> Number:

@@ -353,10 +353,7 @@ def symbols_page() -> str:
         "h": "heads",
         "p": "positions that the model has",
     }
-    rows = (
-        (f"`{a}`", print_reading.mathml(print_reading.size(a), display=False), meaning[a])
-        for a in print_reading.SYMBOLS
-    )
+    rows = ((f"`{a}`", print_reading.size_mathml(a), meaning[a]) for a in print_reading.SYMBOLS)
     return table(("axis", "in formulas", "what it counts"), rows)
 
 

@@ -50,7 +50,10 @@ LINES = {
     "trace": ["trace {model} {lengths} --output {folder}/trace.json"],
     "report": ["report {model} {lengths} --output {folder}/report.html"],
     "explain": ["explain {model} attention"],
-    "train": [f"train {{text}} --model {{model}} --steps 2 {BATCH} --out {{folder}}/run --engine numpy"],
+    "train": [
+        f"train {{text}} --model {{model}} --steps 2 {BATCH} --out {{folder}}/run --engine {engine}"
+        for engine in ("numpy", "torch")
+    ],
     "contest": [f"contest {{text}} --model {{model}} --budget steps:2 {BATCH} {TRIED} --out {{folder}}/contest.json"],
     "verify": ["verify {model}"],
 }

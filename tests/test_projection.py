@@ -98,6 +98,11 @@ def test_every_count_and_every_plan(family):
         assert all(np.array_equal(found[name], expected[name]) for name in table.outputs)
 
 
+def test_a_program_draws_directions_before_the_turns_that_read_them():
+    text = lc.emit("llama", "numpy", procedure="galore", plan="at-once")
+    assert text.index("places_n_layer = ") < text.index("in reversed(range(n_layer))")
+
+
 @pytest.mark.parametrize(
     ("schedule", "more", "message"),
     [

@@ -298,7 +298,7 @@ class _Writer:
         before = ""
         rest = list(lines)
         if self.weights.tree is not None and scope is self.scope and not _meets(lines):
-            updates = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+            updates = _last(lines)
             rest = [line for line in lines if line not in updates]
         else:
             updates = []
@@ -398,6 +398,15 @@ class _Writer:
             *self.turns.functions,
         )
         return any(module in text for text in texts)
+
+
+def _last(lines: Sequence[Statement]) -> list[Line]:
+    """The optimizer's lines that nothing else reads, such as turns that update their weights do of drawn directions."""
+    steps = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+    read = {name for line in lines if line not in steps for name in line.reads}
+    for line in reversed(steps):
+        read |= set(line.reads) if not read.isdisjoint(line.makes) else set()
+    return [line for line in steps if read.isdisjoint(line.makes)]
 
 
 def _meets(lines: Iterable[Statement]) -> bool:

@@ -99,7 +99,7 @@ def test_every_count_and_every_plan(family):
 
 
 def test_a_program_draws_directions_before_the_turns_that_read_them():
-    text = lc.emit("llama", "numpy", procedure="galore", plan="at-once")
+    text = lc.emit("gpt2", "numpy", procedure="galore", plan="at-once")
     assert text.index("places_n_layer = ") < text.index("in reversed(range(n_layer))")
 
 

@@ -78,3 +78,14 @@ def test_a_model_without_blocks_is_refused():
     for asked in (lambda: lc.cost(flat, "badam", batch_size=2), lambda: lc.Training(flat, "badam")):
         with pytest.raises(lc.InputError, match="badam needs one stack of blocks"):
             asked()
+
+
+def test_blocks_without_weights_have_heads_of_their_own_local_losses():
+    bare = FLAT.replace(
+        "  L[B v] = X", "  U[B d] = tanh(X[B d])\n  repeat 3 carry U:\n    U[B d] = sin(U[B d])\n  L[B v] = U"
+    )
+    bare = bare.replace("repeat 3", "repeat n_layer").replace(
+        "  share: share", "  sizes: d=3 v=4 n_layer=3\n  share: share"
+    )
+    training = lc.Training(lc.layer(bare), "local")
+    assert len(training.state) > 0

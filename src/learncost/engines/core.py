@@ -83,6 +83,8 @@ class Runner(Protocol):
 class Core(Displayed):
     """Weights by name, the optimizer's state by `weight.name`, and how many steps were taken."""
 
+    model: Model
+
     def __init__(self, settings: Settings) -> None:
         self._chosen = find_procedure(settings.procedure)
         if settings.mode not in MODES:
@@ -119,7 +121,7 @@ class Core(Displayed):
         self._begin_state(table)
 
     def _begin_state(self, table: Table) -> None:
-        weights, sizes = self.weights_read, dict[str, int]()
+        weights, sizes = self.weights_read, dict(self.model.sizes)  # also of blocks without weights of their own
         states = {f"{name}.{part}": name for name in weights for part in find_optimizer(self.settings.optimizer).state}
         for name, array in weights.items():
             if name in table.axes:

@@ -30,6 +30,21 @@ def test_a_number_is_the_loss_where_all_results_lead_to_it(leads):
     assert products(module, given, read).equal
 
 
+class Cached(Routed):
+    """A loss, and beside it an object that PyTorch does not know."""
+
+    def forward(self, x):
+        y, loss = super().forward(x)
+        return {"loss": loss, "cache": Routed(y)}
+
+
+def test_an_object_beside_the_results_is_none_of_them():
+    module, given = Cached(leads=True), (torch.randn(3, 4),)
+    read = read_module(module, given)
+    assert list(lc.layer(read.text).table.outputs) == ["loss"]
+    assert parity(module, given, read).gradient < 1e-10
+
+
 class Joined(nn.Module):
     def forward(self, x, y):
         return torch.cat([x, y, x], 1).tanh()

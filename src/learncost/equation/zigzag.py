@@ -27,6 +27,6 @@ def devices_of(axis: str, zigzag: Mapping[str, tuple[str, ...]] | None, sizes: M
     return prod(sizes[name] for name in over) if over else 0
 
 
-def in_zigzag(axis: str) -> str:
+def devices_name(axis: str) -> str:
     """What sizes call the number of devices over which an axis stands in zigzag."""
     return f"{whole(axis).rstrip(chr(39))}:zigzag"

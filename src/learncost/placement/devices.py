@@ -13,7 +13,7 @@ import numpy as np
 
 from learncost.equation.count import cuts, first_of, size_of
 from learncost.equation.table import Line
-from learncost.equation.zigzag import devices_of, in_zigzag
+from learncost.equation.zigzag import devices_name, devices_of
 from learncost.layers.lower import lower
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
@@ -129,7 +129,7 @@ def run_placed(
         stage = place.get(axis, 0)
         table = stages[stage].table
         own_sizes = {**sizes, **stages[stage].turns, **mesh.sizes_at(place)}
-        own_sizes |= {in_zigzag(axis): devices_of(axis, table.zigzag, own_sizes) for axis in table.zigzag or ()}
+        own_sizes |= {devices_name(axis): devices_of(axis, table.zigzag, own_sizes) for axis in table.zigzag or ()}
         try:
             given = (*table.inputs, *table.weights)
             values = {}

@@ -172,6 +172,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     opt_einsum = torch.backends.opt_einsum.enabled
     torch.backends.opt_einsum.enabled = opt_einsum and not shapes  # it would fix the sizes of batches
     row, by_name = as_called(module, given)
+    hook = module.register_forward_hook(_of_known_types)
     try:
         with held_to_their_lines():
             program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
@@ -182,8 +183,23 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
                 break
             program = program.run_decompositions(parts)
     finally:
+        hook.remove()
         torch.backends.opt_einsum.enabled = opt_einsum
     return program
+
+
+def _of_known_types(module: Any, given: Any, results: Any) -> Any:
+    """Results without objects that no exported program hands out, such as an encoder-decoder's cache beside a loss."""
+    import torch
+
+    tree = torch.utils._pytree
+    if not any(isinstance(each, torch.Tensor) for each in tree.tree_leaves(results)):
+        return results
+
+    def known(leaf: Any) -> Any:
+        return leaf if type(leaf).__module__.partition(".")[0] in ("builtins", "torch") else None
+
+    return tree.tree_map(known, results)
 
 
 def _stop_gradients(program: Any) -> None:

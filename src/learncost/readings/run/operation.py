@@ -28,7 +28,7 @@ from learncost.equation.table import (
     Word,
 )
 from learncost.equation.value import Value
-from learncost.equation.zigzag import in_zigzag, position
+from learncost.equation.zigzag import devices_name, position
 from learncost.readings.run.collected import Exchange, collected
 from learncost.vocabulary import Entry, entry
 
@@ -280,7 +280,7 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
 def _all_of(axis: str, sizes: Sizes) -> Array:
     """The positions of an axis, as they are counted over all devices."""
     places = np.arange(size_of(axis, sizes)) + first_of(axis, sizes)
-    devices = sizes.get(in_zigzag(axis))
+    devices = sizes.get(devices_name(axis))
     return position(places, size_of(whole(axis), sizes), devices) if devices else places
 
 

@@ -49,7 +49,21 @@ def taken(x):
     return gradient
 
 
-@pytest.mark.parametrize("function", [lambda x: x + without(x), Swish.apply, lambda x: x * taken(x)])
+def through_data(x):
+    step = x.data.abs().max()
+    return (x / step) * 2 + (x.round() - x).data
+
+
+def steps_in_place(x):
+    y = x.clone()
+    for row in range(3):  # into memory that has a gradient since the first of them
+        y[row] = x[row + 1] * 2
+    apart = x.detach().clone()
+    apart.mul_(2)
+    return y * apart
+
+
+@pytest.mark.parametrize("function", [lambda x: x + without(x), Swish.apply, lambda x: x * taken(x), through_data])
 def test_gradients_are_those_of_the_module(function):
     """Beside autograd through the module itself: its exported graph has lost what `no_grad` says."""
     torch.manual_seed(1)
@@ -68,14 +82,40 @@ def test_gradients_are_those_of_the_module(function):
     assert ours["dlinear.weight"] == pytest.approx(module.linear.weight.grad.numpy(), abs=1e-12)
 
 
+def test_changes_in_place_that_autograd_sees_are_read():
+    torch.manual_seed(1)
+    module, inputs = Of(steps_in_place), (torch.randn(4, 6),)
+    apart = parity(module, inputs, read_module(module, inputs))
+    assert max(apart.value, apart.gradient, apart.module) < 1e-6
+
+
 def hooked(x):
     x.register_hook(lambda gradient: gradient / 2)
+    return x
+
+
+def doubled(x):
+    with torch.no_grad():
+        x[:, :2].mul_(2)
+    return x
+
+
+def through_detach(x):
+    x.detach()[:, 1:].add_(1)
+    return x
+
+
+def set_data(x):
+    x.data = x * 2
     return x
 
 
 @pytest.mark.parametrize(
     ("function", "said"),
     [
+        (doubled, r"a change in place.*\.py:\d+\) of what has a gradient"),
+        (through_detach, r"a change in place.*\.py:\d+\) of what has a gradient"),
+        (set_data, r"test_own_gradients.py:\d+: `.data = ...` changes a value where no export sees it"),
         (Sign.apply, r"the forward pass of Sign alone, and its backward pass is another"),
         (hooked, r"test_own_gradients.py:\d+: a hook on a gradient"),
         (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), r"torch.cond, whose course depends on values"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.functions import check_hooks, held_to_their_lines
+from learncost.models.imported.unseen import check_changes
 
 
 @dataclass
@@ -176,6 +177,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     try:
         with held_to_their_lines():
             program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
+        check_changes(program, _with_gradient(program, module, given))
         _stop_gradients(program)
         program = program.run_decompositions({})
         for _ in range(MOST_ROUNDS):
@@ -200,6 +202,17 @@ def _of_known_types(module: Any, given: Any, results: Any) -> Any:
         return leaf if type(leaf).__module__.partition(".")[0] in ("builtins", "torch") else None
 
     return tree.tree_map(known, results)
+
+
+def _with_gradient(program: Any, module: Any, given: Mapping[str, Any]) -> set[str]:
+    """The placeholders of what learns, and of inputs that require a gradient."""
+    learns = {path for path, each in module.named_parameters(remove_duplicate=False) if each.requires_grad}
+    signature = program.graph_signature
+    inputs = zip(signature.user_inputs, flattened(given).values(), strict=False)
+    return {
+        *(spec.arg.name for spec in signature.input_specs if spec.kind.name == "PARAMETER" and spec.target in learns),
+        *(place for place, value in inputs if getattr(value, "requires_grad", False)),
+    }
 
 
 def _stop_gradients(program: Any) -> None:

@@ -20,6 +20,8 @@ TOLERANCE = 1e-6
 def held_to_their_lines() -> Iterator[None]:
     """Refuse, inside, what has another backward pass than its forward lines. Raises `InputError` there."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     function = torch.autograd.function._SingleLevelFunction  # that of torch.autograd.Function goes through it
     known: dict[Any, bool] = {}
@@ -49,12 +51,27 @@ def held_to_their_lines() -> Iterator[None]:
     def register_hook(*_: Any) -> Any:
         raise InputError("a hook on a gradient runs backward alone, which no export has: leave it out of what is read")
 
+    data: Any = torch.Tensor.data
+
+    def of_export(tensor: Any) -> bool:
+        return isinstance(tensor, FakeTensor) and get_proxy_mode() is not None
+
+    def read_data(tensor: Any) -> Any:  # PyTorch takes it for a constant, and then refuses it
+        return tensor.detach() if of_export(tensor) else data.__get__(tensor)
+
+    def set_data(tensor: Any, value: Any) -> None:
+        if of_export(tensor):
+            raise InputError("`.data = ...` changes a value where no export sees it: compute a new one")
+        data.__set__(tensor, value)
+
+    setattr(torch.Tensor, "data", property(read_data, set_data))  # noqa: B010
     setattr(function, "apply", classmethod(apply))  # noqa: B010 - as the others, for a type checker
     setattr(torch.autograd, "grad", grad)  # noqa: B010
     setattr(torch.Tensor, "register_hook", register_hook)  # noqa: B010
     try:
         yield
     finally:
+        delattr(torch.Tensor, "data")
         delattr(function, "apply")
         setattr(torch.autograd, "grad", take)  # noqa: B010
         setattr(torch.Tensor, "register_hook", register)  # noqa: B010

@@ -162,7 +162,12 @@ def max_along(reader: Reader, x: View, dim: int, keepdim: bool = False) -> list[
     if not x.dims[dim]:
         return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
     places = chosen(reader, word, x, dim, None)
-    return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), _outside_part(reader, 1)]
+    indices = _outside_part(reader, 1)
+    rows = list(places.dims)
+    if keepdim:
+        rows.insert(dim, ())
+    where = None if indices is None else Chosen(places.with_dims(rows), indices.node)
+    return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), where]
 
 
 def _outside_part(reader: Reader, number: int) -> Any:

@@ -18,7 +18,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.models.families import FAMILIES
-from learncost.models.model import build
+from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.proof.round_trip import RoundTrip, round_trip
 from learncost.proof.sample import small_sizes
@@ -38,7 +38,7 @@ def cases() -> Iterator[tuple[str, Callable[[], tuple[Table, Mapping[str, int]]]
 
 def _family(name: str) -> tuple[Table, Mapping[str, int]]:
     model = build(small(name))
-    return model.table, {**LENGTHS, **model.sizes}
+    return model.table, {**run_sizes(model, LENGTHS["B"], None, None), **LENGTHS, **model.sizes}
 
 
 def said(trip: RoundTrip) -> str:

@@ -312,6 +312,13 @@ def test_no_figure_is_drawn_over_a_length_that_a_model_does_not_have(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["memory", "conventions"])
+def test_numbers_larger_than_64_bits_are_drawn(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    assert main(["figure", kind, "gpt2", "--batch-size", f"{10**15}", "-o", str(path)]) == 0
+    assert path.stat().st_size
+
+
 def test_the_picture_of_memory_is_as_high_as_its_bytes() -> None:
     answer = lc.memory("gpt2", engine="table", seq_len=1024)
     rows = terminal.plot(answer, 80).split("\n")[1 : terminal.HIGH + 1]

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,32 @@ def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
         bottom = height - MARGIN
         for each, high in zip(data, heights, strict=True):
             bottom -= high
-            module.draw(each, Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
+            module.draw(_drawable(each), Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
             bottom -= GAP
         figure.rests_on = {"Title": "; ".join(each.finding for each in data), "Sentences": sentences(kind, data)}
     return figure
+
+
+LARGEST = 2**62
+"""The largest whole number that matplotlib takes; larger ones are drawn as floating-point numbers."""
+
+
+def _drawable(data: Any) -> Any:
+    """Data of a figure without whole numbers that matplotlib cannot draw; itself where there are none."""
+    if isinstance(data, int):
+        return data if abs(data) <= LARGEST else float(data)
+    if isinstance(data, tuple | list):
+        parts = [_drawable(part) for part in data]
+        same = all(new is old for new, old in zip(parts, data, strict=True))
+        return data if same else type(data)(parts)
+    if isinstance(data, Mapping):
+        changed = {name: _drawable(part) for name, part in data.items()}
+        return data if all(changed[name] is part for name, part in data.items()) else changed
+    if is_dataclass(data) and not isinstance(data, type):
+        named = {each.name: getattr(data, each.name) for each in fields(data) if each.init}
+        changed = {name: _drawable(part) for name, part in named.items()}
+        return replace(data, **{name: part for name, part in changed.items() if part is not named[name]})
+    return data
 
 
 def of_answer(kind: str, answer: Any, columns: int = 1) -> Any:

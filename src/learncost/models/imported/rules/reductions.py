@@ -193,6 +193,7 @@ def chosen(reader: Reader, word: str, x: View, dim: int, count: Any) -> View:
     result = recorder.result([Read(x, tuple(letters))], out)
     if count is not None and word != "argsort":
         axis = Axis(count, "t")
+        axis.keep_whole()
         slot = Slot(axis)
         out.insert(dim, "chosen")
         rows = list(result.dims)

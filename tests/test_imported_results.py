@@ -128,6 +128,7 @@ PLACES = {
     "whole numbers": lambda y, z: y[(2 * z[:, 0].sigmoid()).long()],
     "intervals": lambda y, z: y[torch.bucketize(z[:, 0].contiguous(), torch.tensor([-0.1, 0.1]))],
     "no numbers": lambda y, z: y.masked_fill(z.isnan(), 0.0),
+    "the largest two": lambda y, z: y.gather(1, z.argsort(-1, descending=True)[..., :2]),
     "bytes": lambda y, z: y * ((200 * z.sigmoid()).byte() / 255.0),
 }
 

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import tempfile
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import learncost as lc
@@ -74,8 +75,9 @@ class Trained:
 
     def __init__(self, program: Program, image: str, folder: Path) -> None:
         self.program, self.folder = program, folder
-        for name in ("main.c", "digits.h", "board.h"):
+        for name in ("main.c", "board.h"):
             shutil.copy(EXAMPLE / name, folder / name)
+        run_path(str(EXAMPLE / "digits.py"))["main"](folder / "digits.h")
         written = {"net.c": program.firmware.source, "net.h": program.firmware.header, "task.h": task(program, image)}
         written |= {"host.c": HOST}
         for name, text in written.items():

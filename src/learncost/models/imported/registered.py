@@ -37,9 +37,8 @@ def registered(node: Any) -> tuple[Opaque, str]:
         return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
     texts = [None if count is None else polynomial(count) for count in (forward, backward)]
     packet = getattr(node.target, "_overloadpacket", None)
-    source = f"the FLOP formula registered for {name}"
-    for row in FORMULAS:
-        source = row.source if packet is row.packet else source
+    textbook = next((row.source for row in FORMULAS if row.packet is packet), "")
+    source = textbook or f"the FLOP formula registered for {name}"
     for count, text, of in zip((forward, backward), texts, ("", "the gradient of "), strict=True):
         if count is not None and text is None:
             return Opaque(), f"the FLOPs of {of}{name} are no polynomial in the sizes that stay open: give them numbers"

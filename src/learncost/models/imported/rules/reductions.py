@@ -163,10 +163,7 @@ def max_along(reader: Reader, x: View, dim: int, keepdim: bool = False) -> list[
         return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
     places = chosen(reader, word, x, dim, None)
     indices = _outside_part(reader, 1)
-    rows = list(places.dims)
-    if keepdim:
-        rows.insert(dim, ())
-    where = None if indices is None else Chosen(places.with_dims(rows), indices.node)
+    where = None if indices is None else Chosen(kept(places, len(x.dims), [dim], keepdim), indices.node)
     return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), where]
 
 
@@ -244,10 +241,7 @@ def argmax(reader: Reader, x: View, dim: int | None = None, keepdim: bool = Fals
     if not x.dims or not x.dims[dim]:  # of one place
         return Outside(reader.node)
     places = chosen(reader, reader.recorder.operator, x, dim, None)
-    rows = list(places.dims)
-    if keepdim:
-        rows.insert(dim, ())
-    return Chosen(places.with_dims(rows), reader.node)
+    return Chosen(kept(places, len(x.dims), [dim], keepdim), reader.node)
 
 
 @rule("argsort", "argsort.stable")

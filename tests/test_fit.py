@@ -18,8 +18,9 @@ from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.faces.command import main
-from learncost.ledger.memory_fit import fit, largest_batch
+from learncost.ledger.memory_fit import fit
 from learncost.ledger.memory_inference import Serving
+from learncost.ledger.memory_runner import largest_batch
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.readings.live import live

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.precision import either, precision_of
+from learncost.equation.precision import either
 from learncost.layers.layer import Layer
-from learncost.ledger.memory import check_over, memory_on
-from learncost.ledger.memory_inference import NAME, Serving
-from learncost.ledger.memory_runner import Chosen, largest, largest_batch, longest, runner_of
-from learncost.ledger.memory_step import Step
+from learncost.ledger.fit_advice import advice_for, refusal
+from learncost.ledger.fit_question import FitQuestion, Fitting
+from learncost.ledger.memory import check_over
+from learncost.ledger.memory_inference import NAME
 from learncost.ledger.memory_types import bytes_of, said_bytes
 from learncost.ledger.question import question
-from learncost.ledger.run import Run, adaptation_of, prepare
-from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
 from learncost.ledger.sheet import WIDTH, Drawn, Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
@@ -26,76 +24,13 @@ from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.schedule.autograd import module_named
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_lengths import Lengths
     from learncost.ledger.over import OverMesh
 
-PLANS = (
-    "",
-    "at-once",
-    "flash,fused,at-once",
-    "flash,fused,at-once,recompute=all",
-    "flash,fused,in-product,recompute=all",
-)
-"""What is tried of every procedure, from what runs the step as it is derived to what takes least."""
-
-SERVED = ("", "flash,fused")
-"""What is tried of inference."""
-
-ADVICE = {
-    "weights": "a smaller model has fewer, and frozen ones lie in --flash",
-    "master weights": "int8 has none, nor have weights that do not learn",
-    "gradients": "the plan at-once keeps few, and weights that do not learn have none",
-    "optimizer state": "sgd has none, nor have weights that do not learn",
-    "activations": "shorter sequences have fewer, and recomputation keeps few",
-    "workspace": "the head's scores are as wide as the vocabulary, and the fewer the shorter the sequences",
-    "cache": "shorter sequences have less, and models whose queries share keys",
-    "values": "shorter sequences have fewer, and the plan flash stores no scores",
-}
-"""What makes the largest part of a peak smaller."""
-
-ADAPTED = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
-"""What learns, in the order of `adaptation`."""
-
-MOST_CHANGES = 3
-"""So many are said."""
-
-CHANGES: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("--optimizer sgd", {"optimizer": "sgd"}),
-    ("--dtype bf16", {"dtype": "bf16"}),
-    ("--dtype int8", {"dtype": "int8"}),
-    ("--lora all-linear", {"lora": "all-linear"}),
-    ("--train-layers 'last 1'", {"train_layers": "last 1"}),
-)
-"""What is tried where nothing fits, one after the other: advice is what then does fit."""
-
-
 EVERY = (NAME, *PROCEDURES)
 """What is tried where no procedure is named."""
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """A procedure under a plan with the bytes of one sample in RAM and in flash, and the largest batch that fits.
-
-    engine  who runs it, as in `lc.memory`
-    why     why PyTorch's autograd does not, whose step is told by default
-    """
-
-    procedure: str
-    plan: str
-    engine: str
-    ram: int
-    flash: int
-    largest: int
-    most: str  # the part that takes most
-    why: str = ""
-
-    @property
-    def fits(self) -> bool:
-        return self.largest > 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -345,7 +280,7 @@ def fit(
     if over:
         _check_over(mesh, engine, flash)
         engine = TABLE
-    question = Asked(
+    question = FitQuestion(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
         module and module_named(module).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
@@ -373,7 +308,7 @@ def fit(
             refused.setdefault((names_it, text.removeprefix(f"{name} ")), []).append(name)
         rows += _different(way.fitting for way in ways)
         if ways and not any(way.fitting.fits for way in ways):
-            unfit.setdefault(_advice(question, name, ways), []).append(name)
+            unfit.setdefault(advice_for(question, name, ways), []).append(name)
     if not rows:
         (of_each, text), refusing = next(iter(refused.items()))
         raise InputError(refusal((of_each, text), refusing[:1]) if of_each else text)
@@ -407,226 +342,9 @@ def _check_over(mesh: str | None, engine: str, flash: object) -> None:
         raise InputError("--flash is of one device: leave it out, or --mesh")
 
 
-def refusal(refused: tuple[bool, str], procedures: Sequence[str]) -> str:
-    """Why procedures are refused: what is said of each of them, or of the model."""
-    of_each, text = refused
-    if of_each:
-        return f"{', '.join(procedures)}{': each' if len(procedures) > 1 else ''} {text}"
-    return f"{', '.join(procedures)}: {text}"
-
-
 def _different(fittings: Iterable[Fitting]) -> Iterable[Fitting]:
     """Each row that says something else than those before, whatever its plan is called."""
     rows: dict[Fitting, Fitting] = {}
     for fitting in fittings:
         rows.setdefault(replace(fitting, plan="", why=""), fitting)
     return rows.values()
-
-
-@dataclass(frozen=True)
-class Way:
-    """A procedure under a plan, with what two plans have in common that come to the same.
-
-    longest  the longest sequence that fits, of one sample; None where none is found
-    """
-
-    fitting: Fitting
-    lines: object
-    longest: Callable[[], int | None]
-    over: OverMesh | None = None
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What `fit` is asked, and with a change of it asked again."""
-
-    model: str | Configuration | Layer
-    ram: int
-    flash: int | None
-    seq_len: Any
-    target_len: Any
-    optimizer: str
-    dtype: str
-    plan: str | None
-    engine: str
-    module: str
-    learns: tuple[object, ...]
-    sizes: Mapping[str, Any]
-    over: tuple[str | None, str | None, str | None] | None = None
-
-    @property
-    def least(self) -> int:
-        """The smallest batch: a sample, or one for each device that has its own."""
-        from learncost.ledger.over import whole_batch  # only where it is asked for: start-up counts
-
-        return whole_batch(self.over[0] or "", *self.over[1:]) if self.over else 1
-
-    def run(self, procedure: str, plan: str, seq_len: int | None = None) -> Run:
-        """A sample, checked and built."""
-        names, adapted = (
-            ((), None)
-            if procedure == NAME
-            else ((procedure,), adaptation_of(*self.learns, kind=precision_of(self.dtype)))
-        )
-        lengths = self.least, seq_len or self.seq_len, self.target_len
-        return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, adapted, plan)
-
-    def ways(self, procedure: str) -> tuple[list[Way], list[str]]:
-        """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
-        different: list[Way] = []
-        refused: dict[str, None] = {}
-        try:
-            unplanned = self.run(procedure, "")
-        except InputError as error:
-            if precision_of(self.dtype).quantized and all(choice is None for choice in self.learns):
-                return [], [str(error)]  # nothing is frozen, but in inference
-            raise
-        for plan in self.plans(procedure):
-            run = replace(unplanned, plan=plan)
-            try:
-                way = self._serving(run) if procedure == NAME else self._learning(run, procedure)
-            except InputError as error:
-                refused[str(error)] = None
-                continue
-            if not any(way.lines == other.lines for other in different):
-                different.append(way)
-        return different, list(refused)
-
-    def plans(self, procedure: str) -> tuple[str, ...]:
-        if self.plan is not None:
-            return (self.plan.strip(),)
-        if procedure == NAME:
-            return SERVED
-        plans = (runners()[self.engine].plans if self.engine else None) or PLANS
-        return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "in-product" not in plan)
-
-    def fits(self, procedure: str) -> bool:
-        """Whether a sample fits under any plan that is tried, those that need least first; not where it is refused."""
-        try:
-            unplanned = self.run(procedure, "")
-        except InputError:
-            return False
-        return any(self._fits(replace(unplanned, plan=plan), procedure) for plan in reversed(self.plans(procedure)))
-
-    def _fits(self, run: Run, procedure: str) -> bool:
-        try:
-            if procedure == NAME:
-                return self._serving(run).fitting.fits
-            step, chosen = self.step(run, procedure)
-            return self.stored(step.flash) and chosen.runner.peak(step, step.sizes()) <= self.ram
-        except InputError:
-            return False
-
-    def step(self, run: Run, procedure: str) -> tuple[Step, Chosen]:
-        planner = runners()[self.engine or TABLE].planner
-        in_flash = self.flash is not None
-        kind, module = precision_of(self.dtype), self.module
-        step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
-        if self.over:
-            step = step.over_mesh(self.over[0] or "", *self.over[1:])
-        return step, runner_of(step, self.engine)
-
-    def _learning(self, run: Run, procedure: str) -> Way:
-        step, chosen = self.step(run, procedure)
-        runner, answer = chosen.runner, memory_on(step, chosen)
-        most = max(answer.split, key=lambda part: answer.split[part])
-        batch = self.stored(answer.flash) * largest(step, runner, self.ram)
-        fitting = Fitting(procedure, step.plan, runner.name, answer.peak, answer.flash, batch, most, chosen.why)
-        return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram), step.over)
-
-    def _serving(self, run: Run) -> Way:
-        served = self.serving(run)
-        lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
-        flash = served.flash
-        if self.engine in ("", TABLE):
-            split = served.split()
-            most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
-        else:
-            if (peak_of_pass := runners()[self.engine].passes) is None:
-                others = (name for name, runner in runners().items() if runner.passes)
-                raise InputError(f"{NAME} is told by --engine {' or '.join((TABLE, *others))}")
-            stored = runners()[self.engine].stored
-            if self.dtype not in TYPES or (self.flash is not None and stored is None):
-                raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
-
-            def peak_of(batch: int) -> int:
-                return max(
-                    peak_of_pass(inference_pass.whole, {**inference_pass.sizes, "B": batch}, self.dtype)
-                    for inference_pass in served.passes
-                )
-
-            most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
-            if stored is not None:
-                sizes = [(inference_pass.whole, inference_pass.sizes) for inference_pass in served.passes]
-                flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
-        batch = self.stored(flash) * batch
-        fitting = Fitting(NAME, run.plan, self.engine or TABLE, peak, flash, batch, most)
-        return Way(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", TABLE) else None)
-
-    def serving(self, run: Run) -> Serving:
-        """Inference as it is asked."""
-        axes, two_sided = run.axes, run.model.two_sided
-        seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-        return Serving(run.model, precision_of(self.dtype), seq_len, target_len, self.flash is not None, run.plan)
-
-    def changed(self, change: Mapping[str, str], procedure: str) -> Asked | None:
-        """With something else; None where that was said, or says nothing about the procedure."""
-        ((name, value),) = change.items()
-        if name == "dtype":
-            narrow = self.dtype in (value, "int8") or precision_of(self.dtype).quantized
-            return None if narrow else replace(self, dtype=value)
-        if name == "optimizer":
-            return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
-        if (
-            procedure == NAME
-            or not find_procedure(procedure).differentiates
-            or any(choice is not None for choice in self.learns)
-        ):
-            return None
-        changed_place = ADAPTED.index(name)
-        return replace(
-            self, learns=tuple(value if place == changed_place else choice for place, choice in enumerate(self.learns))
-        )
-
-    def stored(self, frozen: int) -> bool:
-        """Whether frozen weights fit the flash."""
-        return self.flash is None or frozen <= self.flash
-
-
-def _advice(question: Asked, procedure: str, ways: Sequence[Way]) -> str:
-    """What to change where a procedure does not fit: how near its least is, what takes most, and what was tried that
-    does fit."""
-    least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)
-    under = f" under {least.plan}" if least.plan else ""
-    sentences = []
-    if question.flash is not None and least.flash > question.flash:
-        subject = "All" if procedure == NAME else "Frozen"
-        sentences.append(
-            f"{subject} weights take {least.flash:,} bytes, {least.flash / question.flash:,.2f} of the flash, "
-            f"{least.flash - question.flash:,} too many: "
-            "a smaller model or a narrower --dtype."
-        )
-    if least.ram > question.ram:
-        much = f"{least.ram / question.ram:,.2f} of the RAM, {least.ram - question.ram:,} too many"
-        sentences.append(f"The least{under} is {least.ram:,} bytes, {much}.")
-        if least.most in ADVICE:
-            sentences.append(f"Most of it is {least.most}: {ADVICE[least.most]}.")
-    lengths = sorted({way.longest() or 0 for way in ways}, reverse=True)
-    length = next(
-        (
-            fitting_length
-            for fitting_length in lengths
-            if fitting_length and replace(question, seq_len=fitting_length).fits(procedure)
-        ),
-        0,
-    )
-    changes = [f"--seq-len {length}"] if length else []
-    for text, change in CHANGES:
-        if (other := question.changed(change, procedure)) and other.fits(procedure):
-            changes.append(text)
-        if len(changes) == MOST_CHANGES:
-            break
-    if changes:
-        also = f"; with {' or with '.join(changes[1:])} too" if changes[1:] else ""
-        sentences.append(f"With {changes[0]} it fits{also}.")
-    return " ".join(sentences)

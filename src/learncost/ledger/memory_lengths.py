@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError
-from learncost.ledger.memory_fit import Asked, each_of, refusal
+from learncost.ledger.fit_advice import refusal
+from learncost.ledger.fit_question import FitQuestion
+from learncost.ledger.memory_fit import each_of
 from learncost.ledger.memory_inference import NAME
 from learncost.ledger.memory_runner import largest, longest
 from learncost.ledger.memory_types import said_bytes
@@ -132,7 +134,7 @@ def lengths_of(lengths: object) -> tuple[int, ...] | None:
     )
 
 
-def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, ...]) -> Lengths:
+def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[int, ...]) -> Lengths:
     """What fits at each of several lengths, under every plan that is tried. Raises `InputError` as `fit`."""
     rows: list[FitAtLengths] = []
     refused: dict[str, list[str]] = {}
@@ -169,7 +171,7 @@ def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, .
 
 
 def _learned(
-    question: Asked, run: Any, procedure: str, lengths: tuple[int, ...], why_not: dict[int, str]
+    question: FitQuestion, run: Any, procedure: str, lengths: tuple[int, ...], why_not: dict[int, str]
 ) -> FitAtLengths:
     step, chosen = question.step(run, procedure)
     runner = chosen.runner
@@ -186,7 +188,7 @@ def _learned(
     return FitAtLengths(procedure, run.plan, runner.name, tuple(batches), most)
 
 
-def _served(question: Asked, run: Any, lengths: tuple[int, ...], why_not: dict[int, str]) -> FitAtLengths:
+def _served(question: FitQuestion, run: Any, lengths: tuple[int, ...], why_not: dict[int, str]) -> FitAtLengths:
     served = question.serving(run)
     batches: list[int | None] = []
     for length in lengths:

@@ -11,6 +11,7 @@ import learncost as lc
 from learncost.equation.count import Count
 from learncost.faces.command import main
 from learncost.ledger.crossing import coefficients, stretches
+from learncost.models.small import contents
 from learncost.procedures.procedure import PROCEDURES
 
 GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 100}
@@ -127,7 +128,26 @@ def test_a_model_without_an_output_to_learn_from():
     assert comparison.procedures == ("bp", "recompute")
     assert "pepita and mempepita need a model with an output" in " ".join(str(comparison).split())
     with pytest.raises(lc.InputError, match="has no output to learn from"):
-        lc.compare("distilbert-base", "bp,pepita")
+        lc.compare("distilbert-base", "pepita,mempepita")
+
+
+def test_who_is_named_and_refused_is_left_out_and_the_others_are_compared(tmp_path):
+    """So it is of all that takes several procedures; who alone is named is refused."""
+    file, sizes = tmp_path / "albert.json", {"seq_len": 8}
+    file.write_text(json.dumps(contents("albert")))
+    model = str(file)
+    reason = f"galore needs matrices that blocks have for themselves: {model} has none that learn"
+    comparison = lc.compare(model, "bp,galore,pepita", **sizes)
+    assert comparison.procedures == ("bp", "pepita")
+    assert comparison.left_out == comparison.to_dict()["left_out"] == f"left out: galore; {reason}"
+    assert "left out: galore" in " ".join(str(comparison).split())
+    held = lc.memory(model, procedure="bp,galore", engine="table", **sizes)
+    assert held.to_dict()["left_out"] == {"galore": reason}
+    assert "left out: galore" in " ".join(str(held).split())
+    assert lc.sweep(model, "bp,galore").left_out == f"left out: galore; {reason}"
+    for ask in (lc.compare, lc.memory, lc.sweep):
+        with pytest.raises(lc.InputError, match="galore needs matrices"):
+            ask(model, "galore", **({} if ask is lc.sweep else sizes))
 
 
 @pytest.mark.parametrize("procedures", ["", "bp,", "bp,bp", "bp,foo", []])

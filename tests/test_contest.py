@@ -205,6 +205,15 @@ def test_a_contest_that_is_stopped_has_what_was_done():
 # Entrants.
 
 
+def test_who_cannot_learn_there_is_left_out_and_the_others_take_part():
+    found = contest(Setting(mlp([8]), "sgd"), entrants("bp,badam", "stable"), Budget("steps", 1), (0,), (0.1,))
+    assert [result.entrant.name for result in found.results] == ["bp"]
+    assert "left out: badam; badam needs one stack of blocks" in " ".join(str(found).split())
+    assert list(found.to_dict()["left_out"]) == ["badam"]
+    with pytest.raises(lc.InputError, match="badam needs one stack of blocks"):
+        contest(Setting(mlp([8]), "sgd"), entrants("badam", "stable"), Budget("steps", 1), (0,), (0.1,))
+
+
 def test_entrants_by_name():
     assert [entrant.name for entrant in entrants("bp, pepita,mempepita:paper,head-only", "stable")] == [
         *("bp", "pepita:stable", "mempepita:paper", "head-only")

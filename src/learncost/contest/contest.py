@@ -6,8 +6,8 @@ What the search costs is in no budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.problem import RATES
 from learncost.contest.trial import CHOOSING, Outcome, Search, StoppedError, outcome, search
 from learncost.equation.errors import InputError
+from learncost.ledger.run import possible
 from learncost.ledger.sheet import Drawn
 
 
@@ -58,7 +59,10 @@ class Result:
 
 @dataclass(repr=False)
 class Contest(Drawn):
-    """What was asked for, and a result for each entrant; `stopped` before the end."""
+    """What was asked for, and a result for each entrant; `stopped` before the end.
+
+    left_out  entrants by whose procedure the problem's model cannot learn, with the reason
+    """
 
     figures = ("contest",)
 
@@ -69,6 +73,7 @@ class Contest(Drawn):
     seeds: tuple[int, ...]
     results: tuple[Result, ...]
     stopped: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -100,19 +105,23 @@ def contest(
     steps       where the budget is memory
     stop        asked after every step; where it says yes, what is known by then is the result
     trained     told what is known after every training
-    Raises `InputError` for a budget that is too small for one step of an entrant, and a batch of more than there is.
+    Raises `InputError` for a budget that is too small for one step of an entrant, a batch of more than there is, and
+    where the model can learn by none of the procedures.
     """
     problem = setting.problem
     size, most = batch_size or problem.batch_size, len(problem.training)
     if size > most:
         raise InputError(f"a batch of {size:,} is more than the {most:,} examples to learn from")
     parameters = sum(array.size for array in problem.begin(0).values())
+    named = {entrant.name: entrant for entrant in entrants}
+    priced, refused = possible(lambda name: costs(setting, named[name]), named)
     results = []
-    for entrant in entrants:
+    for name, cost_of in priced.items():
+        entrant = named[name]
         seconds_of = partial(_seconds, setting, entrant)
-        entrant_share = share(budget, entrant.name, costs(setting, entrant), seconds_of, size, steps, most)
+        entrant_share = share(budget, name, cost_of, seconds_of, size, steps, most)
         results.append(Result(entrant, entrant_share, parameters))
-    contest_run = Contest(setting, budget, tuple(seeds), tuple(results))
+    contest_run = Contest(setting, budget, tuple(seeds), tuple(results), left_out=refused)
     run = _Run(contest_run, tuple(rates), report, stop, trained)
     try:
         run.all()

@@ -9,6 +9,7 @@ from typing import Any
 
 from learncost.contest.contest import Contest, Result
 from learncost.contest.trial import Outcome
+from learncost.ledger.run import left_out_text
 from learncost.ledger.sheet import WIDTH, Row, Sheet, size_of
 
 SCHEMA = 1
@@ -43,6 +44,7 @@ def _learned(contest: Contest) -> Sheet:
         "often each class is in the training.",
         *_of_rates(contest),
     ]
+    notes += [f"{text}." for text in (left_out_text(contest.left_out),) if text]
     if contest.stopped:
         notes.insert(0, "Stopped before the end: this is what was there.")
     return Sheet(title, columns, tuple(rows), tuple(notes), frozenset({0, 6}))
@@ -122,6 +124,7 @@ def as_dict(contest: Contest) -> dict[str, Any]:
         "stopped": contest.stopped,
         "chance": {"loss": loss, "accuracy": accuracy},
         "diverged_above": problem.diverged,
+        "left_out": dict(contest.left_out),
         "results": [_result(result) for result in contest.results],
     }
 

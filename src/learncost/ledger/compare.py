@@ -16,7 +16,7 @@ from learncost.layers.layer import Layer
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
-from learncost.ledger.run import Run, possible, prepare
+from learncost.ledger.run import Run, left_out_text, possible, prepare
 from learncost.ledger.sheet import Drawn
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration, family_of
@@ -202,7 +202,7 @@ def compare(
     Raises
     ------
     InputError
-        As for `lc.cost`, and where the model cannot be trained by any of the procedures.
+        As for `lc.cost`, and where the model cannot be trained by any of the procedures; the others are left out.
 
     Commands
     --------
@@ -225,8 +225,10 @@ def compare(
     lengths = (batch_size, seq_len, target_len)
     run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, adapted, plan)
     check_known(run.model.table.lines, "a comparison")
-    left_out = ""
-    if not names:
+    if names:
+        priced, refused = possible(lambda name: run.rows(name, run.book), names)
+        names, left_out = tuple(priced), left_out_text(refused)
+    else:
         names, left_out = _possible(run, adapted is not None)
     books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
@@ -240,7 +242,8 @@ def compare(
 
 def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
     """The procedures that the model can be trained by under the book, and why not by the others."""
-    names, refused = possible(lambda name: run.rows(name, run.book))
+    priced, refused = possible(lambda name: run.rows(name, run.book))
+    names = tuple(priced)
     if not refused:
         return names, ""
     others = " and ".join(refused)

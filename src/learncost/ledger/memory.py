@@ -14,7 +14,7 @@ from learncost.ledger.memory_runner import Chosen, largest, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of
 from learncost.ledger.question import question
-from learncost.ledger.run import adaptation_of, prepare
+from learncost.ledger.run import adaptation_of, possible, prepare
 from learncost.ledger.runners import TABLE, USUAL, runners
 from learncost.ledger.sheet import Drawn
 from learncost.models.configuration import Configuration
@@ -22,6 +22,7 @@ from learncost.models.tables import letters_of
 from learncost.plans.plan import plan_of
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
+from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.live import Held, Moment, Stay
 
 if TYPE_CHECKING:
@@ -310,12 +311,16 @@ def memory(
     names, engines = _names("procedures", procedure), _names("engines", engine)
     if len(names) > 1 and len(engines) > 1:
         raise InputError("several procedures stand side by side, or several engines: give one of the others")
-    answers = tuple(of_one(name, runner_name) for name in names for runner_name in engines)
-    if len(answers) == 1:
-        return answers[0]
+    if len(names) == 1 and len(engines) == 1:
+        return of_one(*names, *engines)
     from learncost.ledger.memory_several import Several  # is built on this module
 
-    return Several(answers, "engine" if len(engines) > 1 else "procedure")
+    if len(engines) > 1:
+        return Several(tuple(of_one(names[0], runner_name) for runner_name in engines), "engine")
+    for name in names:
+        find_procedure(name)
+    answers, refused = possible(lambda name: of_one(name, engines[0]), names)
+    return Several(tuple(answers.values()), left_out=refused)
 
 
 def check_over(mesh: str | None, engine: str) -> None:

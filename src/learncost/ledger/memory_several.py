@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.ledger.memory import Memory
@@ -36,13 +36,17 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class Several(Drawn):
-    """What a step takes by each of several procedures, or of several runners: `by` says which."""
+    """What a step takes by each of several procedures, or of several runners: `by` says which.
+
+    left_out  procedures that the model cannot learn by, with the reason
+    """
 
     room = "learncost.ledger.show_memory"
     figures = ("memory",)
 
     memories: tuple[Memory, ...]
     by: str = "procedure"
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def panels(self) -> tuple[Memory, ...]:
@@ -52,7 +56,8 @@ class Several(Drawn):
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it: by procedure, or by engine, what `Memory` has; and what makes the differences."""
         if self.by == "procedure":
-            return {"procedures": {memory.procedure: memory.to_dict() for memory in self.memories}}
+            procedures = {memory.procedure: memory.to_dict() for memory in self.memories}
+            return {"procedures": procedures, "left_out": dict(self.left_out)}
         first, *others = self.memories
         parts = {
             other.engine: [

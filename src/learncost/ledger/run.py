@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
@@ -81,21 +81,32 @@ def rows_of(
     return price(table, {}, priced_by).rows  # a book of the caller's own
 
 
-def possible(priced: Callable[[str], object]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The learning procedures that `priced` answers for, and why it refuses the others.
+Answer = TypeVar("Answer")
 
-    Raises `InputError` where it refuses all of them.
+
+def possible(
+    answered: Callable[[str], Answer], asked: Iterable[str] = tuple(PROCEDURES)
+) -> tuple[dict[str, Answer], dict[str, str]]:
+    """What is answered of each learning procedure, and why the others are refused: by default of the usual ones.
+
+    Raises `InputError` where all of them are refused.
     """
-    refused: dict[str, str] = {}
-    for name in PROCEDURES:
+    answers, refused = dict[str, Answer](), dict[str, str]()
+    for name in asked:
         try:
-            priced(name)
+            answers[name] = answered(name)
         except InputError as error:
             refused[name] = str(error)
-    names = tuple(name for name in PROCEDURES if name not in refused)
-    if not names:
+    if not answers:
         raise InputError(next(iter(refused.values())))
-    return names, refused
+    return answers, refused
+
+
+def left_out_text(refused: Mapping[str, str]) -> str:
+    """Who is left out, and why: those of one reason together; empty where nobody is."""
+    reasons = dict.fromkeys(refused.values())
+    by_reason = {reason: [name for name in refused if refused[name] == reason] for reason in reasons}
+    return "; ".join(f"left out: {' and '.join(names)}; {reason}" for reason, names in by_reason.items())
 
 
 @dataclass(frozen=True)

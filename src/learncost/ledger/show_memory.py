@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.equation.precision import precision_of
 from learncost.ledger.memory import Memory
 from learncost.ledger.memory_types import said_bytes
+from learncost.ledger.run import left_out_text
 from learncost.ledger.runners import TABLE
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, size_of
 from learncost.procedures.optimizer import state_of
@@ -83,6 +84,7 @@ def _beside(several: Several) -> Sheet:
         ]
     else:
         notes = [memory.convention for memory in memories]
+        notes += [f"{text}." for text in (left_out_text(several.left_out),) if text]
     return Sheet(
         title(first, with_procedure=by_engine, with_runner=not by_engine),
         ("", *headings),

@@ -21,7 +21,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import check_known
 from learncost.ledger.grid import Grid, grid_of
 from learncost.ledger.question import question
-from learncost.ledger.run import check_probability, possible, rows_of
+from learncost.ledger.run import check_probability, left_out_text, possible, rows_of
 from learncost.ledger.sheet import WIDTH, Drawn, Sheet
 from learncost.ledger.sheet import Row as Cells
 from learncost.models import expression
@@ -256,10 +256,8 @@ def sweep(
     combinations = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
     built = build(combinations.configuration, dropout=probability > 0)
     check_known(built.table.lines, "a sweep")
-    left_out = ""
-    if procedure in (ALL, [ALL]):
-        names, refused = possible(lambda name: rows_of(built, name, books[0], optimizer))
-        left_out = f"left out: {' and '.join(refused)}; {next(iter(refused.values()))}" if refused else ""
+    priced, refused = possible(lambda name: rows_of(built, name, books[0], optimizer), names)
+    names, left_out = tuple(priced), left_out_text(refused)
     series_asked = _wanted(built, names, books, optimizer, by)
     unread = Count.of((UNREAD,)) if built.configuration.unread else Count()
     counts = [parameters(built.table) + unread, *(count for _, _, _, pair in series_asked for count in pair)]

@@ -42,7 +42,7 @@ class Report(Readable):
     procedures
         The procedures in it.
     refused
-        Why a model is not there under a procedure that was not asked for by name.
+        Why a model is not there under a procedure.
 
     Examples
     --------
@@ -128,17 +128,21 @@ def report(
     side_by_side = ",".join(learning) if len(learning) > 1 else None
     documents, refused = [], []
     for model in dict.fromkeys(models):
-        of_model = []
+        of_model: list[dict[str, Any]] = []
+        refusals: list[InputError] = []
         for name in names:
             try:
                 of_model.append(document(model, name, on=on, side_by_side=side_by_side, **sizes))
                 _add_usual(of_model[-1], model, sizes)
-                if name == names[0]:  # the others have the same modules, and a program is laid out for one
+                if len(of_model) == 1:  # the others have the same modules, and a program is laid out for one
                     of_model[-1]["views"] = pictures({"model": model, "procedure": name, "on": on, **sizes})
             except InputError as error:
-                if procedure or name == "bp":
+                if not procedure and name == "bp":
                     raise
+                refusals.append(error)
                 refused.append(f"{model} by {name}: {error}")
+        if not of_model:
+            raise refusals[0]
         documents += of_model
     html = page(documents)
     while len(html.encode()) > LARGEST and len(documents) > 1 and not procedure:

@@ -5,7 +5,7 @@
 Every program is emitted by `learncost emit --backend c99`, trained by the same text on this machine (the tests hold
 its bits to those of emulated boards), and linked and run for one epoch on an emulated Cortex-M4F, which says its RAM,
 its stack and its instructions. Instructions are no cycles. Of several learning rates the one is taken that is best on
-images 1,100 to 1,300 with seed 0; what is reported are the other 497, after ten epochs, of seeds 1 to 5.
+images 1,100 to 1,300, in the mean of three seeds; what is reported are the other 497, after ten epochs, of five others.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from learncost.models.configuration import Configuration, configure
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "microcontroller"
 BATCH, EPOCHS, SEEDS = 4, 10, (1, 2, 3, 4, 5)
+CHOOSING = (0, 6, 7)
+"""The seeds by which a rate is chosen: none of those that are reported."""
 RATES = {"bp": (0.003, 0.01, 0.03), "pepita": (0.001, 0.003, 0.01)}
 PROCEDURES = ("bp", "recompute", "pepita", "mempepita")
 NOISE = """\
@@ -95,6 +97,10 @@ class Trained:
         chosen, right = re.findall(r"(?:by|right)/10000 (\d+)", last)
         return int(chosen) / 1e4, int(right) / 1e4
 
+    def promise(self, rate: float) -> float:
+        """How much of the images for that choice is right at a rate, in the mean of the seeds for it."""
+        return statistics.mean(self.accuracy(rate, seed)[0] for seed in CHOOSING)
+
     def on_board(self) -> dict[str, int]:
         """Linked into 256 KiB of RAM where it fits, and one epoch under QEMU."""
         board = BOARDS["cortex-m4f"]
@@ -140,7 +146,7 @@ def main() -> None:
                 program = emitted(configuration, image, procedure, arguments.plan, arguments.precision)
                 trained = Trained(program, image, Path(name))
                 rates = RATES["pepita" if "pepita" in procedure else "bp"]
-                rate = max(rates, key=lambda rate: trained.accuracy(rate, 0)[0])
+                rate = max(rates, key=trained.promise)
                 right = [trained.accuracy(rate, seed)[1] for seed in SEEDS]
                 row = {
                     "model": model,

@@ -18,10 +18,16 @@ typedef int32_t place; /* a position along an axis, or what an index holds */
 
 #define LOWEST ((real)-1e30) /* what stands for minus infinity */
 
+#ifdef __GNUC__ /* an array begins where its type may: else gcc begins some at multiples of 8, and bytes lie between */
+#define PLACED __attribute__((used))
+#else
+#define PLACED
+#endif
+
 static real loss;
 static const real net_dloss = 1.0f;
 static const real mu = 0.9f;
-static real arena[657];
+static real arena[657] PLACED;
 
 static int power_of_two(real x, real *rest) { /* x = n log(2) + rest, log(2) in two parts: Cephes, expf.c */
     const real times = x * (real)1.44269504088896341;
@@ -162,12 +168,14 @@ static void draw(place points, real mean, real deviation, uint32_t seed, real *t
 /* C = A B, or C += A B. Of each factor: how far apart its rows lie, and its columns; the rows of C are contiguous. */
 static void product(place rows, place columns, place inner, const real *a, place a_row, place a_column, const real *b,
                     place b_row, place b_column, int add, real *c, place c_row) {
-    for (place i = 0; i < rows; i += 4) {
-        for (place j = 0; j < columns; j += 4) {
+    for (place i = 0, tall; i < rows; i += tall) {
+        tall = rows - i < 4 ? 1 : 4;
+        for (place j = 0, wide; j < columns; j += wide) {
             const real *left = a + i * a_row;
             const real *right = b + j * b_column;
             real *to = c + i * c_row + j;
-            if (rows - i >= 4 && columns - j >= 4) {
+            wide = columns - j < 4 ? 1 : 4;
+            if (tall == 4 && wide == 4) {
                 real s00 = 0, s01 = 0, s02 = 0, s03 = 0;
                 real s10 = 0, s11 = 0, s12 = 0, s13 = 0;
                 real s20 = 0, s21 = 0, s22 = 0, s23 = 0;
@@ -196,16 +204,62 @@ static void product(place rows, place columns, place inner, const real *a, place
                     to[2 * c_row] = s20; to[2 * c_row + 1] = s21; to[2 * c_row + 2] = s22; to[2 * c_row + 3] = s23;
                     to[3 * c_row] = s30; to[3 * c_row + 1] = s31; to[3 * c_row + 2] = s32; to[3 * c_row + 3] = s33;
                 }
+            } else if (wide == 4) {
+                real s00 = 0, s01 = 0, s02 = 0, s03 = 0;
+                for (place l = 0; l < inner; l++) {
+                    const real b0 = right[0], b1 = right[b_column], b2 = right[2 * b_column], b3 = right[3 * b_column];
+                    const real a0 = left[0];
+                    s00 += a0 * b0; s01 += a0 * b1; s02 += a0 * b2; s03 += a0 * b3;
+                    left += a_column;
+                    right += b_row;
+                }
+                if (add) {
+                    to[0] += s00; to[1] += s01; to[2] += s02; to[3] += s03;
+                } else {
+                    to[0] = s00; to[1] = s01; to[2] = s02; to[3] = s03;
+                }
+            } else if (tall == 4) {
+                real s00 = 0;
+                real s10 = 0;
+                real s20 = 0;
+                real s30 = 0;
+                for (place l = 0; l < inner; l++) {
+                    const real b0 = right[0];
+                    const real a0 = left[0];
+                    s00 += a0 * b0;
+                    const real a1 = left[a_row];
+                    s10 += a1 * b0;
+                    const real a2 = left[2 * a_row];
+                    s20 += a2 * b0;
+                    const real a3 = left[3 * a_row];
+                    s30 += a3 * b0;
+                    left += a_column;
+                    right += b_row;
+                }
+                if (add) {
+                    to[0] += s00;
+                    to[c_row] += s10;
+                    to[2 * c_row] += s20;
+                    to[3 * c_row] += s30;
+                } else {
+                    to[0] = s00;
+                    to[c_row] = s10;
+                    to[2 * c_row] = s20;
+                    to[3 * c_row] = s30;
+                }
             } else {
-                const place tall = rows - i < 4 ? rows - i : 4, wide = columns - j < 4 ? columns - j : 4;
-                for (place y = 0; y < tall; y++) {
-                    for (place x = 0; x < wide; x++) {
-                        real s = 0;
-                        for (place l = 0; l < inner; l++)
-                            s += left[y * a_row + l * a_column] * right[l * b_row + x * b_column];
-                        if (add) to[y * c_row + x] += s;
-                        else to[y * c_row + x] = s;
-                    }
+                real s00 = 0;
+                for (place l = 0; l < inner; l++) {
+                    const real b0 = right[0];
+                    const real a0 = left[0];
+                    s00 += a0 * b0;
+                    left += a_column;
+                    right += b_row;
+                }
+                if (add) {
+                    to[0] += s00;
+                } else {
+                    to[0] = s00;
                 }
             }
         }
@@ -498,21 +552,21 @@ void net_begin(void) {
     net_steps = 0;
 }
 
-net_real net_X[256]; /* X[B d] */
-int32_t net_targets[4]; /* targets[B] */
+net_real net_X[256] PLACED; /* X[B d] */
+int32_t net_targets[4] PLACED; /* targets[B] */
 const net_real net_share[4] = {-0.25f, -0.25f, -0.25f, -0.25f}; /* share[B] */
-net_real net_W1_V[4096]; /* W1.V[d e] */
-net_real net_b1_V[64]; /* b1.V[e] */
-net_real net_W2_V[2048]; /* W2.V[e f] */
-net_real net_b2_V[32]; /* b2.V[f] */
-net_real net_W3_V[320]; /* W3.V[f v] */
-net_real net_b3_V[10]; /* b3.V[v] */
-net_real net_W1[4096]; /* W1[d e] */
-net_real net_b1[64]; /* b1[e] */
-net_real net_W2[2048]; /* W2[e f] */
-net_real net_b2[32]; /* b2[f] */
-net_real net_W3[320]; /* W3[f v] */
-net_real net_b3[10]; /* b3[v] */
+net_real net_W1_V[4096] PLACED; /* W1.V[d e] */
+net_real net_b1_V[64] PLACED; /* b1.V[e] */
+net_real net_W2_V[2048] PLACED; /* W2.V[e f] */
+net_real net_b2_V[32] PLACED; /* b2.V[f] */
+net_real net_W3_V[320] PLACED; /* W3.V[f v] */
+net_real net_b3_V[10] PLACED; /* b3.V[v] */
+net_real net_W1[4096] PLACED; /* W1[d e] */
+net_real net_b1[64] PLACED; /* b1[e] */
+net_real net_W2[2048] PLACED; /* W2[e f] */
+net_real net_b2[32] PLACED; /* b2[f] */
+net_real net_W3[320] PLACED; /* W3[f v] */
+net_real net_b3[10] PLACED; /* b3[v] */
 net_real net_loss(void) { return loss; }
 net_real net_learning_rate = 0.01f;
 uint32_t net_steps = 0;

@@ -310,7 +310,9 @@ def fit(
         if ways and not any(way.fitting.fits for way in ways):
             unfit.setdefault(advice_for(question, name, ways), []).append(name)
     if not rows:
-        (of_each, text), refusing = next(iter(refused.items()))
+        (of_each, text), refusing = max(
+            refused.items(), key=lambda item: len(item[1])
+        )  # what most of them are refused for
         raise InputError(refusal((of_each, text), refusing[:1]) if of_each else text)
     advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
     advice += [

@@ -47,6 +47,7 @@ def _calls(
     """The items of one scope; `handed` are the names that leave it."""
     sums = _sums_in_place(lines, handed, dtypes, product)
     done = {line.name for line, _ in sums.values()}
+    readers = Counter(name for line in lines for name in line.reads)
 
     def together(group: Sequence[Statement], line: Statement) -> bool:
         return _in_kernels(group, line) or _in_a_message(group, line, dtypes)
@@ -62,11 +63,9 @@ def _calls(
             yield _added(first, *sums[first.name], values, product)
         else:
             own_lines = [line for line in group if isinstance(line, Line)]
-            makes = defined(own_lines)
-            others = [line for line in lines if isinstance(line, Repeat) or line.name not in makes]
-            yield _call(
-                own_lines, axes, values, frozenset(handed.union(*(line.reads for line in others))), written, product
-            )
+            inside = Counter(name for line in own_lines for name in line.reads)
+            others = frozenset(name for name in defined(own_lines) if name in handed or readers[name] > inside[name])
+            yield _call(own_lines, axes, values, others, written, product)
 
 
 def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:

@@ -136,7 +136,7 @@ def build(
     return Built(board, path, sizes[".text"] + sizes.get(".ARM.exidx", 0) + data, data, sizes.get(".bss", 0))
 
 
-def run(built: Built, seconds: float = 120) -> str:
+def run(built: Built, seconds: float = 600) -> str:
     """What a program says until it ends. Raises `InputError` where it fails, or takes longer."""
     board = built.board
     return _called(
@@ -148,7 +148,7 @@ def run(built: Built, seconds: float = 120) -> str:
     )
 
 
-def _called(program: str, *arguments: str, seconds: float = 120, errors: bool = False) -> str:
+def _called(program: str, *arguments: str, seconds: float = 600, errors: bool = False) -> str:
     """What a program prints; where `errors`, what it says beside it too."""
     try:
         ran = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=seconds, check=False)

@@ -27,29 +27,14 @@ typedef int32_t place; /* a position along an axis, or what an index holds */
 WHOLE_BASIS = BASIS.replace("-1e30", "-1073741824")
 """What stands before functions where all numbers are whole ones."""
 
-TAIL = """\
-    for (place i = 0; i < rows; i += 4) {
-        for (place j = 0; j < columns; j += 4) {
+BODY = """\
+    for (place i = 0, tall; i < rows; i += tall) {
+        tall = rows - i < 4 ? 1 : 4;
+        for (place j = 0, wide; j < columns; j += wide) {
             const LEFT *left = a + i * a_row;
             const RIGHT *right = b + j * b_column;
             real *to = c + i * c_row + j;
-            if (rows - i >= 4 && columns - j >= 4) {
-TILE
-            } else {
-                const place tall = rows - i < 4 ? rows - i : 4, wide = columns - j < 4 ? columns - j : 4;
-                for (place y = 0; y < tall; y++) {
-                    for (place x = 0; x < wide; x++) {
-                        SUM s = 0;
-                        for (place l = 0; l < inner; l++)
-                            s += A_TIMES_B;
-                        if (add) to[y * c_row + x] += MADE;
-                        else to[y * c_row + x] = MADE;
-                    }
-                }
-            }
-        }
-    }
-}
+            wide = columns - j < 4 ? 1 : 4;
 """
 
 REAL, CODE, WHOLE = "real", "int8_t", "whole"
@@ -66,7 +51,8 @@ def product_name(left: str, right: str) -> str:
 def product_text(left: str, right: str) -> str:
     """The function of a product of factors of two types; of whole numbers the sums are whole until they are stored.
 
-    Sixteen sums at a time lie in registers, so that an element that is read is multiplied four times.
+    Sixteen sums at a time lie in registers, so that an element that is read is multiplied four times; of the last
+    rows and columns, which are fewer than four, it is four of one.
     """
     total = WHOLE if left == right == CODE else REAL
     head = (
@@ -74,20 +60,18 @@ def product_text(left: str, right: str) -> str:
         f"place a_row, place a_column, const {right} *b, place b_row, place b_column, int add, real *c, place c_row) {{"
     )
     indent = " " * (head.index("(") + 1)
-    first, second = (
-        f"{'' if kind == total else f'({total})'}{element}"
-        for kind, element in ((left, "left[y * a_row + l * a_column]"), (right, "right[l * b_row + x * b_column]"))
-    )
-    made = "s" if total == REAL else "(real)s"
-    body = TAIL.replace("TILE", "\n".join(f"{' ' * 16}{line}" for line in _tile(total)))
-    for word, text in (("LEFT", left), ("RIGHT", right), ("SUM", total), ("MADE", made)):
-        body = body.replace(word, text)
+    tiles = {"tall == 4 && wide == 4": (4, 4), "wide == 4": (1, 4), "tall == 4": (4, 1), "": (1, 1)}
+    lines: list[str] = []
+    for condition, (tall, wide) in tiles.items():
+        lines.append(f"{'} else ' if lines else ''}{f'if ({condition}) ' if condition else ''}{{")
+        lines += [f"    {line}" for line in _tile(total, tall, wide)]
+    body = BODY + "".join(f"{' ' * 12}{line}\n" for line in (*lines, "}")) + "        }\n    }\n}\n"
     return (
         "/* C = A B, or C += A B. Of each factor: how far apart its rows lie, and its columns; the rows of C are "
         "contiguous. */\n"
         + textwrap.fill(head, 118, subsequent_indent=indent)
         + "\n"
-        + body.replace("A_TIMES_B", f"{first} * {second}")
+        + body.replace("LEFT", left).replace("RIGHT", right)
     )
 
 
@@ -97,25 +81,26 @@ def products(called: Container[str]) -> list[str]:
     return [*([SUMS] if (CODE, CODE) in pairs else ()), *(product_text(*pair) for pair in pairs)]
 
 
-def _tile(total: str) -> Iterator[str]:
-    """The lines that make four rows of four columns."""
-    for y in range(4):
-        yield f"{total} {', '.join(f's{y}{x} = 0' for x in range(4))};"
+def _tile(total: str, tall: int, wide: int) -> Iterator[str]:
+    """The lines that make so many rows of so many columns."""
+    rows, columns = range(tall), range(wide)
+    for y in rows:
+        yield f"{total} {', '.join(f's{y}{x} = 0' for x in columns)};"
     yield "for (place l = 0; l < inner; l++) {"
-    factors = ", ".join(f"b{x} = right[{_times(x, 'b_column')}]" for x in range(4))
+    factors = ", ".join(f"b{x} = right[{_times(x, 'b_column')}]" for x in columns)
     yield f"    const {total} {factors};"
-    for y in range(4):
+    for y in rows:
         yield f"    const {total} a{y} = left[{_times(y, 'a_row')}];"
-        yield "    " + " ".join(f"s{y}{x} += a{y} * b{x};" for x in range(4))
+        yield "    " + " ".join(f"s{y}{x} += a{y} * b{x};" for x in columns)
     yield "    left += a_column;"
     yield "    right += b_row;"
     yield "}"
     made = "" if total == REAL else "(real)"
     for sign, head in (("+=", "if (add) {"), ("=", "} else {")):
         yield head
-        for y in range(4):
+        for y in rows:
             row = _times(y, "c_row")
-            places = ["+".join(filter(lambda part: part != "0", (row, str(x)))).replace("+", " + ") for x in range(4)]
+            places = ["+".join(filter(lambda part: part != "0", (row, str(x)))).replace("+", " + ") for x in columns]
             yield "    " + " ".join(f"to[{place or '0'}] {sign} {made}s{y}{x};" for x, place in enumerate(places))
     yield "}"
 

@@ -42,9 +42,19 @@ RESERVED = (
     *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
     *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
     *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),
-    *("int32_t", "uint32_t", "uint8_t", "int64_t", "uint64_t"),
+    *("int32_t", "uint32_t", "uint8_t", "int64_t", "uint64_t", "PLACED"),
 )
 """What no function and no array in a file is called."""
+
+
+PLACED = """\
+#ifdef __GNUC__ /* an array begins where its type may: else gcc begins some at multiples of 8, and bytes lie between */
+#define PLACED __attribute__((used))
+#else
+#define PLACED
+#endif
+"""
+"""Behind every array in RAM: gcc aligns one for pairs of words (`-ftree-slp-vectorize`) where none else may know it."""
 
 
 def _public(prefix: str) -> tuple[str, ...]:
@@ -153,7 +163,7 @@ class _Writer:
         check_written(body, self.dtype)
         used = functions(body, self.dtype)
         arenas = [
-            f"static {_ARENA_TYPES[n][0]} {n}[{declared(points, _ARENA_TYPES[n][1] or self.dtype)}];"
+            f"static {_ARENA_TYPES[n][0]} {n}[{declared(points, _ARENA_TYPES[n][1] or self.dtype)}] PLACED;"
             for n, points in together(layout.arenas for layout in self.layouts.values()).items()
         ]
         statics = [*self._variables(), *arenas]
@@ -161,6 +171,7 @@ class _Writer:
         parts = [
             self._head(),
             f'#include "{self.prefix}.h"\n\ntypedef {self.prefix}_real real;\n{basis}',
+            PLACED,
             "\n".join(statics) + "\n" if statics else "",
             *used,
             *products(called(body)),
@@ -304,7 +315,7 @@ class _Writer:
                     yield f"static const real {self.names[name]} = {initial(self.content.values[name], self.dtype)};"
         for name, (kind, axes, _) in self.given.items():
             if kind == "masks":
-                yield f"static real {self.names[name]}[{self._points(name)}]; /* {name}[{' '.join(axes)}] */"
+                yield f"static real {self.names[name]}[{self._points(name)}] PLACED; /* {name}[{' '.join(axes)}] */"
         if any(self.values[name].of == "decay" for name in self.given):
             yield f"static const real weight_decay = {initial(self.content.values['weight_decay'], self.dtype)};"
 
@@ -326,6 +337,7 @@ class _Writer:
         for name, declaration, said in self._public():
             kind, _, dtype = self.given[name]
             values = self.content.values.get(name)
+            declaration += "" if kind == "constants" else " PLACED"
             if values is None or kind == "inputs" or (kind == "states" and not np.any(values)):
                 yield f"{declaration}; /* {said} */"
             else:

@@ -2,6 +2,7 @@
 
     python benchmarks/placements.py                            all, some hours on one processor
     python benchmarks/placements.py --log FILE                 keeps what is done, and goes on with it
+    python benchmarks/placements.py --pairs                    few cases with every two of their parts together
     python benchmarks/placements.py --part 3/20                every 20th case, from the third on
     python benchmarks/placements.py --only gpt2,mixtral        these families
     python benchmarks/placements.py --placement ulysses        the placements with this in them
@@ -9,19 +10,22 @@
 
 Loss, gradients, new weights and states of the placed step are held to those of one device in float64, bytes that are
 sent to those that are priced (`learncost verify --mesh`). Exit code 1 where anything fails. A case is a family, a
-placement with its mesh and a plan; a family's cases run in a process of their own.
+placement with its mesh, a plan and an optimizer. Those of `--pairs` come first in any case: one that is ended early has
+met most errors, as most are of two parts that do not go together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -44,6 +48,12 @@ class Case:
     def __str__(self) -> str:
         return f"{self.family} {self.placement} {self.mesh} {self.plan or 'no plan'} {self.optimizer}"
 
+    @property
+    def pairs(self) -> frozenset[tuple[str, str]]:
+        """Every two of its parts."""
+        parts = (f"{self.placement} {self.mesh}", f"plan {self.plan}", self.family, self.optimizer)
+        return frozenset(combinations(parts, 2))
+
     def checks(self) -> list[Check]:
         """What comes of it."""
         model = small_model(self.family)
@@ -51,7 +61,7 @@ class Case:
 
 
 def cases(given: argparse.Namespace) -> list[Case]:
-    """Those that the flags leave."""
+    """Those that the flags leave, the pairs first."""
     families, devices = [name for name in given.only.split(",") if name], {int(n) for n in given.devices.split(",")}
     every = [
         Case(family, names, grid, plan, optimizer)
@@ -64,17 +74,29 @@ def cases(given: argparse.Namespace) -> list[Case]:
         for optimizer in OPTIMIZERS
         if given.optimizer in ("", optimizer)
     ]
-    first, parts = (int(number) for number in given.part.split("/"))
-    return every[first % parts :: parts]
+    first = covering(every)
+    chosen = first if given.pairs else list(dict.fromkeys((*first, *every)))
+    part, parts = (int(number) for number in given.part.split("/"))
+    return chosen[part % parts :: parts]
 
 
-def done(several: list[Case]) -> list[tuple[str, list[Check], float]]:
-    """Cases of one family, one after another, each with its seconds."""
-    result = []
-    for case in several:
-        begin = time.monotonic()
-        result.append((str(case), case.checks(), time.monotonic() - begin))
-    return result
+def covering(every: list[Case]) -> list[Case]:
+    """Few cases in which all pairs of parts occur that occur in any: those first that have the most new ones."""
+    left = {pair for case in every for pair in case.pairs}
+    most, chosen = max((len(case.pairs) for case in every), default=0), []
+    mixed = random.Random(0).sample(every, len(every))
+    for wanted in range(most, 0, -1):
+        for case in mixed:
+            if len(new := case.pairs & left) >= wanted:
+                chosen.append(case)
+                left -= new
+    return chosen
+
+
+def done(case: Case) -> tuple[str, list[Check], float]:
+    """What comes of a case, with its seconds."""
+    begin = time.monotonic()
+    return str(case), case.checks(), time.monotonic() - begin
 
 
 def run(todo: list[Case], log: Path | None, workers: int) -> Iterator[tuple[str, list[Check]]]:
@@ -84,17 +106,13 @@ def run(todo: list[Case], log: Path | None, workers: int) -> Iterator[tuple[str,
         for name, checks, _ in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
             before[name] = [Check(**check) for check in checks]
     yield from ((name, before[name]) for name in map(str, todo) if name in before)
-    left: dict[str, list[Case]] = {}
-    for case in todo:
-        if str(case) not in before:
-            left.setdefault(f"{case.family} {case.placement}", []).append(case)
-    with Pool(workers, maxtasksperchild=8) as pool:
-        for several in pool.imap_unordered(done, left.values()):
-            for name, checks, seconds in several:
-                if log is not None:
-                    with log.open("a", encoding="utf-8") as file:
-                        print(json.dumps([name, [asdict(check) for check in checks], round(seconds, 2)]), file=file)
-                yield name, checks
+    left = [case for case in todo if str(case) not in before]
+    with Pool(workers, maxtasksperchild=100) as pool:
+        for name, checks, seconds in pool.imap_unordered(done, left):
+            if log is not None:
+                with log.open("a", encoding="utf-8") as file:
+                    print(json.dumps([name, [asdict(check) for check in checks], round(seconds, 2)]), file=file)
+            yield name, checks
 
 
 def main() -> int:
@@ -105,6 +123,7 @@ def main() -> int:
     parser.add_argument("--plan", help="one of the plans; an empty one is none")
     parser.add_argument("--optimizer", default="", help="sgd or adamw")
     parser.add_argument("--devices", default="2,4,8", help="meshes of so many devices, with commas between")
+    parser.add_argument("--pairs", action="store_true", help="as few as have every two of their parts together")
     parser.add_argument("--part", default="1/1", help="K/N: every Nth case, from the Kth on")
     parser.add_argument("--log", type=Path, help="a file that keeps what is done")
     parser.add_argument("--workers", type=int, default=2, help="processes")

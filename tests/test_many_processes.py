@@ -8,15 +8,26 @@ import subprocess
 import sys
 import threading
 import time
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as distributed
 
 import learncost as lc
 from learncost.faces.command import main
-from learncost.models.model import build
+from learncost.models.model import build, run_sizes
+from learncost.models.small import small
+from learncost.placement.bucketed import bucketed
 from learncost.placement.mesh import mesh
+from learncost.placement.place import place
+from learncost.placement.presets import chosen
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.step import step
+from learncost.readings.emit.placed import placed
+from learncost.readings.emit.placed.between import HELPERS, MESSAGE
 from learncost.training import heartbeat, processes
 from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
@@ -77,6 +88,34 @@ def test_a_placed_step_gives_what_one_process_gives_and_sends_what_is_priced(two
         assert sent == priced > 0, case
     # As operators; and in place, where no line reads a part of an axis at an index.
     assert [ran for *_, ran in steps] == [2, 1, 1]
+
+
+def test_gradients_travel_together():
+    model, grid = build(small("gpt2")), mesh("dp=2")
+    table = planned(without_gradients(step(model, "bp", "adamw")), "at-once")
+    sizes = run_sizes(model, 2, 8, None)
+    program = placed(bucketed(place(table, grid, chosen(None, "ddp"), sizes).table), sizes | grid.sizes, "fp32")
+    calls = [line for line in program.text.splitlines() if line.strip().startswith("all_reduce(")]
+    assert len(calls) == 3  # the last norm's; a turn's; those of the embeddings, with the loss
+
+
+@pytest.mark.parametrize(("room", "messages"), [(1, 3), (32, 2), (1 << 20, 1)])
+def test_what_fills_a_message_goes_alone(room, messages):
+    sent = []
+    helper = HELPERS["all_reduce"].replace(str(MESSAGE), str(room))
+    for word in ("wait_tensor", "all_reduce_"):
+        helper = helper.replace(f"torch.ops._c10d_functional.{word}", word)
+    doubled = {
+        "torch": torch,
+        "wait_tensor": lambda X: X,
+        "all_reduce_": lambda X, how, group: sent.append(X) or X.mul_(2),
+    }
+    exec(helper, doubled)
+    parts = [torch.ones(size) for size in (5, 2, 6)]
+    pairs = [(torch.empty(5), parts[0]), (parts[1], parts[1]), (torch.empty(6), parts[2])]
+    doubled["all_reduce"](MagicMock(), "dp", "sum", *pairs)
+    assert all((result == 2).all() for result, _ in pairs)
+    assert len(sent) == messages
 
 
 def test_modules_learn_under_ddp_and_fsdp2_as_alone(two):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from learncost.equation.table import Repeat, Statement, Table, defined
 from learncost.vocabulary.collectives import REDUCES, is_collective
@@ -16,8 +17,13 @@ _JOINS = ("reduce_scatter", *REDUCES)
 
 
 def bucketed(table: Table) -> Table:
-    """A placed table that means the same, with the collectives of every repeat's turn next to each other."""
-    return replace(table, lines=tuple(map(_statement, table.lines)))
+    """A placed table that means the same, with the collectives of every repeat's turn next to each other.
+
+    Those outside of repeats are brought together as far as the next repeat: nothing is held over one.
+    """
+    stretches = groupby(map(_statement, table.lines), key=lambda line: isinstance(line, Repeat))
+    lines = (each for is_repeat, stretch in stretches for each in (stretch if is_repeat else _turn([*stretch])))
+    return replace(table, lines=tuple(lines))
 
 
 def _statement(line: Statement) -> Statement:

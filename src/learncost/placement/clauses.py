@@ -107,6 +107,7 @@ class Homes:
         self._counts = {base(count).partition("/")[0] for _, turns in walk(table.lines) for count in turns} - {"B"}
         self._experts = frozenset(_read_at_a_choice(table))
         self._ranks: dict[tuple[str, str], int] = {}
+        self._homes: dict[tuple[str, Value, frozenset[str]], Split] = {}
         self._check(self.known if part_of is None else part_of.known)
 
     def _check(self, known: Mapping[str, Value]) -> None:
@@ -210,11 +211,14 @@ class Homes:
 
     def home(self, name: str, value: Value, busy: frozenset[str] = frozenset()) -> Split:
         """The axes of the mesh that cut every axis of a value; those that are busy cut none."""
-        split: dict[str, list[str]] = {}
-        for mesh_axis, (_, axis) in self.winners(name, value).items():
-            if mesh_axis not in busy:
-                split.setdefault(axis, []).append(mesh_axis)
-        return tuple(self.nested(axis, split.get(axis, ())) for axis in value.axes)
+        key = name, value, busy
+        if key not in self._homes:  # every line asks for those of all of its operands
+            split: dict[str, list[str]] = {}
+            for mesh_axis, (_, axis) in self.winners(name, value).items():
+                if mesh_axis not in busy:
+                    split.setdefault(axis, []).append(mesh_axis)
+            self._homes[key] = tuple(self.nested(axis, split.get(axis, ())) for axis in value.axes)
+        return self._homes[key]
 
     def nested(self, axis: str, mesh_axes: Iterable[str]) -> tuple[str, ...]:
         """Mesh axes in the order in which they cut an axis."""

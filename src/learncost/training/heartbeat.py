@@ -17,8 +17,9 @@ from typing import Any
 BEAT = 1.0
 """Seconds from one sign of life to the next."""
 
-SILENCE = 15.0
-"""Seconds without one after which a process is gone: so that all know it within 30."""
+SILENCE = 20.0
+"""Seconds without one after which a process is gone. A starved machine is silent for many of them; with those that all
+need to hear of it, it stays within 30."""
 
 DONE = b"done"
 

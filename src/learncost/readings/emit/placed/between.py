@@ -15,6 +15,9 @@ MESH = "mesh"
 
 _SENT = "torch.ops._c10d_functional"
 
+MESSAGE = 25 << 20
+"""Bytes that travel together at most: the default of PyTorch's DistributedDataParallel, bucket_cap_mb."""
+
 HELPERS: Mapping[str, str] = {
     "all_gather": f'''\
 def all_gather(mesh, over, *arrays):
@@ -39,19 +42,29 @@ def reduce_scatter(mesh, over, *arrays):
     parts = {_SENT}.wait_tensor(parts).sum(0).split(sizes)
     for (part, _, _), each in zip(arrays, parts, strict=True):
         part.view(-1).copy_(each)''',
+    # gloo serves every message by threads of its own, which cost more than copies where there are more processes than
+    # cores: small arrays travel together. What fills a message alone, by DDP's measure (bucket_cap_mb), is not copied.
     "all_reduce": f'''\
 def all_reduce(mesh, over, how, *arrays):
     """What the arrays of all devices along an axis of the mesh come to: of each array the result, and what it is of."""
     group = mesh.get_group(over).group_name
-    small = [pair for pair in arrays if pair[0].numel() < {1 << 16}]
-    for result, array in [pair for pair in arrays if pair[0].numel() >= {1 << 16}]:
-        if result.data_ptr() != array.data_ptr():
-            result.view(-1).copy_(array.view(-1))
-        {_SENT}.wait_tensor({_SENT}.all_reduce_(result, how, group))
-    if small:
-        sent = torch.cat([array.view(-1) for _, array in small])
+    messages, room = [], -1
+    for result, array in arrays:
+        room -= result.nbytes
+        if room < 0:
+            messages.append([])
+            room = {MESSAGE} - result.nbytes
+        messages[-1].append((result, array))
+    for message in messages:
+        if len(message) == 1:
+            ((result, array),) = message
+            if result.data_ptr() != array.data_ptr():
+                result.view(-1).copy_(array.view(-1))
+            {_SENT}.wait_tensor({_SENT}.all_reduce_(result, how, group))
+            continue
+        sent = torch.cat([array.view(-1) for _, array in message])
         sent = {_SENT}.wait_tensor({_SENT}.all_reduce_(sent, how, group))
-        for (result, _), each in zip(small, sent.split([result.numel() for result, _ in small]), strict=True):
+        for (result, _), each in zip(message, sent.split([result.numel() for result, _ in message]), strict=True):
             result.view(-1).copy_(each)''',
     "all_to_all": f'''\
 def all_to_all(mesh, over, result, array, before, after):

@@ -144,7 +144,8 @@ class _Hole:
 
     def operand(self, operand: Operand) -> Operand:
         if isinstance(operand, Literal):
-            return operand
+            sizes = (outer_axis for size in operand.sizes for outer_axis in self.axes.get(size, (size,)))
+            return replace(operand, sizes=tuple(sizes))
         return Literal(self.numbers[operand.name]) if operand.name in self.numbers else self.term(operand)
 
     def term(self, term: Term) -> Term:

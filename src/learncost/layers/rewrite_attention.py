@@ -50,15 +50,17 @@ def with_temperature(layer: Layer, queries: str = "Q") -> Layer:
     return refined(layer, "temperature", queries)
 
 
-def with_rotary(layer: Layer, queries: str = "Q", keys: str = "K") -> Layer:
+def with_rotary(layer: Layer, queries: str = "Q", keys: str | None = "K") -> Layer:
     """Rotary positions, Su et al. 2021, equation (34): x cos + turned(x) sin, where turned(x) reads x at flip.
 
     Queries and keys have a batch axis, then the positions, and last the width that is turned. Inputs `cosine`, `sine`
     are for the queries' positions, `key_cosine`, `key_sine` for the keys'; the sign of the turned part is in the sine.
     flip[k] = k +- half is Llama's layout, k +- 1 that of GPT-J; where only a part is turned, the rest has cosine 1 and
-    sine 0.
+    sine 0. Without `keys` one value alone is turned, as where another layer makes the keys.
     """
     layer = refined(layer, "rotary", queries)
+    if keys is None:
+        return layer
     layer = refined(layer, "rotary", keys, names={"cosine": "key_cosine", "sine": "key_sine"})
     inputs = (*(name for name in layer.table.inputs if name != "flip"), "flip")  # which both read, comes last
     return replace(layer, table=replace(layer.table, inputs=inputs))

@@ -3,14 +3,15 @@
 A line `repeat num_hidden_layers carry X:` stands for as many blocks as that size says. Where what is in a slot depends
 on the block's number i, blocks of one kind are put together: equal ones in a row are one repeat, a pattern that comes
 again, such as local and global attention by turns, is a repeat of several blocks, whose weights have the names of their
-kinds before them.
+kinds before them. What a block of one kind makes and blocks of others read, such as keys that later layers share, is
+kept by a repeat of that kind alone, and read from there.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,7 +133,8 @@ class _Composition:
             body = []
             while template and len(template[0]) - len(template[0].lstrip()) > len(line) - len(line.lstrip()):
                 body.append(template.pop(0))
-            result += self.repeats(line, "\n".join(body), next(sides))
+            made = {name for line in result for name in makes(line)}
+            result += self.repeats(line, "\n".join(body), next(sides), made)
         return tuple(result)
 
     def filled(self, text: str, **more: Any) -> str:
@@ -176,8 +178,8 @@ class _Composition:
             left += [inner for name in new if name != "head" for inner in self.family.slots[name].texts.values()]
         return slots_seen - {"head"}
 
-    def repeats(self, head: str, body: str, side: str) -> list[Block]:
-        """The repeats that stand for the blocks of one stack."""
+    def repeats(self, head: str, body: str, side: str, made: Container[str]) -> list[Parsed]:
+        """The repeats that stand for the blocks of one stack; `made` are the values that lines before them make."""
 
         def block(**more: Any) -> Block:
             (parsed,) = parse_lines([self.filled(head), *self.filled(body, **more).splitlines()])
@@ -197,15 +199,25 @@ class _Composition:
         blocks = {kind: block(i=every.index(kind)) for kind in dict.fromkeys(every)}
         if len(blocks) == 1:
             return [self.segment([("", blocks[every[0]])], side)]
-        result = []
-        for place, (pattern, turns) in enumerate(segments(every), 1):
+        read = {name for each in blocks.values() for name in _read_first(each) if name not in made}
+        kept = {kind: handed for kind, each in blocks.items() if (handed := _handed_on(each, read))}
+        result: list[Parsed] = []
+        for place, (pattern, turns) in enumerate(segments(every, kept), 1):
             named_blocks = [(self.own_name(kind), blocks[kind]) for kind in pattern]
-            result.append(self.segment(named_blocks, side, (f"{SYMBOLS.get(size, size)}_{place}", turns)))
+            count = f"{SYMBOLS.get(size, size)}_{place}"
+            repeat = self.segment(named_blocks, side, (count, turns))
+            handed = kept.get(pattern[0], {})
+            stacks = tuple((f"{name}.{place}", name) for name in handed)
+            result.append(replace(repeat, keep=stacks))
+            read_again = [
+                f"{name}[{axes}] = {name}.{place}[{count}={turns - 1}[] {axes}]" for name, axes in handed.items()
+            ]
+            result += parse_lines(read_again)
         return result
 
     def own_name(self, kind: tuple[str, ...]) -> str:
         """A name for one block that is written out: its kinds, numbered where there are several."""
-        name = "_".join(dict.fromkeys(kind))
+        name = "_".join(filter(None, dict.fromkeys(kind)))
         self.kinds[name] = self.kinds.get(name, 0) + 1
         return name if self.kinds[name] == 1 else f"{name}_{self.kinds[name]}"
 
@@ -249,11 +261,29 @@ class _Composition:
         )
 
 
-def segments(kinds: list[Any]) -> list[tuple[list[Any], int]]:
+def _read_first(block: Block) -> Iterator[str]:
+    """What a block reads before it makes it, and is not handed from turn to turn."""
+    made = {handed.start for handed in block.carry}
+    for line in block.lines:
+        yield from (name for name in names_of(line) if name not in made)
+        made.update(makes(line))
+
+
+def _handed_on(block: Block, read: Container[str]) -> dict[str, str]:
+    """What a block makes of the names that are `read` elsewhere, with its axes."""
+    terms = [term for line in block.lines if not isinstance(line, Block) for term in line.left]
+    return {term.name: " ".join(term.declared) for term in terms if term.name in read}
+
+
+def segments(kinds: list[Any], alone: Container[Any] = ()) -> list[tuple[list[Any], int]]:
     """A sequence as patterns with the number of times that each comes in a row.
 
-    From the left the pattern that covers most is taken, the shortest of those that cover as much.
+    From the left the pattern that covers most is taken, the shortest of those that cover as much. Kinds that stand
+    `alone` are in no pattern with others.
     """
+    if ends := [place for place, kind in enumerate(kinds) if kind in alone]:
+        parts = (kinds[: ends[0]], kinds[ends[0] : ends[0] + 1], kinds[ends[0] + 1 :])
+        return [each for part, among in zip(parts, ((), (), alone), strict=True) for each in segments(part, among)]
     result = []
     at = 0
     while at < len(kinds):

@@ -266,6 +266,10 @@ def _flat(family: Family, values: Mapping[str, Given]) -> Iterator[tuple[str, Gi
             for name, value in zip((spelling, family.pairs[spelling]), entry.value, strict=True):
                 yield name, Given(spelling, value, entry.where)
             continue
+        if several := family.per_layer.get(size_meant(family, spelling)):
+            entries = entry.value if isinstance(entry.value, list | tuple) else []
+            yield several, Given(spelling, list(entries) if len(set(map(str, entries))) > 1 else [], entry.where)
+            entry = Given(spelling, entries[0], entry.where) if entries else entry
         yield spelling, entry
         if isinstance(entry.value, dict):
             inside = {f"{spelling}.{inner}": value for inner, value in entry.value.items()}

@@ -120,10 +120,34 @@ def _most(left: Any, right: Any) -> Any:
     return left + right - _least(left, right)
 
 
+def _last(entries: list[Any], value: Any, count: int) -> int:
+    """The last place of a value among the first entries of a list; -1 where it is not there."""
+    return max((place for place, entry in enumerate(entries[: max(count, 0)]) if entry == value), default=-1)
+
+
+def _only(entries: list[Any]) -> Any:
+    """The one value of a list beside zeros."""
+    values = {entry: None for entry in entries if entry}
+    if len(values) > 1:
+        raise InputError(f"one value beside 0 is counted, not {', '.join(map(str, values))}")
+    return next(iter(values), 0.0)
+
+
+def _quantile(share: float) -> float:
+    """Below which value that share of a normal distribution lies."""
+    from statistics import NormalDist  # which few models need, and which takes long to load
+
+    return NormalDist().inv_cdf(share)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": _least,
     "max": _most,
     "expanded": _expanded,
+    "distinct": lambda entries: list(dict.fromkeys(entries)),
+    "last": _last,
+    "only": _only,
+    "quantile": _quantile,
     "log": math.log,
 }
 """What an expression may call."""

@@ -130,6 +130,7 @@ class Family:
     nullable: frozenset[str] = frozenset()
     nulls: Mapping[str, str] = field(default_factory=dict)  # what sizes with a default follow from where null is given
     pairs: Mapping[str, str] = field(default_factory=dict)  # sizes that may be lists of two, with the second's name
+    per_layer: Mapping[str, str] = field(default_factory=dict)  # sizes that may be lists, with the setting of the list
     spellings: Mapping[str, str] = field(default_factory=dict)  # of this family alone
     activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
     dropout: Mapping[str, float] = field(default_factory=dict)

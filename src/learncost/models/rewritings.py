@@ -61,13 +61,21 @@ def _softcap(layer: Layer, settings: Mapping[str, Any]) -> Layer:
     return capped
 
 
+def _gaussian_topk(layer: Layer, of: str, along: list[str], deviations: float) -> Layer:
+    from learncost.layers.refinement import refined
+
+    return refined(layer, "gaussian_topk", of, {"deviations": deviations}, along=tuple(along))
+
+
 REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "word": _words,  # {old = new}: another word of the vocabulary
     "epsilon": with_epsilon,  # a number
     "biases": with_biases,  # {weight = bias}
     "transposed": _transposed,  # a weight that is stored the other way round, or several
     "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number, shifts = {value = shift}, from_one}
-    "rotary": lambda layer, names: _attention().with_rotary(layer, *names),  # [queries, keys]
+    "rotary": lambda layer, names: _attention().with_rotary(
+        layer, *names, *[None] * (len(names) == 1)
+    ),  # [queries, keys], or one of them
     "softcap": _softcap,  # {of = value, cap = number}
     "scale": _scale,  # another factor: a number for the scores, or {of = value, by = number}
     "factor": lambda layer, settings: _experts().with_factor(
@@ -85,6 +93,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "unit_rms": lambda layer, settings: _attention().with_unit_rms(
         layer, settings["of"], settings["epsilon"]
     ),  # {of = [values], epsilon = number}
+    "gaussian_topk": lambda layer, settings: _gaussian_topk(layer, **settings),  # {of, along = [axes], deviations}
     "temperature": lambda layer, queries: _attention().with_temperature(layer, queries),  # the queries
     "content_to_position": lambda layer, settings: _disentangled().with_content_to_position(
         layer, **settings

@@ -51,6 +51,11 @@ SIZES: Mapping[str, Any] = {
     "state_size": 4,
     "n_groups": 2,
     "conv_kernel": 3,
+    "vocab_size_per_layer_input": 29,
+    "hidden_size_per_layer_input": 6,
+    "altup_num_inputs": 3,
+    "laurel_rank": 5,
+    "num_kv_shared_layers": 1,
 }
 """Sizes and settings that a family may have, all small and most of them different."""
 

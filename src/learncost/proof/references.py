@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof import encoder_references, modern_references, position_references, scan_references
+from learncost.proof import (
+    encoder_references,
+    modern_references,
+    position_references,
+    scan_references,
+    shared_references,
+)
 from learncost.proof.plain import erf, gelu, gelu_tanh, hashed, log_softmax, normal, of, shifted, sigmoid, softmax
 
 Array = Any
@@ -164,6 +170,7 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     **modern_references.LAYERS,
     **encoder_references.LAYERS,
     **position_references.LAYERS,
+    **shared_references.LAYERS,
     **scan_references.LAYERS,
 }
 """A foreign implementation of every layer that comes with the package."""

@@ -2,8 +2,8 @@
 
     python gloo_worker.py JOBS FOLDER, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 
-JOBS are `{"steps": [[family, mesh, placement, optimizer]], "trainings": [[words]]}`. The first process writes what it
-found into FOLDER: for every step the largest relative difference, bytes sent and bytes priced.
+JOBS are `{"steps": [[family, mesh, placement, optimizer, plan]], "trainings": [[words]]}`. The first process writes
+what it found into FOLDER: for every step the largest relative difference, bytes sent and bytes priced.
 """
 
 import copy
@@ -32,6 +32,7 @@ from learncost.placement.devices import part, together
 from learncost.placement.mesh import mesh
 from learncost.placement.place import place
 from learncost.placement.presets import chosen
+from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays
@@ -58,11 +59,11 @@ class Counted(TorchDispatchMode):
         return result
 
 
-def differences(family, mesh_text, names, optimizer):
+def differences(family, mesh_text, names, optimizer, plan=""):
     """Of a placed step in fp64: the largest difference of a result, relative to its largest number; sent, priced."""
     model, grid = build(small(family, **SIZES)), mesh(mesh_text)
     sizes = run_sizes(model, 8, *lengths_open(model.configuration, 8, 8))
-    table = without_gradients(step(model, "bp", optimizer))
+    table = planned(without_gradients(step(model, "bp", optimizer)), plan)
     arrays = sound_arrays(table, sizes)
     placed = place(table, grid, chosen(None, names), sizes)
     devices = torch.distributed.device_mesh.init_device_mesh(

@@ -60,6 +60,7 @@ CASES = (
     ("gpt2", "dp=2,tp=2", "fsdp,megatron-sp", ""),
     ("llama", "cp=4", "cp", ""),
     ("llama", "cp=2", "ulysses", "flash"),
+    ("mistral", "cp=4", "cp", "flash,ring"),
     ("bart", "tp=2", "megatron", ""),
     ("gpt2", "dp=2,shard=2", "hsdp", "head"),
 )

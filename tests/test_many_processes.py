@@ -34,13 +34,15 @@ from learncost.training.folder import Folder
 from learncost.training.parts import newest, read_whole
 from processes import begun, ended, free_port, worked
 
-SAMPLE = [["gpt2", "dp=2", "fsdp", "adamw"], ["llama", "tp=2", "megatron-sp", "sgd"], ["mixtral", "ep=2", "ep", "sgd"]]
+SAMPLE = [["gpt2", "dp=2", "fsdp", "adamw"], ["llama", "tp=2", "megatron-sp", "sgd"], ["mixtral", "ep=2", "ep", "sgd"],
+          ["gpt2", "cp=2", "cp", "adamw", "ring"]]  # fmt: skip
 FOUR = [
     ["gpt2", "dp=4", "ddp", "adamw"],
     ["gpt2", "dp=2,tp=2", "megatron,zero-1", "adamw"],
     ["gpt2", "dp=2,tp=2", "megatron-sp,fsdp", "adamw"],
     ["llama", "cp=2,tp=2", "ulysses,megatron", "adamw"],
     ["llama", "cp=4", "cp", "sgd"],
+    ["llama", "cp=4", "cp", "sgd", "flash,ring"],
     ["bert", "dp=2,tp=2", "zero-2,megatron-sp", "sgd"],
     ["t5", "dp=2,tp=2", "fsdp,megatron", "sgd"],
     ["vit", "dp=2,tp=2", "ddp,megatron", "sgd"],

@@ -144,6 +144,7 @@ def test_every_preset_is_clauses():
         ("t5", "cp=2", "ulysses", "recompute=block"),
         ("falcon", "tp=2", "megatron", "flash"),
         ("llama", "cp=4", "cp", "flash,zigzag"),
+        ("mistral", "cp=4", "cp", "flash,ring,zigzag"),
         ("qwen3_moe", "ep=2,tp=2", "ep,megatron-sp", "at-once"),
         ("llama", "dp=2", "zero-2", "head"),
         ("bart", "pp=2", "pp", "flash,at-once"),
@@ -279,7 +280,7 @@ def test_a_placed_table_without_one_of_its_collectives_is_refused(family, mesh_t
     assert len(tried) > 5
     for line in tried:
         with pytest.raises(InputError):
-            check_placed(without(placed, line), grid.names)
+            check_placed(without(placed, line), grid.axes)
 
 
 def test_turns_on_several_devices_that_read_slices_of_a_whole_are_refused():
@@ -289,4 +290,4 @@ def test_turns_on_several_devices_that_read_slices_of_a_whole_are_refused():
     placed = place(table, mesh("dp=2"), clauses("B over dp of values"), sizes).table
     (cut,) = (line for line in placed.lines if isinstance(line, Word) and line.name == "targets.shard")
     with pytest.raises(InputError, match="read the slices of targets, which all of them have"):
-        check_placed(without(placed, cut), ["dp"])
+        check_placed(without(placed, cut), [("dp", 2)])

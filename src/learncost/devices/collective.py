@@ -23,6 +23,7 @@ KINDS = {
     "all_max": "all_reduce",
     "dispatch": "all_to_all",
     "combine": "all_to_all",
+    "pass_on": "send",
     "shard": "",
 }
 """Words of placed tables by the kind that moves as much; a shard is a free slice."""

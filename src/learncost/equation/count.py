@@ -19,9 +19,23 @@ Monomial = tuple[str, ...]  # size names in sorted order, a name twice is its sq
 Coefficient: TypeAlias = Any  # an int, or a Fraction where a price book halves
 
 
+ROUND = "~"
+"""What marks the part of an axis that came round a ring of devices: `M/cp~` is as long as `M/cp`, and another one's."""
+
+
 def base(axis: str) -> str:
-    """The size an axis has: N' is a second axis of N's size."""
-    return axis.rstrip("'")
+    """The size an axis has: N' is a second axis of N's size, and so is a part that came round."""
+    return axis.rstrip("'~")
+
+
+def marked(axis: str) -> str:
+    """The size with the mark of a part that came round: `M/cp~` of `M/cp~'`."""
+    return base(axis) + (ROUND if comes_round(axis) else "")
+
+
+def comes_round(axis: str) -> bool:
+    """Whether an axis is a part that came round a ring of devices."""
+    return ROUND in axis
 
 
 _FACTOR = re.compile(r"(?:(\d+)(?:/([1-9]\d*))?|([^\W\d]\w*)(?:\^([1-9]\d?))?)(?=\s|$)")
@@ -91,8 +105,14 @@ def first_of(axis: str, sizes: Mapping[str, Any]) -> int:
         return 0
     place = 0
     for part in parts:
-        place = place * sizes[part] + sizes[here(part)]
+        is_round = part == parts[-1] and comes_round(axis)
+        place = place * sizes[part] + sizes[here(f"{part}{ROUND}" if is_round else part)]
     return int(place * size_of(axis, sizes))
+
+
+def came_from(mesh_axis: str, turn: int, sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Whose part it is that came round to this device in a turn: in turn 0 that of the device before it."""
+    return {here(f"{mesh_axis}{ROUND}"): (sizes[here(mesh_axis)] - 1 - turn) % sizes[mesh_axis]}
 
 
 def shape_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> tuple[Any, ...]:

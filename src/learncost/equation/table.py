@@ -390,7 +390,7 @@ class Repeat:
     `each` pairs a name inside with the stack outside that it is a slice of, turn by turn; `keep` pairs a name inside
     with the stack outside that collects it. A stack has the count as its first axis; where a name inside has as many
     axes as its stack, a turn has several slices that stand together, a part of the stack (`part`). `reverse` runs the
-    last turn first.
+    last turn first. `around` is the axis of a mesh round which a turn's parts come, one device further in every turn.
     """
 
     count: str
@@ -400,6 +400,7 @@ class Repeat:
     each: tuple[tuple[str, str], ...] = ()
     keep: tuple[tuple[str, str], ...] = ()
     reverse: bool = False
+    around: str = ""
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:
@@ -469,6 +470,7 @@ class Repeat:
 
     def __str__(self) -> str:
         head = f"repeat {self.count}{' backwards' if self.reverse else ''}"
+        head += f" around {self.around}" if self.around else ""
         if self.carry:
             head += " carry " + " ".join(f"{c.start}->{c.end}" for c in self.carry)
         # A weight's slice has the name of its stack, and what only a derivation keeps ends in a star.
@@ -533,6 +535,7 @@ class Table(Displayed):
     within: Table | None = field(default=None, compare=False)  # the whole whose context these lines run in
     keeps: tuple[str, ...] = ()  # collectives of which a placement keeps what they make forward for the backward pass
     zigzag: Mapping[str, tuple[str, ...]] | None = None  # axes in zigzag, over what; before it is placed: none yet
+    ring: bool = False  # whether parts go round where a placement would gather what lines sum over
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:

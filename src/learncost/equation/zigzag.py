@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from learncost.equation.count import whole
+from learncost.equation.count import base, whole
 
 
 def position(place: Any, size: Any, devices: Any) -> Any:
@@ -23,10 +23,10 @@ def position(place: Any, size: Any, devices: Any) -> Any:
 
 def devices_of(axis: str, zigzag: Mapping[str, tuple[str, ...]] | None, sizes: Mapping[str, int]) -> int:
     """Over how many devices an axis, or the one that it is a part of, stands in zigzag; 0 where it does not."""
-    over = (zigzag or {}).get(whole(axis).rstrip("'"))
+    over = (zigzag or {}).get(base(whole(axis)))
     return prod(sizes[name] for name in over) if over else 0
 
 
 def devices_name(axis: str) -> str:
     """What sizes call the number of devices over which an axis stands in zigzag."""
-    return f"{whole(axis).rstrip(chr(39))}:zigzag"
+    return f"{base(whole(axis))}:zigzag"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from learncost.devices.collective import kind_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
 from learncost.equation.table import Table
@@ -107,6 +108,11 @@ class OverMesh:
         return {collective.place: collective.payload_bytes * collective.times for collective in self.collectives}
 
     @property
+    def convention(self) -> str:
+        """What `ring` of `sent` is, in words."""
+        return RING + (", all of a pass_on" if any(row.word == "pass_on" for row in self.sent) else "")
+
+    @property
     def sentence(self) -> str:
         """What a device sends, in words."""
         if not self.sent:
@@ -116,7 +122,7 @@ class OverMesh:
             axes[row.mesh_axis] = axes.get(row.mesh_axis, 0) + row.ring
         parts = ", ".join(f"{size_of(size)} over {axis}" for axis, size in axes.items())
         payload = sum(row.payload for row in self.sent)
-        return f"Every device sends {parts} in a step, {RING}; their payload is {size_of(payload)}."
+        return f"Every device sends {parts} in a step, {self.convention}; their payload is {size_of(payload)}."
 
     @property
     def said(self) -> str:
@@ -173,7 +179,7 @@ def in_a_ring(word: str, payload: int, devices: int) -> int:
     Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations. What goes to one device
     alone is sent whole.
     """
-    if word == "send":
+    if kind_of(word) == "send":
         return payload
     return payload * (2 if word.startswith("all_reduce") else 1) * (devices - 1) // devices
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.count import shape_of
 from learncost.equation.table import Repeat, Word, walk
-from learncost.ledger.over import RING, fields_of
+from learncost.ledger.over import fields_of
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, size_of
 from learncost.vocabulary import entry
 
@@ -59,7 +59,7 @@ def _stages(step: PlacedStep) -> Sheet:
         f"Cut by: {step.over.cut_by}.",
         "Of one device, for one microbatch of all sequences: weights in numbers; what it sends forward and backward to "
         f"other stages; gradients of weights that several stages have, which are summed; and what it sends within its "
-        f"stage, {RING}.",
+        f"stage, {step.over.convention}.",
     )
     columns = ("stage", "blocks", "weights", "forward", "backward", "tied", "within")
     return Sheet(title(step), columns, tuple(rows), notes, frozenset({0}))
@@ -89,7 +89,7 @@ def _sent(step: PlacedStep) -> Sheet:
     )
     notes = (
         f"Cut by: {over.cut_by}.",
-        f"payload: the larger of what goes in and what comes out, on one device, of all runs; sent: {RING}.",
+        f"payload: the larger of what goes in and what comes out, on one device, of all runs; sent: {over.convention}.",
     )
     columns = ("mesh axis", "word", "runs", "payload", "sent")
     return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from learncost.equation.count import cuts, whole
+from learncost.equation.count import comes_round, cuts, whole
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word, terms_of
 from learncost.vocabulary import entry
@@ -16,6 +16,14 @@ from learncost.vocabulary.collectives import is_collective
 
 CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "a turn's own"
 """How an array is over an axis of the mesh; else it is partial, `sum`, `max` or `min`. What is sent is cut by rows."""
+
+BEFORE, CAME, NEXT = "of the turn before", "what came round", "of the next turn"
+"""Of a part that goes round a ring: whether it is that of the turn, or has one step to go, or has gone it."""
+
+PAIRS, PART, OTHERS = "pairs of parts", "the sum over one part", "the sum over the parts of the others"
+"""What lines make of a device's own part and of another one, or the own again, and what they sum over the latter."""
+
+_ROUND = frozenset((BEFORE, CAME, NEXT, PAIRS, PART, OTHERS))
 
 States = dict[str, str]
 
@@ -29,15 +37,20 @@ _MAKES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "shard": ((SAME, ZERO), CUT),
     "dispatch": ((CUT,), SENT),
     "combine": ((SENT,), CUT),
+    "pass_on": ((BEFORE, CAME), CAME),
 }
 """Of each collective what it may be given, and what it makes of that."""
 
 
-def check_placed(table: Table, mesh_axes: Iterable[str]) -> None:
-    """Refuse a placed table of which a line, or a result, cannot be shown to be right. Raises `InputError`."""
-    for mesh_axis in mesh_axes:
+def check_placed(table: Table, mesh_axes: Iterable[tuple[str, int]]) -> None:
+    """Refuse a placed table of which a line, or a result, cannot be shown to be right. Raises `InputError`.
+
+    mesh_axes  each with how many devices lie along it
+    """
+    for mesh_axis, devices in mesh_axes:
         states = {name: _of(table.axes[name], mesh_axis) for name in (*table.inputs, *table.weights)}
-        _Check(mesh_axis, {name: value.axes for name, value in table.values.items()}).lines(table.lines, states)
+        axes = {name: value.axes for name, value in table.values.items()}
+        _Check(mesh_axis, devices, axes).lines(table.lines, states)
         for name in table.outputs:
             if states[name] not in (CUT, SAME, ZERO):
                 raise InputError(f"the result {name} would be partial over {mesh_axis} ({states[name]})")
@@ -50,8 +63,9 @@ def _of(axes: Iterable[str], mesh_axis: str) -> str:
 class _Check:
     """The lines of a scope over one axis of the mesh; `states` is what is known of names, and receives theirs."""
 
-    def __init__(self, mesh_axis: str, axes: Mapping[str, tuple[str, ...]], busy: bool = False) -> None:
-        self.mesh_axis, self.axes, self.busy = mesh_axis, axes, busy
+    def __init__(self, mesh_axis: str, devices: int, axes: Mapping[str, tuple[str, ...]], busy: bool = False) -> None:
+        self.mesh_axis, self.devices, self.axes, self.busy = mesh_axis, devices, axes, busy
+        self.zeros: set[str] = set()  # however they are cut
 
     def lines(self, lines: Iterable[Statement], states: States) -> None:
         for line in lines:
@@ -66,8 +80,11 @@ class _Check:
 
     def repeat(self, line: Repeat, states: States) -> None:
         mesh_axis, busy = self.mesh_axis, self.busy or self.mesh_axis in cuts(line.count)
-        inner = _Check(mesh_axis, {**self.axes, **line.axes}, busy)
+        inner = _Check(mesh_axis, self.devices, {**self.axes, **line.axes}, busy)
         inner_states = dict(states)
+        if line.around == mesh_axis:
+            self.ring(line, states, inner)
+            return
         if busy and not self.busy and any(states[name] not in (SAME, ZERO) for name in line.shared):
             raise self.refuse(line, "turns on several devices read what is not the same on all")
         for name, stack in line.each:
@@ -88,6 +105,53 @@ class _Check:
         for name, stack in line.keep:
             states[stack] = CUT if busy and not self.busy else inner_states[name]
 
+    def ring(self, line: Repeat, states: States, inner: _Check) -> None:
+        """Turns in which the parts of all others come round: each of them once, and what is summed over them whole."""
+        if line.count != str(self.devices - 1):
+            raise self.refuse(line, f"{line.count} turns go round {self.devices} devices")
+        inner_states = dict(states)
+        for carry in line.carry:
+            given = ZERO if carry.initial in self.zeros else states[carry.initial]
+            is_round = any(map(comes_round, line.axes[carry.start]))
+            allowed = {CUT: BEFORE, ZERO: CAME} if is_round else {PART: PART, ZERO: ZERO}
+            if given not in allowed:
+                raise self.refuse(line, f"{carry.initial} goes round as {given}")
+            inner_states[carry.start] = allowed[given]
+        starts = dict(inner_states)
+        inner.lines(line.lines, inner_states)
+        for carry in line.carry:
+            start, end = starts[carry.start], inner_states[carry.end]
+            if end != {BEFORE: CAME, CAME: NEXT, PART: PART, ZERO: PART}[start]:
+                raise self.refuse(line, f"{carry.start} goes in {start}, and {carry.end} comes out {end}")
+            states[carry.final] = {BEFORE: BEFORE, PART: self.summed(carry.final)}.get(start, OTHERS)
+
+    def summed(self, name: str) -> str:
+        """What the sum over all parts is: cut as the own part is, or partial where that was summed over, too."""
+        return CUT if _of(self.axes[name], self.mesh_axis) == CUT else "sum"
+
+    def round_line(self, line: Line, along: set[str], states: States) -> None:
+        """A line that reads what came round, or a device's own part as another one."""
+        read = [states[name] for name in line.reads]
+        own = {axis for axis in along if not comes_round(axis)}
+        known = {CUT, SAME, ZERO, CAME, PAIRS, PART}
+        if isinstance(line, Sum) and sorted(read) == sorted((OTHERS, PART)) and min(line.signs) > 0:
+            states[line.name] = self.summed(line.name)
+            return
+        if not {*read} <= known or any(axis.endswith("=") for axis in along) or len(along) > 2:
+            raise self.refuse(line, f"it reads {' and '.join(sorted({*read} - {SAME}))}")
+        if isinstance(line, Word) and along & {*line.axes}:
+            word = entry(line.word)
+            if not word.pointwise and (word.kind != "reduction" or line.part != "body"):
+                raise self.refuse(line, f"{line.word} acts along what goes round")
+        for term in line.left:
+            left = {axis for axis in along if axis in term.axes}
+            if CAME in read and not own and not left:
+                raise self.refuse(line, "it sums what goes round with nothing of its own")
+            if len(left) == 2:
+                states[term.name] = PAIRS
+            else:
+                states[term.name] = CAME if any(map(comes_round, left)) else PART
+
     def totals(self, line: Repeat, inner_states: States, inner: _Check) -> None:
         """How totals are that begin with zeros: as a turn leaves them."""
         begun = [carry for carry in line.carry if inner_states[carry.start] == ZERO]
@@ -100,7 +164,8 @@ class _Check:
 
     def line(self, line: Line, states: States) -> None:
         for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
-            cut_as = [[self.mesh_axis in cuts(a) for a in axes] for axes in (self.axes[term.name], term.declared)]
+            declared = (self.axes[term.name], term.declared)
+            cut_as = [[(self.mesh_axis in cuts(a), comes_round(a)) for a in axes] for axes in declared]
             if cut_as[0] != cut_as[1]:
                 raise self.refuse(line, f"{term.name} is read as [{' '.join(term.declared)}]")
         if is_collective(line):
@@ -109,7 +174,13 @@ class _Check:
         if self.busy:
             states.update(dict.fromkeys(line.makes, OWN))
             return
+        if isinstance(line, Word) and line.word == "zeros":
+            self.zeros.update(line.makes)
         cut_axes = self.cut_axes(line)
+        is_pair = len(cut_axes) == 2 and not any("=" in axis for axis in cut_axes)
+        if is_pair or not _ROUND.isdisjoint(states[name] for name in line.reads):
+            self.round_line(line, cut_axes, states)
+            return
         state = self.result(line, cut_axes, states)
         for term in line.left:
             is_cut = _of(term.declared, self.mesh_axis) == CUT
@@ -130,7 +201,7 @@ class _Check:
         given, made = _MAKES[line.word]
         if states[name] not in given:
             raise self.refuse(line, f"{name} is {states[name]}")
-        states[line.name] = made
+        states[line.name] = NEXT if states[name] == CAME else made
 
     def cut_axes(self, line: Line) -> set[str]:
         """The axes of a line that the mesh axis cuts; of each other axis of that name the line may have none."""

@@ -22,8 +22,8 @@ class Collective:
     Attributes
     ----------
     word
-        all_reduce, all_reduce_max, all_gather, reduce_scatter, all_to_all, dispatch, combine, send. What sends nothing,
-        shard and receive, is not listed.
+        all_reduce, all_reduce_max, all_gather, reduce_scatter, all_to_all, dispatch, combine, pass_on, send. What sends
+        nothing, shard and receive, is not listed.
     mesh_axis
         The axis of the mesh over whose devices it runs, such as tp.
     payload_bytes

@@ -12,6 +12,7 @@ from learncost.placement.clauses import Clause, Homes
 from learncost.placement.keeping import keeping
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
+from learncost.placement.ring import ringed
 from learncost.placement.scope import Reason, Scope, readers
 from learncost.placement.zigzag import in_zigzag
 
@@ -72,11 +73,13 @@ def place(
         lines=tuple(line.renamed(names) for line in scope.out),
         values={names.get(name, name): value for name, value in scope.placed.items()},
     )
+    holds = {names.get(array, array): name for array, name in scope.holds.items()}
+    if table.ring:
+        placed, holds = ringed(placed, table, mesh, holds)
     placed, stacks = keeping(placed, table.keeps)
     if table.zigzag is not None:
         placed = in_zigzag(placed, mesh, sizes)
-    check_placed(placed, (name for name, size in mesh.axes if size > 1))
+    check_placed(placed, (pair for pair in mesh.axes if pair[1] > 1))
     layouts = {names.get(name, name): held for name, held in scope.layouts.items()}
-    holds = {names.get(array, array): name for array, name in scope.holds.items()}
     holds |= {stack: holds.get(array, array) for stack, array in stacks.items()}
     return Placed(placed, table, mesh, chosen, layouts, holds)

@@ -32,7 +32,7 @@ def flash(table: Table) -> Table:
     table = named_once(table)
     kept = kept_again(table)
     once = run_once(kept)
-    pairs = _pairs(once.lines, once)
+    pairs = scores(once)
     if not pairs:
         return table
     again = recomputed(once, lambda line: not pairs.keys().isdisjoint(line.makes))
@@ -45,8 +45,12 @@ def flash(table: Table) -> Table:
     return inverted(planned) if kept is not table else recomputed(planned, lambda line: True, whole=True)
 
 
-def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
+def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
     """Names of values that have queries and keys, by name: the axes that turns are taken over, and the queries."""
+    return _pairs(table.lines, table)
+
+
+def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
     score_axes: dict[str, tuple[tuple[str, ...], str]] = {}
     for line in lines:
         if not isinstance(line, Repeat):

@@ -63,6 +63,12 @@ PLANS: Mapping[str, Plan] = {
             _found_in("flash"),
         ),
         Plan(
+            "ring",
+            "over many devices: keys and values go round, a part in every turn, and their gradients with them",
+            "Liu, Zaharia & Abbeel 2023, Ring attention with blockwise transformers for near-infinite context",
+            _found_in("ring"),
+        ),
+        Plan(
             "head",
             "scores, loss and their gradients one sequence after the other: no batch x vocabulary",
             "Wijmans et al. 2024, Cut your losses in large-vocabulary language models, which cuts finer",

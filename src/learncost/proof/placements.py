@@ -75,6 +75,7 @@ PLANS = (
     "head",
     "at-once",
     "flash,zigzag",
+    "flash,ring,zigzag",
     "flash,head,recompute=block,at-once,fused",
     "keep=all_gather+dispatch+all_to_all",
 )

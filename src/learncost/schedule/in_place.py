@@ -9,7 +9,20 @@ from typing import TypeAlias
 
 from learncost.equation.count import cuts
 from learncost.equation.errors import InputError
-from learncost.equation.table import Kernel, Line, Product, Read, Repeat, Statement, Sum, Table, Word, defined, terms_of
+from learncost.equation.table import (
+    Kernel,
+    Line,
+    Product,
+    Read,
+    Repeat,
+    Statement,
+    Sum,
+    Table,
+    Word,
+    defined,
+    terms_of,
+    walk,
+)
 from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
 from learncost.schedule.groups import groups, in_kernels
 from learncost.schedule.matrix import MatrixProduct, matrix_product, scatter
@@ -32,6 +45,8 @@ def calls(
     """
     if table.zigzag:
         raise InputError(f"{' and '.join(table.zigzag)} stands in zigzag, in which no kernel counts places")
+    if any(isinstance(line, Word) and line.word == "pass_on" for line, _ in walk(table.lines)):
+        raise InputError("parts go round, in which no kernel counts places")
     return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written, product))
 
 

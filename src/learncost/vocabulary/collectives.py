@@ -31,6 +31,7 @@ _collective("dispatch", "rows go to the device that owns what they read at an in
 _collective("combine", "rows come back from the device that owns what they read at an index")
 
 _collective("send", "an array goes to the device at a place on the axis, which receives it: `send[pp 1](X)`")
+_collective("pass_on", "an array goes to the next device on the axis, and that of the device before it comes")
 define(
     Entry("receive", (), ("Y",), kind=KIND, source="what the device at a place on the axis sends: `receive[pp 0]()`")
 )

@@ -87,6 +87,14 @@ def all_to_all(X, mesh, over, before, after):
     X = torch.stack(X.chunk(group.size(), after))
     X = {_SENT}.all_to_all_single(X, [1] * group.size(), [1] * group.size(), group.group_name)
     return torch.cat({_SENT}.wait_tensor(X).unbind(), before)''',
+    "pass_on": f'''\
+def pass_on(X, mesh, over):
+    """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
+    group = mesh.get_group(over)
+    there, here = ([0] * group.size() for _ in range(2))
+    there[(group.rank() + 1) % group.size()] = here[group.rank() - 1] = X.numel()
+    Y = {_SENT}.all_to_all_single(X.contiguous().view(-1), here, there, group.group_name)
+    return {_SENT}.wait_tensor(Y).view(X.shape)''',
     "dispatch": f'''\
 def dispatch(X, I, mesh, over, owned):
     """Rows go to the device that owns what they read at an index; there they stand along the first of their axes."""
@@ -137,6 +145,11 @@ def reduce_scatter(X, mesh, over, place):
 def all_to_all(X, mesh, over, before, after):
     """What is cut on an axis of the array along an axis of the mesh, cut on another one."""
     return jax.lax.all_to_all(X, over, split_axis=after, concat_axis=before, tiled=True)''',
+    "pass_on": '''\
+def pass_on(X, mesh, over):
+    """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
+    number = mesh.shape[over]
+    return jax.lax.ppermute(X, over, [(place, (place + 1) % number) for place in range(number)])''',
     "shard": '''\
 def shard(X, mesh, over, place):
     """This device's part of what it has whole."""

@@ -22,7 +22,7 @@ def collected(scope: Scope, line: Word) -> Code:
     assert isinstance(before, Term)
     places = [place for term in (before, after) if (place := place_cut(term.declared, mesh_axis)) is not None]
     arguments = [scope.settled(before.name).text, MESH, f'"{mesh_axis}"']
-    if not line.word.startswith("all_reduce"):
+    if before.declared != after.declared:
         arguments += map(str, places)
     return Code(f"{line.word}({', '.join(arguments)})")
 

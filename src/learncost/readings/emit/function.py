@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from learncost.equation.count import base, cuts, whole
@@ -62,10 +62,12 @@ def sizes(scope: Scope, sources: Sequence[Source]) -> tuple[list[Statement], lis
     return statements, missing
 
 
-def masks(scope: Scope) -> list[Statement]:
-    """Statements that make the masks of a program, each once."""
+def masks(scope: Scope, chosen: Set[Mask] | None = None) -> list[Statement]:
+    """Statements that make the masks of a function, each once; of some of them, where these are told."""
     statements = []
     for key, name in scope.masks.items():
+        if chosen is not None and key not in chosen:
+            continue
         statements.append(Statement(f"{name} = {_inside(scope, key)}", comment=scope.conditions[key]))
     return statements
 

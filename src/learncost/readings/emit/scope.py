@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isinf
 
 from learncost.equation.affine import Affine, Part
-from learncost.equation.count import base, cuts, summands
+from learncost.equation.count import base, cuts, marked, summands
 from learncost.equation.table import Condition, Literal, Operand, Read, Term
 from learncost.readings.emit.backend import Backend
 from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
@@ -170,7 +170,7 @@ class Scope:
 
     def first(self, axis: str) -> str:
         """The first position that this device has of an axis that is cut over the mesh."""
-        return self.size(f"{base(axis)}{FIRST}")
+        return self.size(f"{marked(axis)}{FIRST}")
 
     def shape(self, axes: Iterable[str]) -> list[str]:
         return [self.size(axis) for axis in axes]
@@ -178,7 +178,7 @@ class Scope:
     def mask(self, condition: Condition, want: tuple[str, ...]) -> Code:
         """Whether a point is inside a condition, over the axes wanted."""
         upper, lower = condition.upper, condition.lower
-        key = (base(upper), base(lower), condition.relation, condition.window)
+        key = (marked(upper), marked(lower), condition.relation, condition.window)
         axes = tuple(axis for axis in (upper, lower) if not axis.isdigit())
         name = self.masks.setdefault(key, self.identifiers.of("inside", f"mask {key}"))
         self.conditions.setdefault(key, f"[{' '.join(axes)}] where {condition}")

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from learncost.equation.count import base, comes_round, cuts
 from learncost.equation.table import Repeat, Statement, Table, walk
 from learncost.readings.emit import function
 from learncost.readings.emit.between import MESH
-from learncost.readings.emit.expression import PRODUCT, Code, call, returned
+from learncost.readings.emit.expression import POWER, PRODUCT, SUM, Code, binary, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.records import Group, Record, Weights
-from learncost.readings.emit.scope import Layout, Scope
+from learncost.readings.emit.scope import FIRST, Layout, Scope
 from learncost.readings.emit.scope import Statement as Made
 from learncost.schedule.calls import Loop, every_call
 
@@ -63,7 +64,7 @@ class _Loop:
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
         axes = {**scope.axes, **slices, **line.axes}
         self.inner = Scope(scope.backend, self.names, scope.helpers, axes, low=scope.low, codes=scope.codes)
-        self.inner.narrow = scope.narrow
+        self.inner.narrow, self.inner.zigzag = scope.narrow, scope.zigzag
         self.parameters: list[Parameter] = []
         self.sources: list[Source] = []
         self.returned: list[str] = []
@@ -250,11 +251,15 @@ class _Loop:
     def _function(self, opened: int) -> None:
         inner, line = self.inner, self.line
         inner.put(returned(self.returned), ())
+        own = {key for key in inner.masks if line.around and any(map(comes_round, key[:2]))}
+        masks = function.masks(inner, own)
         sizes, missing = function.sizes(inner, self.sources)
         self.parameters += [
-            Parameter(name, argument=self.scope.own_mask(key, inner)) for key, name in inner.masks.items()
+            Parameter(name, argument=self.scope.own_mask(key, inner))
+            for key, name in inner.masks.items()
+            if key not in own
         ]
-        self.parameters += [Parameter(inner.sizes[size], "int", argument=self.scope.size(size)) for size in missing]
+        self.parameters += [Parameter(inner.sizes[size], "int", argument=self._size(size)) for size in missing]
         if inner.meets:
             self.parameters.append(Parameter(MESH, self.scope.backend.mesh.type, argument=MESH))
             self.scope.meets = True
@@ -262,8 +267,22 @@ class _Loop:
         body = function.freed(inner, starts)
         self.name = self.names.of(self.title, f"function {self.number}")
         about = f"One turn of {line.count}{', the last one first' if line.reverse else ''}."
-        first = [*body[:opened], *sizes]
+        first = [*body[:opened], *sizes, *masks]
         self.turns.functions.append(function.text(self.name, self.parameters, about, first, body[opened:]))
+
+    def _size(self, size: str) -> str:
+        """What a turn is told of a size: of a part that comes round, where that of this turn begins."""
+        if not (size.endswith(FIRST) and comes_round(size)):
+            return self.scope.size(size)
+        axis, backend, place = base(size.removesuffix(FIRST)), self.scope.backend, Code("0")
+        self.scope.meets = True
+        for mesh_axis in cuts(axis):
+            here, devices = backend.place_along(mesh_axis), backend.devices_along(mesh_axis)
+            if mesh_axis == self.line.around:
+                here = Code(f"({here.text} - 1 - {self.turn}) % {devices}", PRODUCT)
+            outer = Code(f"{place.at(PRODUCT)} * {devices}", PRODUCT)
+            place = here if place.text == "0" else binary(outer, "+", here, SUM)
+        return f"{place.at(POWER)} * {self.scope.size(axis)}"
 
     def _loop(self, read: list[str]) -> None:
         line, scope, names = self.line, self.scope, self.names

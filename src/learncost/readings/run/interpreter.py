@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from learncost.equation.count import base, shape_of, size_of
+from learncost.equation.count import base, came_from, shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
     Line,
@@ -224,7 +224,8 @@ def _turns(
         inner = _Scope(values)
         inner.update(carried)
         inner.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
-        _execute(line.lines, inner_roles, inner, sizes, watch, exchange)
+        own_sizes = {**sizes, **came_from(line.around, turn, sizes)} if line.around else sizes
+        _execute(line.lines, inner_roles, inner, own_sizes, watch, exchange)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
             together = parts[inside, outer]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
-from learncost.equation.count import Count, base, size_of, whole
+from learncost.equation.count import Count, base, comes_round, size_of, whole
 from learncost.equation.precision import BYTES
 from learncost.equation.sides import sides
 from learncost.equation.table import Kernel, Line, Literal, Sum, Term, Word, alias, check_derived, terms_of
@@ -286,7 +286,7 @@ def _in_blocks(axes: ProductAxes, blocks: Blocks, sizes: Mapping[str, int]) -> M
     turns, m, n, k = max(1, queries // rows), product.m, product.n, product.k
 
     def has_queries(names: Iterable[str]) -> bool:
-        return any(base(name) == base(blocks.axis) for name in names)
+        return any(base(name) == base(blocks.axis) and not comes_round(name) for name in names)
 
     if has_queries(axes.rows):
         m = m // queries * rows
@@ -303,7 +303,7 @@ def _seen(blocks: Blocks, sizes: Mapping[str, int]) -> float:
     """The share of the keys that the blocks see: the mean of the keys up to a block's last query.
 
     Of several devices it is that of the last one, for which all wait: it has the latest queries, but in zigzag as
-    early ones as late ones.
+    early ones as late ones. Of parts that come round it is the mean over all of them.
     """
     if not blocks.ordered:
         return 1.0

@@ -1,0 +1,190 @@
+"""Rings: where lines sum over what is gathered, its parts go round the devices instead, one in every turn.
+
+What a gather brings together lies nowhere as a whole: a device has its own part, and in each of p - 1 turns that of the
+device before the one that it had. Sums go on from turn to turn. Of a softmax over what goes round a device carries the
+largest score so far and the sum of the exponentials below it, by which it rescales what it has summed (Milakov &
+Gimelshein 2018, Online normalizer calculation for softmax; Liu, Zaharia & Abbeel 2023, Ring attention). The backward
+pass has the logarithm of that sum from the forward pass, and gradients of what goes round travel with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Repeat, Statement, Table, walk
+from learncost.equation.value import Value
+from learncost.layers.recompute import pairs
+from learncost.placement.clauses import kind_of
+from learncost.placement.mesh import Mesh
+from learncost.placement.ring_regions import Region, regions
+from learncost.placement.ring_rounds import Rounds
+from learncost.placement.ring_turn import Normalizer, Ring
+
+
+def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
+    """A placed table with its rings, and of the arrays that collectives make the values that they hold.
+
+    Raises `InputError` where nothing can go round.
+    """
+    rings = _Rings(whole, mesh, holds)
+    return rings.table(placed), rings.holds
+
+
+@dataclass(eq=False)
+class _Scope:
+    """Lines of a scope while it is rewritten.
+
+    frame     the repeat whose turns they are, and outer, the scope that it stands in
+    before    the turns of the pass before that these go backwards through
+    children  the scopes of its repeats, by what `id` says of these
+    """
+
+    lines: list[Statement]
+    values: dict[str, Value]
+    frame: Repeat | None = None
+    outer: _Scope | None = None
+    before: _Scope | None = None
+    children: dict[int, _Scope] = field(default_factory=dict)
+    normalizers: dict[str, Normalizer] = field(default_factory=dict)
+
+    def slice_of(self, name: str) -> None:
+        """Have a value of the turns before in the turns backwards."""
+        before = self.before
+        assert self.frame is not None
+        assert before is not None
+        assert before.frame is not None
+        if name in dict(self.frame.each):
+            return
+        stack = dict(before.frame.keep).get(name, f"{name}*")
+        if name not in dict(before.frame.keep):
+            assert before.outer is not None
+            before.outer.values[stack] = Value((before.frame.count, *before.values[name].axes), "kept", name)
+            before.frame = replace(before.frame, keep=(*before.frame.keep, (name, stack)))
+        if self.outer is not None and self.outer is not before.outer:
+            self.outer.slice_of(stack)
+        self.values[name] = before.values[name]
+        self.frame = replace(self.frame, each=(*self.frame.each, (name, stack)))
+
+    def assembled(self) -> tuple[Statement, ...]:
+        """Its lines with all repeats as they are now."""
+        result: list[Statement] = []
+        for line in self.lines:
+            child = self.children.get(id(line))
+            if child is not None and child.frame is not None:
+                result.append(replace(child.frame, lines=child.assembled(), values=child.values))
+            else:
+                result.append(line)
+        return tuple(result)
+
+
+class _Rings:
+    def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> None:
+        self.whole, self.mesh, self.holds = whole, mesh, {**holds}
+        self.taken: set[str] = {*whole.known}
+        self.number, self.why = 0, ""
+
+    def table(self, placed: Table) -> Table:
+        """The table with every ring that there is. Raises `InputError` where there is none."""
+        self.taken |= {*placed.known} | {name for line, _ in walk(placed.lines) for name in line.makes}
+        scope = _Scope([*placed.lines], {**placed.values})
+        self.scope(scope)
+        is_pass = any(line.tag.macro == "forward" for line, _ in walk(self.whole.lines))
+        if not self.number and is_pass and self.mesh.devices > 1:
+            raise InputError(
+                f"the plan ring finds nothing over {self.mesh} that can go round: "
+                + (self.why or "no line sums over keys that are gathered (--placement cp gathers them)")
+            )
+        return replace(placed, lines=scope.assembled(), values=scope.values)
+
+    def scope(self, scope: _Scope) -> None:
+        """Rewrite the lines of a scope, and those of its repeats."""
+        earlier = scope.before.lines if scope.before else []
+        around: list[Statement] = [*earlier, *scope.lines]
+        scopes = {**scope.children, **(scope.before.children if scope.before else {})}
+        before = {id(second): id(first) for (_, first), (_, second), _ in pairs(around, ())}
+        for line in scope.lines:
+            if isinstance(line, Repeat):
+                child = _Scope([*line.lines], {**line.values}, line, scope, scopes.get(before.get(id(line), 0)))
+                scope.children[id(line)] = scopes[id(line)] = child
+                self.scope(child)
+        for mesh_axis, size in self.mesh.axes:
+            if size > 1:
+                self.over(scope, mesh_axis)
+
+    def over(self, scope: _Scope, mesh_axis: str) -> None:
+        """Rewrite the regions of a scope over an axis of the mesh."""
+
+        def is_value(name: str) -> bool:
+            value_name = self.holds.get(name, name)
+            return kind_of(self.whole, value_name, self.whole.known.get(value_name, Value(())))[0] == "values"
+
+        for region in regions(scope.lines, mesh_axis, is_value):
+            self.region(scope, region)
+
+    def region(self, scope: _Scope, region: Region) -> None:
+        kept = {name for name, _ in scope.frame.keep} if scope.frame else set[str]()
+        kept |= {carry.end for carry in scope.frame.carry} if scope.frame else set()
+        if left := sorted(kept & region.at.keys()):
+            region.why = region.why or f"turns keep {left[0]} or hand it on"
+        normalizers = scope.before.normalizers if scope.before else {}
+        order = _order(scope.lines, region) if not region.why else None
+        if order is None:
+            self.stays(region.why, region, normalizers)
+            return
+        before, after = order
+        work = Ring(
+            region,
+            self.mesh.sizes[region.mesh_axis],
+            known=scope.values,
+            before=scope.before.values if scope.before else {},
+            whole=self.whole.known,
+            holds=self.holds,
+            fresh=self.fresh,
+        )
+        lines = Rounds(work, normalizers, scope.slice_of).lines()
+        if work.why:
+            self.stays(work.why, region, normalizers)
+            return
+        self.number += 1
+        scope.normalizers |= work.normalizers
+        scope.lines[:] = [*before, *lines, *after]
+        gone = region.at.keys()
+        scope.values = {name: value for name, value in scope.values.items() if name not in gone} | work.values
+        self.holds |= work.holds
+
+    def stays(self, why: str, region: Region, normalizers: Mapping[str, Normalizer]) -> None:
+        """Note why a region stays as it is. Raises `InputError` where it went round in the pass before."""
+        self.why = self.why or why
+        if any(name in normalizers for line in region.lines for name in line.makes):
+            raise InputError(f"under the plan ring the backward pass cannot go round as the forward pass does: {why}")
+
+    def fresh(self, name: str, what: str) -> str:
+        """A name for what a ring makes of a value."""
+        number, new = 1, f"{name}.{what}"
+        while new in self.taken:
+            number += 1
+            new = f"{name}.{what}.{number}"
+        self.taken.add(new)
+        return new
+
+
+def _order(lines: Sequence[Statement], region: Region) -> tuple[list[Statement], list[Statement]] | None:
+    """The other lines before the ring, and those behind it, as they read what it makes; None where both are so."""
+    ours: list[Statement] = [*region.gathers.values(), *region.lines, *region.scatters.values()]
+    last = max(place for place, line in enumerate(lines) if any(line is each for each in ours))
+    before: list[Statement] = []
+    after: list[Statement] = []
+    made = set(region.makes)
+    for place, line in enumerate(lines):
+        if any(line is each for each in ours):
+            if not isinstance(line, Repeat) and made & {*line.reads} - {line.name for line in region.scatters.values()}:
+                region.refuse(line, "it reads what all parts make together, so that they would go round twice")
+                return None
+        elif place > last or made & {*line.reads}:
+            after.append(line)
+            made |= {*line.makes}
+        else:
+            before.append(line)
+    return before, after

@@ -1,0 +1,154 @@
+"""What reads a gathered array place by place of what is gathered: lines that may as well have a part in every turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from learncost.equation.count import cuts, place_cut
+from learncost.equation.table import Line, Product, Read, Repeat, Statement, Sum, Term, Word, terms_of
+from learncost.vocabulary import entry
+from learncost.vocabulary.collectives import is_collective
+
+
+@dataclass(eq=False)
+class Region:
+    """Lines of a scope that read what is gathered over an axis of the mesh, a place of it at a time.
+
+    gathers   the arrays that are gathered, with the lines that gather them
+    at        names that have the gathered axis, with its place among their axes: what is gathered, and scores
+    lines     that read these, in their order
+    totals    what lines make that sum over the gathered axis
+    scatters  of names that are gradients of what is gathered: the lines that sum and scatter them
+    why       why its parts cannot go round; empty where they can
+    """
+
+    mesh_axis: str
+    gathers: dict[str, Word] = field(default_factory=dict)
+    at: dict[str, int] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    totals: list[str] = field(default_factory=list)
+    scatters: dict[str, Word] = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
+    why: str = ""
+
+    def axis(self, line: Line) -> str:
+        """What a line calls the gathered axis; empty where it reads nothing that has it."""
+        names = {
+            term.axes[self.at[term.name]] for term in line.right if isinstance(term, Term) and term.name in self.at
+        }
+        (name,) = names if len(names) == 1 else ("",)
+        return name if isinstance(name, str) else ""
+
+    @property
+    def gathered(self) -> str:
+        """The axis as a device has a part of it, `M/cp`."""
+        line = next(iter(self.gathers.values()))
+        return line.right[0].declared[self.at[line.name]]
+
+    @property
+    def makes(self) -> frozenset[str]:
+        """What other lines may read of it."""
+        return frozenset((*self.totals, *(line.name for line in self.scatters.values())))
+
+    @property
+    def makes_inside(self) -> frozenset[str]:
+        """All that its lines make, what is gathered included."""
+        return frozenset((*self.at, *self.makes))
+
+    def refuse(self, line: Statement, why: str) -> None:
+        """Note the first reason why its parts cannot go round."""
+        self.why = self.why or f"{why}: {str(line).partition(chr(10))[0].strip()}"
+
+    def absorb(self, other: Region) -> None:
+        """Take in another one, with which a line has something in common."""
+        self.gathers |= other.gathers
+        self.at |= other.at
+        self.lines += other.lines
+        self.totals += other.totals
+        self.scatters |= other.scatters
+        self.partial |= other.partial
+        self.why = self.why or other.why
+
+
+def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str], bool]) -> list[Region]:
+    """The regions of a scope over an axis of the mesh.
+
+    is_value  whether an array is none of weights and their gradients, which go round in no ring
+    """
+    found = _Regions(mesh_axis)
+    for line in lines:
+        if is_collective(line) and line.word == "all_gather" and line.axes[0] == mesh_axis and is_value(line.name):
+            found.gather(line)
+        else:
+            found.read(line)
+    return [region for region in found.all if region.totals or region.why]
+
+
+class _Regions:
+    def __init__(self, mesh_axis: str) -> None:
+        self.mesh_axis = mesh_axis
+        self.all: list[Region] = []
+
+    def gather(self, line: Word) -> None:
+        place = place_cut(line.right[0].declared, self.mesh_axis)
+        assert place is not None
+        region = Region(self.mesh_axis, {line.name: line}, {line.name: place})
+        if cuts(line.right[0].declared[place])[-1] != self.mesh_axis:
+            region.refuse(line, "it is gathered in parts of parts")
+        for other in self._of(line.reads):
+            other.refuse(line, "it is moved between devices")
+        self.all.append(region)
+
+    def _of(self, names: Iterable[str]) -> list[Region]:
+        names = {*names}
+        return [region for region in self.all if names & region.at.keys()]
+
+    def read(self, line: Statement) -> None:
+        together = self._of(line.reads)
+        if not together:
+            return
+        region, *others = together
+        for other in others:
+            region.absorb(other)
+            self.all.remove(other)
+        if isinstance(line, Repeat):
+            region.refuse(line, "turns read what is gathered")
+        elif is_collective(line):
+            self._scatter(region, line)
+        else:
+            self._line(region, line)
+
+    def _scatter(self, region: Region, line: Word) -> None:
+        name = line.right[0].name
+        place = place_cut(line.left[0].declared, self.mesh_axis)
+        if line.word == "reduce_scatter" and line.axes[0] == self.mesh_axis and region.at[name] == place:
+            region.scatters[name] = line
+        else:
+            region.refuse(line, "it is moved between devices as a whole")
+
+    def _line(self, region: Region, line: Line) -> None:
+        region.lines.append(line)
+        axis = region.axis(line)
+        inside = [term for operand in line.right for term in terms_of(operand)]
+        if not axis or any(term.name in region.at for term in inside if term not in line.right):
+            region.refuse(line, "pairs of gathered places meet, or one is read at an index")
+            return
+        if any(term.name not in region.at and axis in term.axes for term in line.right if isinstance(term, Term)):
+            region.refuse(line, f"it reads an array that every device has along all of {axis}")
+        by = {other for other in line.loops if self.mesh_axis in cuts(other)}
+        is_partial = any(name in region.partial for name in line.reads)
+        shares = isinstance(line, Word) and entry(line.word).makes == "shares" and line.axes == (axis,)
+        if isinstance(line, Word) and not entry(line.word).pointwise and not shares:
+            region.refuse(line, f"{line.word} needs all of {axis} at once")
+        for term in line.left:
+            if axis in term.axes:
+                region.at[term.name] = term.axes.index(axis)
+                if is_partial or (by and not by & {*term.loops}):
+                    region.partial.add(term.name)
+            elif any(isinstance(each, Read) for each in term.axes) and axis in term.loops:
+                region.refuse(line, f"it writes at an index along {axis}")
+            elif not isinstance(line, Product | Sum) or is_partial or not by:
+                region.refuse(line, f"it sums over {axis} what is no sum")
+            else:
+                region.totals.append(term.name)

@@ -1,0 +1,241 @@
+"""A ring: what a region makes with a device's own part, the turns in which those of the others come, and the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from learncost.equation.count import ROUND, base
+from learncost.equation.table import Carry, Line, Literal, Product, Repeat, Statement, Sum, Tag, Term, Word
+from learncost.placement.ring_turn import Normalizer, Ring, SoFar, Turn, makes_shares, of_word, step_tag
+
+
+class Rounds:
+    """The lines of a ring, while they are written; what they lack is said in its `why`.
+
+    normalizers  of the pass before this one, by the names of shares; `slice_of` has its values ready here
+    """
+
+    def __init__(self, ring: Ring, normalizers: Mapping[str, Normalizer], slice_of: Callable[[str], None]) -> None:
+        self.ring, self.region, self.slice_of = ring, ring.region, slice_of
+        shares = [line for line in self.region.lines if makes_shares(line) and line.part == "body"]
+        self.earlier = {line.name: normalizers[line.name] for line in shares if line.name in normalizers}
+        self.softmaxes = {line.name: line for line in shares}
+        self.fresh = [line for line in shares if line.name not in self.earlier]
+        self.rows: dict[str, tuple[int, ...]] = {}  # of what is linear in fresh shares: the places of their rows
+        self.of_shares: dict[str, str] = {}
+        self.total_rows: dict[str, tuple[str, ...]] = {}
+        self.made_by = {name: line for line in self.region.lines for name in line.makes}
+        self.finals: dict[str, Term] = {}
+
+    def lines(self) -> list[Statement]:
+        """All of its lines."""
+        region, ring = self.region, self.ring
+        for line in region.lines:
+            self._linear(line)
+        if self.fresh and region.scatters:
+            ring.refuse(self.fresh[0], "its shares are made beside gradients, and nobody has their sum")
+        corrections: dict[str, str] = {}
+        first = [line for name in self.earlier for line in self._correction(name, corrections)]
+        if ring.why:
+            return []
+        source = {name: line.right[0].name for name, line in region.gathers.items()}
+        own = Turn(ring, "here", source, self.earlier, corrections)
+        if not region.scatters:
+            own.write()
+            initial = {name: own.names[name] for name in region.totals}
+            return [*first, *own.out, *self._turns(own, initial), *self._ends(own)]
+        # The own part comes last, when the gradients of what went round are home.
+        turns = self._turns(own, {})
+        own.write()
+        return [*first, *turns, *own.out, *self._together(own)]
+
+    def _linear(self, line: Line) -> None:
+        """Note what is linear in shares of which the sum is not there yet."""
+        left = line.left[0]
+        if line in self.fresh:
+            axis = self.region.axis(line)
+            self.rows[line.name] = tuple(place for place, each in enumerate(left.axes) if each != axis)
+            self.of_shares[line.name] = line.name
+            return
+        having = [term for term in line.right if isinstance(term, Term) and term.name in self.rows]
+        if not having:
+            return
+        number = {Product: 1, Sum: len(line.right)}.get(type(line), 0)
+        origins = {self.of_shares[term.name] for term in having}
+        rows = {tuple(str(term.axes[place]) for place in self.rows[term.name]) for term in having}
+        if len(having) != number or len(origins) > 1 or len(rows) > 1 or not {*next(iter(rows))} <= {*left.axes}:
+            self.ring.refuse(line, "it is not linear in shares, row by row, whose sum is known after the last turn")
+            return
+        (names,), (origin,) = rows, origins
+        self.of_shares[left.name] = origin
+        if left.name in self.region.at:
+            self.rows[left.name] = tuple(left.axes.index(name) for name in names)
+        else:
+            self.total_rows[left.name] = names
+
+    def _correction(self, shares: str, corrections: dict[str, str]) -> list[Statement]:
+        """The sum over a row of shares times their gradients, by Euler's theorem that of what is linear in them."""
+        line, ring = self.softmaxes[shares], self.ring
+        rows = tuple(axis for axis in line.left[0].axes if axis not in line.axes)
+        reads = [name for each in self.region.lines for name in each.reads]
+        self.slice_of(self.earlier[shares].logarithm)
+        out: list[Statement] = []
+        parts: list[Term] = []
+        for total in self.earlier[shares].totals:
+            gradient = next((name for name in reads if self._is_gradient(name, total)), "")
+            axes = ring.known[gradient].axes if gradient else ()
+            if not gradient or ring.before[total].axes != axes or not {*rows} <= {*axes}:
+                ring.refuse(line, f"the gradient of {total} is not there as {total} is")
+                return []
+            self.slice_of(total)
+            parts.append(ring.step(shares, "correction", rows))
+            tag = replace(step_tag(line.tag, parts[-1].name), macro="backward", kernel=None)
+            out.append(Product((parts[-1],), (Term(total, axes), Term(gradient, axes)), (), tag))
+        corrections[shares] = parts[0].name
+        if len(parts) > 1:
+            whole = ring.step(shares, "correction", rows)
+            out.append(Sum((whole,), tuple(parts), (), replace(tag, local=whole.name), (1,) * len(parts)))
+            corrections[shares] = whole.name
+        return out
+
+    def _is_gradient(self, name: str, of: str) -> bool:
+        value = self.ring.whole.get(self.ring.holds.get(name, name))
+        return name not in self.region.at and value is not None and value.role == "gradient" and value.of == of
+
+    # The turns.
+
+    def _turns(self, own: Turn, initial: Mapping[str, str]) -> list[Statement]:
+        """The repeat; totals begin with what the own part made of them, or with zeros."""
+        region, ring = self.region, self.ring
+        around, ring.values = ring.values, {}
+        turn = Turn(ring, "turn", {}, self.earlier, own.corrections, is_round=True)
+        carries = [self._came(turn, line) for line in region.gathers.values()]
+        begin = dict(initial)
+        starts = {name: self._start(name, turn) for name in (*region.totals, *region.scatters)}
+        for shares, so_far in own.now.items():
+            several = {
+                each.name: ring.made(ring.fresh(each.name, "start"), each.axes, each.name)
+                for each in (so_far.largest, so_far.total)
+            }
+            for name, term in several.items():
+                ring.values[term.name] = around[name]
+            begin |= {name: name for name in several}
+            starts |= several
+            turn.before = {**turn.before, shares: SoFar(*several.values())}
+        turn.write()
+        ends = {name: self._total(turn, name, starts[name]).name for name in region.totals}
+        ends |= {name: self._home(turn, line, name, starts[name]).name for name, line in region.scatters.items()}
+        for shares, so_far in own.now.items():
+            now = turn.now[shares]
+            ends |= {so_far.largest.name: now.largest.name, so_far.total.name: now.total.name}
+        inside, ring.values = ring.values, around
+        out: list[Statement] = []
+        for name, start in starts.items():
+            axes = tuple(axis.replace(ROUND, "") for axis in start.declared)
+            if name not in begin:
+                zeros, first = Term(ring.fresh(name, "zeros"), axes), region.lines[0].tag
+                ring.values[zeros.name] = inside[start.name].along(axes)
+                out.append(of_word("zeros", zeros, (), replace(first, kernel=None, macro=self._macro)))
+                begin[name] = zeros.name
+            self.finals[name] = Term(ring.fresh(name, "all"), axes)
+            ring.values[self.finals[name].name] = inside[start.name].along(axes)
+            carries.append(Carry(start.name, ends[name], begin[name], self.finals[name].name))
+        for carry in carries[: len(region.gathers)]:
+            ring.values[carry.final] = ring.known[carry.initial]
+        count = str(ring.devices - 1)
+        return [*out, Repeat(count, tuple(turn.out), inside, tuple(carries), around=region.mesh_axis)]
+
+    @property
+    def _macro(self) -> str:
+        return next((line.tag.macro for line in self.region.scatters.values()), self.region.lines[0].tag.macro)
+
+    def _came(self, turn: Turn, line: Word) -> Carry:
+        """What a part is handed on as, from the device before to this one."""
+        ring, source = self.ring, line.right[0]
+        axes = list(source.declared)
+        place = self.region.at[line.name]
+        axes[place] = turn.axis(axes[place])
+        start, came = (ring.step(source.name, what, axes) for what in ("before", "pass_on"))
+        for term in (start, came):
+            ring.values[term.name] = ring.known[source.name].along(term.declared)
+        value, over = ring.holds.get(source.name, source.name), self.region.mesh_axis
+        named = base(self.region.gathered).partition("/")[0]
+        sums = ", ".join(dict.fromkeys(ring.holds.get(name, name) for name in self.region.totals))
+        why = f"{value} is cut on {named} over {over}, and {sums} sums over all of it, a part in every turn (rule 9)"
+        turn.out.append(self._passed(came, start, line, value, why))
+        turn.names[line.name] = came.name
+        return Carry(start.name, came.name, source.name, ring.fresh(source.name, "last"))
+
+    def _passed(self, left: Term, right: Term, line: Word, value: str, why: str) -> Word:
+        """An array that goes to the next device."""
+        self.ring.holds[left.name] = value
+        tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
+        return Word((left,), (right,), (), tag, "pass_on", (self.region.mesh_axis,), "body", ("X",), ("Y",))
+
+    def _start(self, name: str, turn: Turn) -> Term:
+        """What a turn begins with of a total; of gradients of what goes round, of the part that came."""
+        value = self.ring.known[name]
+        axes = list(value.axes)
+        if name in self.region.at:
+            axes[self.region.at[name]] = turn.axis(axes[self.region.at[name]])
+        term = Term(self.ring.fresh(name, "start"), tuple(axes))
+        self.ring.values[term.name] = value.along(axes)
+        return term
+
+    def _total(self, turn: Turn, name: str, start: Term) -> Term:
+        """A total so far: of what is linear in fresh shares, with what was summed before as below the largest score."""
+        line = self.made_by[name]
+        (term,) = (term for term in line.left if term.name == name)
+        scale = turn.now[self.of_shares[name]].scale if name in self.total_rows else None
+        scale = Term(scale.name, self.total_rows[name]) if scale else None
+        add = Term(turn.names[name], term.axes)
+        return turn.so_far(Term(start.name, term.axes), add, scale, turn.tag(line))
+
+    def _home(self, turn: Turn, line: Word, name: str, start: Term) -> Term:
+        """The gradient of a part that came round, with what this device adds to it, on its way home."""
+        add = Term(turn.names[name], start.axes)
+        so_far = turn.so_far(start, add, None, line.tag)
+        moved = self.ring.step(so_far.name, "pass_on", so_far.axes)
+        why = f"{name} is summed over the parts of the others, and is home after the last turn (rule 9)"
+        turn.out.append(self._passed(moved, so_far, line, self.ring.holds.get(name, name), why))
+        return moved
+
+    # What comes of them.
+
+    def _ends(self, own: Turn) -> list[Statement]:
+        """Totals after the last turn: those of exponentials divided by the sum of these."""
+        out: list[Statement] = []
+        ring, sums = self.ring, dict[str, Term]()
+        for line in self.fresh:
+            largest, total = (self.finals[each.name] for each in (own.now[line.name].largest, own.now[line.name].total))
+            tag = replace(line.tag, kernel=None)
+            least, log, logarithm = (ring.step(line.name, w, total.axes) for w in ("least", "log", "logarithm"))
+            out.append(of_word("maximum", least, (total, Literal(1.0)), tag))
+            out.append(of_word("log", log, (least,), tag))
+            out.append(Sum((logarithm,), (largest, log), (), step_tag(tag, logarithm.name), (1, 1)))
+            sums[line.name] = least
+            linear = tuple(name for name in self.total_rows if self.of_shares[name] == line.name)
+            ring.normalizers[line.name] = Normalizer(logarithm.name, linear)
+        for name in self.region.totals:
+            maker = self.made_by[name]
+            (term,) = (term for term in maker.left if term.name == name)
+            final, left = Term(self.finals[name].name, term.axes), ring.made(name, term.axes, name)
+            tag = replace(maker.tag, kernel=None)
+            if name in self.total_rows:
+                below = Term(sums[self.of_shares[name]].name, self.total_rows[name])
+                out.append(replace(of_word("divide", left, (final, below), tag), tag=tag))
+            else:
+                out.append(Sum((left,), (final,), (), tag, (1,)))
+        return out
+
+    def _together(self, own: Turn) -> list[Statement]:
+        """What the turns made, and what the own part adds to it."""
+        out: list[Statement] = []
+        for name in (*self.region.totals, *self.region.scatters):
+            final, scatter = self.finals[name], self.region.scatters.get(name)
+            left = Term(name, final.axes) if scatter is None else scatter.left[0]
+            self.ring.made(left.name, left.axes, left.name)
+            tag = replace((scatter or self.made_by[name]).tag, kernel=None, why="")
+            out.append(Sum((left,), (final, Term(own.names[name], final.axes)), (), tag, (1, 1)))
+        return out

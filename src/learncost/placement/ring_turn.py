@@ -1,0 +1,204 @@
+"""The lines of a region with one part of what would be gathered: a device's own, or the one that came round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard
+
+from learncost.equation.count import ROUND, base
+from learncost.equation.table import Axis, Condition, Line, Literal, Operand, Product, Statement, Sum, Tag, Term, Word
+from learncost.equation.value import Value
+from learncost.placement.ring_regions import Region
+from learncost.vocabulary import entry
+
+LOWEST = Literal(-1e29)
+"""What the largest score is at least, so that rows that see nothing have sums of zero, as in the word safe_softmax."""
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """Of a softmax over what went round: `logarithm`, the value that is the logarithm of the sum of all exponentials,
+    and `totals`, the values that are linear in the shares, such as what attention gives."""
+
+    logarithm: str
+    totals: tuple[str, ...]
+
+
+@dataclass
+class Ring:
+    """A region that becomes a ring.
+
+    region       what goes round, and the lines that read it
+    devices      how many it goes round
+    known        values of its scope; before, those of the pass before; whole, those of the table of one device
+    holds        of arrays that collectives make, the values that they hold
+    fresh        makes a name of a value's name and of what is made of it
+    values       of what it makes
+    normalizers  of softmaxes of which it makes the sums
+    why          why it cannot be; empty where it can
+    """
+
+    region: Region
+    devices: int
+    known: Mapping[str, Value]
+    before: Mapping[str, Value]
+    whole: Mapping[str, Value]
+    holds: dict[str, str]
+    fresh: Callable[[str, str], str]
+    values: dict[str, Value] = field(default_factory=dict)
+    normalizers: dict[str, Normalizer] = field(default_factory=dict)
+    why: str = ""
+
+    def refuse(self, line: Statement, why: str) -> None:
+        """Note the first reason why it cannot be."""
+        self.why = self.why or f"{why}: {str(line).partition(chr(10))[0].strip()}"
+
+    def made(self, name: str, axes: Iterable[Axis], of: str) -> Term:
+        """A new value of a name, of the kind of another one."""
+        term = Term(name, tuple(axes))
+        self.values[name] = (self.values.get(of) or self.known.get(of) or Value(())).along(term.declared)
+        return term
+
+    def step(self, of: str, what: str, axes: Iterable[Axis]) -> Term:
+        """A new value, named after another one and what it is of it."""
+        return self.made(self.fresh(of, what), axes, of)
+
+
+def makes_shares(line: Line) -> TypeGuard[Word]:
+    """Whether a line is a softmax, or its gradient."""
+    return isinstance(line, Word) and entry(line.word).makes == "shares"
+
+
+def step_tag(tag: Tag, name: str) -> Tag:
+    """The tag of a line that stands beside another one, and makes a name."""
+    return Tag(tag.layer, tag.block, tag.macro, local=name, kernel=tag.kernel, module=tag.module)
+
+
+def of_word(
+    word: str,
+    left: Term,
+    right: tuple[Operand, ...],
+    tag: Tag,
+    axes: tuple[str, ...] = (),
+    where: tuple[Condition, ...] = (),
+) -> Word:
+    """A line that is a word."""
+    row = entry(word)
+    return Word((left,), right, where, step_tag(tag, left.name), word, axes, "body", row.inputs, row.outputs)
+
+
+@dataclass
+class SoFar:
+    """Of a softmax of which a ring makes the sum: the largest score, the sum of the exponentials below it, and by what
+    sums of before are multiplied as there is a larger one now."""
+
+    largest: Term
+    total: Term
+    scale: Term | None = None
+
+
+@dataclass
+class Turn:
+    """The lines of a region with one part, while they are written.
+
+    names        what values of the region are called here
+    is_round     whether the part came round, or is the device's own
+    earlier      softmaxes of which the sums are known
+    corrections  of these, the sum over a row of shares times their gradients, where gradients are read
+    before       of the others, what is there of the parts before
+    """
+
+    ring: Ring
+    suffix: str
+    names: dict[str, str]
+    earlier: Mapping[str, Normalizer]
+    corrections: Mapping[str, str]
+    is_round: bool = False
+    before: Mapping[str, SoFar] = field(default_factory=dict)
+    now: dict[str, SoFar] = field(default_factory=dict)
+    out: list[Statement] = field(default_factory=list)
+
+    def write(self) -> None:
+        """Add all lines."""
+        for line in self.ring.region.lines:
+            for name in line.makes:
+                self.names[name] = self.ring.fresh(name, self.suffix)
+            self._line(line)
+
+    def axis(self, axis: str) -> str:
+        """What it calls the gathered axis of a line: `M/cp'` of `M'`, and `M/cp~'` of a part that came round."""
+        return base(self.ring.region.gathered) + (ROUND if self.is_round else "") + axis[len(base(axis)) :]
+
+    def tag(self, line: Line) -> Tag:
+        """The tag of a line here: a kernel is one of its own."""
+        kernel = line.tag.kernel
+        return replace(line.tag, kernel=kernel and replace(kernel, name=f"{kernel.name}_{self.suffix}"))
+
+    def so_far(self, start: Term, add: Term, scale: Term | None, tag: Tag) -> Term:
+        """What was summed before and what is added, multiplied before where the largest score is another one now."""
+        if scale is not None:
+            scaled = self.ring.step(add.name, "scaled", add.axes)
+            self.out.append(Product((scaled,), (start, scale), (), step_tag(tag, scaled.name)))
+            start = scaled
+        end = self.ring.step(add.name, "so_far", add.axes)
+        self.out.append(Sum((end,), (start, add), (), step_tag(tag, end.name), (1, 1)))
+        return end
+
+    def _line(self, line: Line) -> None:
+        axis = self.ring.region.axis(line)
+        new = line.renamed(self.names, {axis: self.axis(axis)})
+        # Numbers that are sizes stay those of the whole.
+        right = tuple(old if isinstance(old, Literal) else t for old, t in zip(line.right, new.right, strict=True))
+        new = new.with_changed(right=right, tag=self.tag(line))
+        for old, term in zip(line.left, new.left, strict=True):
+            self.ring.made(term.name, term.axes, old.name)
+        if not makes_shares(new) or not makes_shares(line):
+            self.out.append(new)
+        elif line.part == "gradient":
+            self._gradient(new, line)
+        elif line.name in self.earlier:
+            rows = tuple(each for each in new.left[0].axes if each not in new.axes)
+            self._exponentials(new, Term(self.earlier[line.name].logarithm, rows))
+        else:
+            self._sums(new, line.name)
+
+    def _exponentials(self, line: Word, below: Term) -> None:
+        """Shares, or the exponentials that they are shares of: of scores below a number of their row."""
+        (left,), scores, where = line.left, line.right[0], line.where
+        less = self.ring.step(left.name, "below", left.axes)
+        self.out.append(Sum((less,), (scores, below), where, step_tag(line.tag, less.name), (1, -1)))
+        self.out.append(of_word("exp", left, (less,), line.tag, where=where))
+
+    def _sums(self, line: Word, shares: str) -> None:
+        """The largest score so far, and the exponentials below it in place of shares, with their sum."""
+        (left,), where, tag, ring = line.left, line.where, line.tag, self.ring
+        rows = tuple(axis for axis in left.axes if axis not in line.axes)
+        before = self.before.get(shares)
+        largest, below = (ring.step(left.name, what, rows) for what in ("largest", "max"))
+        self.out.append(of_word("max", largest, line.right, tag, line.axes, where))
+        least = Term(before.largest.name, rows) if before else LOWEST
+        self.out.append(of_word("maximum", below, (largest, least), tag))
+        self._exponentials(line, below)
+        total = ring.step(left.name, "sum", rows)
+        self.out.append(Product((total,), (left,), where, step_tag(tag, total.name)))
+        self.now[shares] = SoFar(below, total)
+        if before:
+            less, scale = (ring.step(left.name, what, rows) for what in ("less", "scale"))
+            self.out.append(Sum((less,), (least, below), (), step_tag(tag, less.name), (1, -1)))
+            self.out.append(of_word("exp", scale, (less,), tag))
+            start = Term(before.total.name, rows)
+            self.now[shares] = SoFar(below, self.so_far(start, total, scale, tag), scale)
+
+    def _gradient(self, new: Word, old: Word) -> None:
+        """The gradient of a softmax: shares times what their gradients are more than on average of the row."""
+        (left,), given = new.left, dict(zip(new.given, new.right, strict=True))
+        shares = dict(zip(old.given, old.right, strict=True))["Y"].name
+        if shares not in self.corrections:
+            self.ring.refuse(old, "the shares whose gradient it is are not made with it")
+            return
+        rows = tuple(axis for axis in left.axes if axis not in new.axes)
+        more, correction = self.ring.step(left.name, "more", left.axes), Term(self.corrections[shares], rows)
+        step = step_tag(new.tag, more.name)
+        self.out.append(Sum((more,), (given["dY"], correction), new.where, step, (1, -1)))
+        self.out.append(Product((left,), (given["Y"], more), new.where, new.tag))

@@ -1,0 +1,21 @@
+"""Ring: over many devices, keys and values go round instead of being gathered, a device's part in every turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from learncost.equation.table import Repeat, Table
+from learncost.layers.recompute import recomputed
+from learncost.plans.flash import scores
+
+
+def ring(table: Table) -> Table:
+    """The step that asks a placement for it (placement/ring.py), its scores made again in the backward pass.
+
+    Nobody has a whole row of scores there, so that none can be kept. Over one device it is that alone.
+    """
+    pairs = scores(table)
+    kept = {name for line in table.lines if isinstance(line, Repeat) for name, _ in line.keep}
+    if pairs.keys() & kept:
+        table = recomputed(table, lambda line: not pairs.keys().isdisjoint(line.makes))
+    return replace(table, ring=True)

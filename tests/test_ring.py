@@ -1,0 +1,141 @@
+"""Rings: what a placement would gather goes round the devices, a part in every turn."""
+
+from dataclasses import replace
+
+import pytest
+
+import learncost as lc
+from learncost.equation.count import came_from, first_of, size_of
+from learncost.equation.errors import InputError
+from learncost.equation.table import Repeat, Sum, Word, walk
+from learncost.ledger.over import in_a_ring
+from learncost.models.model import build, run_sizes
+from learncost.models.small import small
+from learncost.placement.check import check_placed
+from learncost.placement.collective import collectives
+from learncost.placement.mesh import mesh
+from learncost.placement.place import place
+from learncost.placement.presets import chosen
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.step import step
+from learncost.proof.placements import verify_placements
+
+
+def placed_of(family, grid="cp=4", plan="flash,ring", names="cp", **settings):
+    model = build(small(family, num_hidden_layers=2, num_key_value_heads=2, **settings))
+    sizes = run_sizes(model, 2, 16, None)
+    table = planned(without_gradients(step(model, "bp", "sgd")), plan)
+    return place(table, mesh(grid), chosen(None, names), sizes), sizes
+
+
+def test_keys_values_and_their_gradients_go_round_once():
+    """(p - 1)/p of keys and values forward, of these again backward, and of their gradients."""
+    placed, sizes = placed_of("llama")
+    moved = [one for one in collectives(placed, sizes) if one.role == "values" and one.word == "pass_on"]
+    whole = 4 * sizes["B"] * sizes["M"] * sizes["g"] * sizes["k"]
+    assert sum(one.payload_bytes * one.times for one in moved) * 4 == 6 * 3 * whole * sizes["n_layer"]
+    assert {one.macro for one in moved} == {"forward", "recomputation", "backward"}
+    assert sum(one.times for one in moved) == 6 * 3 * sizes["n_layer"]
+    words = {line.word for line, turns in walk(placed.table.lines) if turns and isinstance(line, Word)}
+    assert not words & {"all_gather", "reduce_scatter"}
+
+
+def test_no_array_has_the_whole_sequence():
+    placed, _ = placed_of("gpt2")
+    assert not [name for name, value in placed.table.known.items() if {"M", "M'"} & {*value.axes}]
+    gathered, _ = placed_of("gpt2", plan="flash")
+    assert [name for name, value in gathered.table.known.items() if {"M", "M'"} & {*value.axes}]
+
+
+def test_a_part_that_came_round_begins_where_its_device_does():
+    sizes = {"M": 12, "cp": 4, "cp:here": 1}
+    starts = [first_of("M/cp~'", sizes | came_from("cp", turn, sizes)) for turn in range(3)]
+    assert starts == [0, 9, 6]
+    assert size_of("M/cp~'", sizes) == 3
+    assert in_a_ring("pass_on", 100, 4) == 100
+
+
+@pytest.mark.parametrize(
+    ("family", "grid", "names", "plan"),
+    [
+        ("gpt2", "cp=8", "cp", "ring"),
+        ("falcon", "cp=2,tp=2", "cp,megatron", "flash,head,ring"),
+        ("bart", "cp=2", "cp", "flash,ring"),
+        ("albert", "cp=2", "cp", "flash,ring"),
+    ],
+)
+def test_rings_are_proved_by_running(family, grid, names, plan):
+    found = list(verify_placements(build(small(family)), grid, None, names, plan, optimizer="sgd"))
+    assert {check.passed for check in found} == {True}, [str(check) for check in found]
+
+
+def changed(lines, change):
+    """Lines with every repeat round a mesh as `change` has it."""
+    result = []
+    for line in lines:
+        if isinstance(line, Repeat):
+            line = replace(line, lines=tuple(changed(line.lines, change)))
+            line = change(line) if line.around else line
+        result.append(line)
+    return result
+
+
+def without_a_step(repeat):
+    moved = next(line for line in repeat.lines if isinstance(line, Word) and line.word == "pass_on")
+    lines = tuple(line.renamed({moved.name: moved.right[0].name}) for line in repeat.lines if line is not moved)
+    ends = {moved.name: moved.right[0].name}
+    return replace(
+        repeat, lines=lines, carry=tuple(replace(carry, end=ends.get(carry.end, carry.end)) for carry in repeat.carry)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_a_step, "of the turn before"),
+        (lambda repeat: replace(repeat, count="2"), "2 turns go round 4 devices"),
+        (lambda repeat: replace(repeat, around=""), "cannot be shown to be right"),
+    ],
+)
+def test_a_ring_that_leaves_a_part_out_is_refused(change, message):
+    placed, _ = placed_of("gpt2")
+    table = placed.table
+    check_placed(table, [("cp", 4)])
+    with pytest.raises(InputError, match=message):
+        check_placed(replace(table, lines=tuple(changed(table.lines, change))), [("cp", 4)])
+
+
+def test_a_sum_without_the_own_part_is_refused():
+    placed, _ = placed_of("gpt2")
+
+    def own_left_out(lines):
+        for line in lines:
+            if isinstance(line, Repeat) and not line.around:
+                yield replace(line, lines=tuple(own_left_out(line.lines)))
+            elif isinstance(line, Sum) and line.name == "dattn.Q":
+                yield replace(line, right=line.right[:1], signs=(1,))
+            else:
+                yield line
+
+    with pytest.raises(InputError, match="the sum over the parts of the others"):
+        check_placed(replace(placed.table, lines=tuple(own_left_out(placed.table.lines))), [("cp", 4)])
+
+
+@pytest.mark.parametrize(
+    ("family", "grid", "names", "plan", "message"),
+    [
+        ("gpt2", "dp=2", "ddp", "ring", "no line sums over keys that are gathered"),
+        ("gpt_oss", "cp=2", "cp", "flash,ring", "softmax_with_sink"),
+        ("gpt2", "cp=2", "cp", "recompute=block,ring", "they would go round twice"),
+    ],
+)
+def test_what_cannot_go_round_is_refused(family, grid, names, plan, message):
+    with pytest.raises(InputError, match=message) as refusal:
+        placed_of(family, grid, plan, names)
+    assert "\n" not in str(refusal.value)
+
+
+def test_over_one_device_scores_are_made_again():
+    table = lc.place("gpt2", "cp=1,dp=1", placement="cp", plan="ring", n_layer=2).over.placed.table
+    assert not [line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word == "pass_on"]

@@ -18,7 +18,7 @@ from learncost.ledger.over import whole_batch
 from learncost.ledger.question import question
 from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model
-from learncost.models.configuration import Configuration, configure
+from learncost.models.configuration import Configuration, configure, family_of
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
@@ -265,7 +265,9 @@ def _over(
         raise InputError("stages of a pipeline are tables of their own, which no program has together: learncost place")
     filled, sizes, padded = filled_up(model, step_of(model), grid, clauses, sizes)
     if padded:
-        raise InputError(f"{padded[0].axis} is {padded[0].size:,}: give {padded[0].filled:,}, which the mesh divides")
+        (each, *_) = padded
+        said = family_of(model.configuration).axes.get(each.axis, each.axis)
+        raise InputError(f"{said} is {each.size:,}: give {each.filled:,}, which the mesh divides")
     placed = place_step(step_of(filled), grid, clauses, sizes)
     if placed.table.zigzag:
         raise InputError("the plan zigzag puts positions in another order, which learncost train does and no program")

@@ -4,6 +4,9 @@
 
 ROWS.json has the form of benchmarks/clusters.json, which is taken by default: `rows`, each with id, config, quantity,
 value and unit. A row is answered where its configuration is complete; the others are listed with what is missing.
+One of another source says in config: device, model or a GPT's sizes (hidden, heads, layers, vocab), seq, tp, pp, dp or
+gpus, micro_batch, global_batch; and what is not the usual: recompute (full, selective), zero, interleave, flash,
+sequence_parallel.
 Nothing is fitted to a row: what is assumed of a device is in src/learncost/devices (devices.toml, sustained.toml,
 clusters.toml), and what frameworks do is said here, once for each of them (FRAMEWORKS).
 """
@@ -21,7 +24,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from learncost.devices.cluster import cluster
+from learncost.devices.cluster import Cluster, cluster, clusters
 from learncost.equation.errors import InputError
 from learncost.equation.precision import PRECISIONS, Precision
 from learncost.models.configuration import configure
@@ -268,10 +271,76 @@ def bigscience(row: Mapping[str, Any]) -> Case:
     return Case(key, way, config["seq"], framework, "DGX A100")
 
 
-def _told(config: Mapping[str, Any], key: str) -> int:
-    if config.get(key) is None:
-        raise KeyError(key)
-    return int(config[key])
+SIZES = {
+    "n_embd": ("hidden",), "n_head": ("heads",), "n_layer": ("layers", "blocks"), "vocab_size": ("vocab",),
+    "n_inner": ("ffn", "feedforward"),
+}  # fmt: skip
+"""What rows call the sizes of a GPT."""
+
+RECOMPUTED = {"full": ",recompute=block", "selective": ",recompute=attn.R+attn.S+softmax", "none": ""}
+"""What rows say of recomputation. Under flash attention scores are made again in any case."""
+
+
+def any_source(row: Mapping[str, Any]) -> Case:
+    """A row of any other source whose configuration is complete: Megatron-LM as of its device's time, or ZeRO-3.
+
+    `model` names a preset, or the sizes are a GPT's; tp, pp, cp and ep are 1 where nothing is said; dp, or gpus.
+    """
+    config = {**row["config"], **(row["config"].get("parallel") or {})}
+    machine = _cluster_of(config)
+    old = machine.device.name.startswith(GENERATION_BEFORE)
+    framework = "megatron-2022" if old and not config.get("flash") else "bridge"
+    if name := str(config.get("model", "")) if "hidden" not in config else "":
+        overrides: dict[str, Any] = {}
+    else:
+        overrides = {"n_positions": _told(config, "seq")}
+        overrides |= {size: _told(config, *names) for size, names in SIZES.items() if size != "n_inner"}
+        overrides |= {"n_inner": config.get("ffn") or config.get("feedforward") or 4 * overrides["n_embd"]}
+    inner = {axis: int(config.get(axis) or 1) for axis in ("pp", "ep", "cp", "tp")}
+    number = int(config.get("dp") or _told(config, "gpus") // prod(inner.values()))
+    axes = _mesh(pp=inner["pp"], dp=number, ep=inner["ep"], cp=inner["cp"], tp=inner["tp"])
+    several = framework == "bridge" if config.get("sequence_parallel") is None else config["sequence_parallel"]
+    zero = config.get("zero")
+    by_zero = {0: "B over dp", 3: ZERO_3}
+    text = [SEQUENCE if several else TENSOR] if "tp" in axes else []
+    text += ["e over ep of experts, B over ep, * over ep of states"] if "ep" in axes else []
+    text += ["M over cp, * over cp of states"] if "cp" in axes else []
+    text += [by_zero.get(int(not old) if zero is None else int(zero), ZERO_1)] if "dp" in axes else []
+    micro = _told(config, "micro_batch", "mbs")
+    chunks = int(config.get("interleave") or config.get("vp") or 1) if "pp" in axes else 1
+    microbatches = max(1, _told(config, "global_batch", "gbs") // micro // number // inner["ep"])
+    kind = "interleaved" if chunks > 1 else "1f1b"
+    way = Way(axes, micro, microbatches, kind, chunks, overlap=zero == 3 or not old, workspace=not old)
+    recomputed = str(config.get("recompute") or config.get("activation_checkpointing") or "none")
+    if recomputed not in RECOMPUTED:
+        raise InputError(f"recomputation is {', '.join(RECOMPUTED)}, not {recomputed!r}")
+    is_flash = framework == "bridge" and recomputed == "selective"
+    plan = FRAMEWORKS[framework].plan + ("" if is_flash else RECOMPUTED[recomputed])
+    seq = _told(config, "seq")
+    key = _key(name or "gpt2", overrides, False, way, ", ".join(text), plan, framework, seq)
+    return Case(key, way, seq, framework, machine.name)
+
+
+GENERATION_BEFORE = ("NVIDIA V100", "NVIDIA A100")
+"""Devices of trainings whose scores of attention are stored, and whose gradients all devices have whole."""
+
+
+def _cluster_of(config: Mapping[str, Any]) -> Cluster:
+    """The cluster of a device that a row names in its own words."""
+    said = " ".join(str(config.get(key, "")) for key in ("device", "system", "hardware"))
+    words = {word: each for each in clusters().values() for word in each.name.split() if any(map(str.isdigit, word))}
+    named = [word for word in words if word in said]
+    if not named:
+        raise InputError(f"no cluster is known of its device, {said.strip() or 'which it does not name'}")
+    return words[max(named, key=len)]
+
+
+def _told(config: Mapping[str, Any], *keys: str) -> int:
+    """The number that a row has by one of these words."""
+    for key in keys:
+        if config.get(key) is not None:
+            return int(config[key])
+    raise KeyError(keys[0])
 
 
 def _mesh(**axes: int) -> dict[str, int]:
@@ -296,9 +365,9 @@ def answer(row: Mapping[str, Any]) -> Answer:
             return PRINTED[row["unit"]](row)
         except (InputError, KeyError) as error:
             return Answer(row["id"], "", why=f"what is printed is not known here: {error}")
-    source = next((make for name, make in SOURCES.items() if row["id"].startswith(name)), None)
-    if source is None or not isinstance(row.get("config"), dict):
-        return Answer(row["id"], "", why="its source is not among those that are known here")
+    source = next((make for name, make in SOURCES.items() if row["id"].startswith(name)), any_source)
+    if not isinstance(row.get("config"), dict):
+        return Answer(row["id"], "", why="its configuration is not in parts")
     if "fp8" in json.dumps(row["config"]).lower() and "memory" not in row["quantity"]:
         return Answer(row["id"], "", why="computes in FP8")
     try:
@@ -399,6 +468,8 @@ def _answered(row: Mapping[str, Any], case: Case) -> Answer:
         return Answer(row["id"], "time", value, 1e3 * takes.seconds, "ms")
     if row["unit"] == "s":
         return Answer(row["id"], "time", value, takes.seconds, "s")
+    if not row["unit"].startswith("tok"):
+        raise InputError(f"its unit is {row['unit']}, and times are told in s, ms and tok/s/GPU")
     return Answer(row["id"], "time", value, takes.tokens_per_second, "tokens/s")
 
 

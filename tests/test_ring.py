@@ -139,3 +139,13 @@ def test_what_cannot_go_round_is_refused(family, grid, names, plan, message):
 def test_over_one_device_scores_are_made_again():
     table = lc.place("gpt2", "cp=1,dp=1", placement="cp", plan="ring", n_layer=2).over.placed.table
     assert not [line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word == "pass_on"]
+
+
+def test_parts_go_round_beside_the_lines_of_their_turns():
+    settings = {"mesh": "cp=4", "placement": "cp", "on": "DGX-H100", "seq_len": 8192, "num_hidden_layers": 1}
+    ring, gathered = (lc.cost("llama-3-8b", plan=plan, **settings).over_time for plan in ("flash,ring", "flash"))
+    (row,) = (row for row in ring.moved if row.word == "pass_on")
+    assert ring.waits < 0.1 * row.seconds < gathered.waits
+    assert ring.beside >= row.seconds
+    assert "go round beside the lines of their turns" in ring.assumed
+    assert "go round" not in gathered.assumed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from learncost.devices.collective import groups, transfer
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Repeat, Statement, walk
 from learncost.ledger.over import OverMesh
 from learncost.ledger.sheet import seconds_of
 from learncost.ledger.timing import Timing, timing
@@ -27,6 +28,8 @@ ASSUMED = (
     "collectives of values wait: nothing is computed beside them; those of weights and gradients run beside the "
     "forward pass, or beside the backward pass with the optimizer's, and wait for the rest"
 )
+
+ASSUMED_OF_RINGS = "parts go round beside the lines of their turns, and wait for the rest"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,12 @@ class OverTime:
     exposed: float
 
     @property
+    def assumed(self) -> str:
+        """What the time takes for granted."""
+        has_ring = any(row.word == "pass_on" for row in self.moved)
+        return "; ".join((ASSUMED, ASSUMED_OF_RINGS) if has_ring else (ASSUMED,))
+
+    @property
     def seconds(self) -> float:
         """Of a step."""
         return self.lines.seconds + self.waits + self.exposed
@@ -78,7 +87,7 @@ class OverTime:
             for row in self.moved
         )
         yield f"Collectives, each alone: {'; '.join(several)}."
-        yield f"Assumed: {ASSUMED}."
+        yield f"Assumed: {self.assumed}."
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -90,7 +99,7 @@ class OverTime:
             "beside": self.beside,
             "beside_not_hidden": self.exposed,
             "collectives": [dict(vars(row)) for row in self.moved],
-            "assumed": ASSUMED,
+            "assumed": self.assumed,
         }
 
 
@@ -126,22 +135,35 @@ def over_time(
     computed = [row for row in rows if not is_collective(row.source)]
     lines = timing(computed, sizes, rates, dtype, book)
     mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()
-    beside, waits = {True: 0.0, False: 0.0}, 0.0
+    beside, rings, waits = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}, 0.0
     for collective in over.collectives:
         takes = transfer(collective.word, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster)
         seconds = collective.times * takes.seconds
         key = collective.word, collective.mesh_axis, collective.role
         old = several.get(key, Moved(*key, 0, 0.0, takes.link, takes.algorithm))
         several[key] = replace(old, runs=old.runs + collective.times, seconds=old.seconds + seconds)
-        if collective.role in BESIDE:
+        if collective.word == "pass_on":
+            rings[collective.macro == "forward"] += seconds
+        elif collective.role in BESIDE:
             beside[collective.macro == "forward"] += seconds
         else:
             waits += seconds
-    room = {True: 0.0, False: 0.0}
+    room, of_turns = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+    turns = {id(line) for line in _of_rings(over.placed.table.lines)}
     for row in computed:
         if row.place in lines.kernels and row.macro_operation != "optimizer_step":
-            kernel = lines.kernels[row.place]
-            room[row.macro_operation == "forward"] += kernel.seconds * lines.shares[row.place]
-    exposed = sum(max(0.0, beside[forward] - room[forward]) for forward in beside)
+            seconds = lines.kernels[row.place].seconds * lines.shares[row.place]
+            room[row.macro_operation == "forward"] += seconds
+            of_turns[row.macro_operation == "forward"] += seconds if id(row.source) in turns else 0.0
+    hidden = {forward: min(rings[forward], of_turns[forward]) for forward in rings}  # then links are taken
+    exposed = sum(max(0.0, beside[forward] - (room[forward] - hidden[forward])) for forward in beside)
+    exposed += sum(rings[forward] - hidden[forward] for forward in rings)
     moved = tuple(sorted(several.values(), key=lambda row: -row.seconds))
-    return OverTime(cluster.name, lines, moved, waits, sum(beside.values()), exposed)
+    return OverTime(cluster.name, lines, moved, waits, sum(beside.values()) + sum(rings.values()), exposed)
+
+
+def _of_rings(lines: Iterable[Statement]) -> Iterator[Line]:
+    """The lines of the turns in which parts go round."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            yield from (inner for inner, _ in walk(line.lines)) if line.around else _of_rings(line.lines)

@@ -86,9 +86,10 @@ def test_it_learns_as_a_program_too(own):
     assert losses[-1][0] < 0.8 * losses[0][0]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bart"])
-def test_every_count_and_every_plan(family):
-    table = without_gradients(step(build(small(family)), "galore", "adamw"))
+@pytest.mark.parametrize(("family", "drawn"), [("gpt2", True), ("bart", False)])
+def test_every_count_and_every_plan(own, family, drawn):
+    name = own('["forward", "backward, update, projected to 3"]', held=200) if drawn else "galore"
+    table = without_gradients(step(build(small(family)), name, "adamw"))
     sizes = small_sizes(table)
     arrays = sound_arrays(table, sizes)
     assert tally(family, table, arrays, sizes).passed
@@ -98,8 +99,9 @@ def test_every_count_and_every_plan(family):
         assert all(np.array_equal(found[name], expected[name]) for name in table.outputs)
 
 
-def test_a_program_draws_directions_before_the_turns_that_read_them():
-    text = lc.emit("gpt2", "numpy", procedure="galore", plan="at-once")
+def test_a_program_draws_directions_before_the_turns_that_read_them(own):
+    name = own('["forward", "backward, update, projected to 3"]')
+    text = lc.emit("gpt2", "numpy", procedure=name, plan="at-once", **SIZES)
     assert text.index("places_n_layer = ") < text.index("in reversed(range(n_layer))")
 
 
@@ -118,6 +120,12 @@ def test_a_program_draws_directions_before_the_turns_that_read_them():
 def test_what_cannot_be_is_refused_in_one_line(own, schedule, more, message):
     with pytest.raises(lc.InputError, match=message):
         lc.cost("gpt2", own(schedule, **more), **SIZES)
+
+
+def test_more_directions_than_entries_are_refused(own):
+    name = own('["forward", "backward, update, projected to 128"]')
+    with pytest.raises(lc.InputError, match=r"draws 128 directions, and attn\.WQ has 8 entries along"):
+        lc.cost("gpt2", name, **SIZES)
 
 
 def test_blocks_without_matrices_of_their_own_and_decay_in_gradients_are_refused():

@@ -90,16 +90,16 @@ class Cost:
 
 
 def costs(setting: Setting, entrant: Entrant) -> Callable[[int], Cost]:
-    """What one step costs an entrant, by the number of examples in it; where blocks take turns, the mean of a round."""
+    """What one step costs an entrant, by the number of examples in it: where steps differ, the mean of a round."""
     tables, chosen = Training(setting, entrant).tables(), book(setting.book)
 
     @cache
     def of(batch_size: int) -> Cost:
         sizes = setting.problem.sizes(batch_size)
-        priced = [price(table, sizes, chosen) for table in tables]
-        maccs, flops = sum(step.maccs for step in priced), sum(step.flops for step in priced)
-        peak = max(executed(table, sizes, setting.dtype).peak for table in tables)
-        return Cost(-(-maccs // len(tables)), -(-flops // len(tables)), peak)
+        priced = [(price(table, sizes, chosen), steps) for table, steps in tables]
+        maccs, flops = (sum(getattr(step, kind) * steps for step, steps in priced) for kind in ("maccs", "flops"))
+        peak, steps = max(executed(table, sizes, setting.dtype).peak for table, _ in tables), sum(n for _, n in tables)
+        return Cost(-(-maccs // steps), -(-flops // steps), peak)
 
     return of
 

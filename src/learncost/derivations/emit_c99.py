@@ -176,6 +176,12 @@ def program_of(
     if settings.dtype not in DTYPES:
         raise InputError(f"C99 computes in {' or '.join(DTYPES)}, not in {settings.dtype}")
     training = Training(configuration, dtype=DTYPES[settings.dtype], **learning)
+    chosen = find_procedure(training.settings.procedure)
+    if chosen.finds and chosen.held > 1 and settings.entry != "predict":
+        raise InputError(
+            f"{chosen.name} finds directions in one step of {chosen.held}, by a table of its own: C99 writes one step; "
+            "a file with held = 1 has them found in every step"
+        )
     if not training.model.learns and settings.entry != "predict":
         name = configuration.name
         raise InputError(f"{name} has no output to learn from: give it a head, or --entry predict")

@@ -110,7 +110,9 @@ class Core(Displayed):
 
     @property
     def turn(self) -> int:
-        """The number of the block that learns in the next step, where blocks take turns."""
+        """The number of the block that learns in the next step, where they take turns; 1 where it finds directions."""
+        if self._chosen.finds:
+            return int(self.steps % self._chosen.held == 0)
         return self.steps // self._chosen.held % self._blocks
 
     def _begin(self, weights: Mapping[str, Any], table: Table) -> None:
@@ -122,7 +124,7 @@ class Core(Displayed):
 
     def _begin_state(self, table: Table) -> None:
         weights, sizes = self.weights_read, dict(self.model.sizes)  # also of blocks without weights of their own
-        states = {f"{name}.{part}": name for name in weights for part in find_optimizer(self.settings.optimizer).state}
+        states = {name: table.values[name].of for name in table.inputs if table.values[name].role == "state"}
         for name, array in weights.items():
             if name in table.axes:
                 sizes |= dict(zip(map(base, table.axes[name]), np.shape(array), strict=True))
@@ -130,7 +132,7 @@ class Core(Displayed):
             # As the weight, or as what the optimizer sees of it.
             name: np.zeros(shape(table, name, sizes), weights[of].dtype)
             for name, of in states.items()
-            if name in table.inputs
+            if of in weights
         }
         self._begin_beside(table, sizes)
 

@@ -44,8 +44,8 @@ class InPlace:
         devices: DeviceMesh | None = None,
     ) -> None:
         self.program = placed(table, sizes, dtype)
-        # What no line changes in its place, as where two lines make a weight anew, is moved there.
-        self._moved = {old: new for old, new in table.renewed.items() if new in self.program.results}
+        # What no line changes in its place, as where two lines make a weight anew or none reads the old, is moved.
+        self._moved = {new: tensors[old] for old, new in table.renewed.items() if new in self.program.results}
         namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self.program.text}
         exec(compile(self.program.text, "<emitted by learncost>", "exec"), namespace)
         self._given = {name: tensors[name] for name in self.program.given if name in tensors}
@@ -79,8 +79,8 @@ class InPlace:
                 name: getattr(self._memory, output).view(shape)
                 for name, (output, shape) in self.program.results.items()
             }
-            for old, new in self._moved.items():
-                self._given[old].copy_(results[new])
+            for new, tensor in self._moved.items():
+                tensor.copy_(results[new])
             return results
 
 

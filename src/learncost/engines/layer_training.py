@@ -99,9 +99,12 @@ class LayerTraining(Core):
             self._tables[self.turn] = self._step_table(self.model)
         return self._tables[self.turn]
 
-    def tables(self) -> tuple[Table, ...]:
-        """The tables of the steps of a round: one, but where blocks take turns."""
-        return tuple(self._step_table(self.model, turn) for turn in range(self._blocks))
+    def tables(self) -> tuple[tuple[Table, int], ...]:
+        """The tables of the steps of a round, each with how many steps have it."""
+        turns = dict.fromkeys(range(self._blocks), 1)
+        if self._chosen.finds:
+            turns = {1: 1, 0: self._chosen.held - 1}
+        return tuple((self._step_table(self.model, turn), steps) for turn, steps in turns.items() if steps)
 
     def _of_turn(self) -> Table:
         return self.table()

@@ -147,7 +147,7 @@ class Training(Core):
         self._blocks = turns_of(self.model, self._chosen)
         if self._chosen.chooses and self._wanted is not None:
             raise InputError(f"{procedure} says itself what learns: leave train and lora out")
-        self._tables: dict[tuple[bool, int], Table] = {(False, 0): self._step_table(self.model)}
+        self._tables: dict[tuple[bool, int], Table] = {(False, self.turn): self._step_table(self.model)}
         table = self.model.table
         if self.is_plain:
             if weights is None:

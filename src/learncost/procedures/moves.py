@@ -37,6 +37,7 @@ MOVES: Mapping[str, str] = {
     "update of blocks by turns": "weight_update",
     "NAME follows weights": "",
     "projected to NUMBER": "",
+    "projected to NUMBER singular vectors": "",
     "update by differences": "weight_update",
     "update by tangents": "weight_update",
     "update by both sides": "weight_update",
@@ -45,17 +46,19 @@ MOVES: Mapping[str, str] = {
 
 
 _BACK = {"forward", "backward", "backward reading NAME for weights", "update"}
-_FOLLOWED, _PROJECTED = "NAME follows weights", "projected to NUMBER"
+_FOLLOWED = "NAME follows weights"
+_PROJECTED = ("projected to NUMBER", "projected to NUMBER singular vectors")
 _CUT = {*_BACK, "forward again", "stopped at PLACE", "given SIGNAL at PLACE"}
+_STREAMS = {"forward in two streams", "forward again from outputs", "backward", "update"}
 _LOCAL = {*_BACK, "loss at blocks by HEAD", "groups of NUMBER"}
 
 TOGETHER: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            *({*moves, last} for moves in (_CUT, _LOCAL) for last in (_FOLLOWED, _PROJECTED)),
+            *({*moves, last} for moves in (_CUT, _LOCAL) for last in (_FOLLOWED, *_PROJECTED)),
             {"forward", "forward again", "backward", "update of PART", "update of blocks by turns"},
-            {"forward in two streams", "forward again from outputs", "backward", "update", _PROJECTED},
+            *({*_STREAMS, last} for last in _PROJECTED),
             {"forward", "tangents along PLACE", "update by tangents"},
             {"forward", "tangents along PLACE", "backward", "given SIGNAL at PLACE", "update"},
             {"forward at plus", "forward at minus", "times NUMBER", "update by both sides"},

@@ -44,7 +44,8 @@ class Procedure:
     lines     that make what its backward pass reads for a weight W, in the notation
     decay     where that follows the weights: the share that both lose in a step
     distance  how far weights are moved to either side, where they are
-    held      for how many steps the same directions are drawn, or the same block learns
+    held      for how many steps the same directions are drawn or kept, or the same block learns
+    scale     of what is made in directions that were found, the share that a step takes
     """
 
     name: str
@@ -58,6 +59,7 @@ class Procedure:
     decay: float = 0.0
     distance: float = 0.001
     held: int = 200
+    scale: float = 1.0
 
     @property
     def sweeps(self) -> tuple[tuple[Move, ...], ...]:
@@ -101,6 +103,17 @@ class Procedure:
     def by_turns(self) -> bool:
         """Whether one block learns, then another."""
         return "update of blocks by turns" in self.moves
+
+    @property
+    def projected_to(self) -> int:
+        """In how many directions of a matrix the optimizer sees its gradient; 0: in all."""
+        forms = ("projected to NUMBER", "projected to NUMBER singular vectors")
+        return next((int(self.moves[form]) for form in forms if form in self.moves), 0)
+
+    @property
+    def finds(self) -> bool:
+        """Whether these directions are found, in one step of so many as they are held."""
+        return "projected to NUMBER singular vectors" in self.moves
 
     @property
     def chooses(self) -> bool:
@@ -165,7 +178,7 @@ def procedure(name: str | Procedure, also: Mapping[str, Procedure] | None = None
     return named_one("procedure" if also else "learning procedure", name, {**LEARNING, **(also or {})})
 
 
-_FIELDS = ("title", "source", "schedule", "lines", "decay", "distance", "held")
+_FIELDS = ("title", "source", "schedule", "lines", "decay", "distance", "held", "scale")
 """What a file of one's own may say of a procedure."""
 
 
@@ -206,6 +219,9 @@ def _read(path: str, text: str) -> Procedure:
     distance = row.get("distance", 1.0)
     if isinstance(distance, bool) or not isinstance(distance, (int, float)) or not 0 < distance < float("inf"):
         raise InputError(f"{path}: distance is a number above 0")
+    scale = row.get("scale", 1.0)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
+        raise InputError(f"{path}: scale is a number above 0")
     if not row.get("schedule"):
         raise InputError(f"{path} needs a schedule, such as {json_of(LEARNING['bp'].schedule)}")
     read = Procedure(path, **{"title": path, "source": path, **row})

@@ -1,80 +1,106 @@
-"""Projected gradients: the optimizer sees a matrix's gradient in a few drawn directions, and has its state there."""
+"""Projected gradients: the optimizer sees a matrix's gradient in a few directions, and has its state there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 
+from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Product, Statement, Sum, Table, Tag, Term, Word
-from learncost.equation.value import Value
+from learncost.equation.value import Axes, Value
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, Site, sites
 from learncost.procedures.places import linears
 from learncost.procedures.procedure import Procedure
+from learncost.procedures.singular_vectors import singular_vectors
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 _TAG = Tag("optimizer", macro="optimizer_step", local="projection")
 
 
-def with_projection(table: Table, model: Model, chosen: Procedure, rank: int) -> Table:
+def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = False) -> Table:
     """The step in which every matrix of the blocks is stepped as P U, of what the optimizer makes of P^T G and zeros.
 
-    P has signs over the root of the rank, drawn again where it is read, another one every so many steps (`held`): Hao
-    et al. 2024, Flora, section 2, in the place of the gradient's singular vectors of Zhao et al. 2024, GaLore. So the
-    optimizer's state has the rank in the place of an axis. A share that the optimizer takes off weights by itself, as
-    AdamW does, is that of the whole weight.
-    Raises `InputError` where nothing is projected.
+    P is drawn: signs over the root of the rank, drawn again where they are read, others every so many steps (`held`):
+    Hao et al. 2024, Flora, section 2. Or it is found: the leading singular vectors of G along the smaller side of the
+    matrix, found in one step (`anew`) and kept for so many: Zhao et al. 2024, GaLore, algorithm 2, which takes a share
+    (`scale`) of P U. So the optimizer's state has the rank in the place of a side. A share that the optimizer takes off
+    weights by itself, as AdamW does, is that of the whole weight.
+    Raises `InputError` where nothing is projected, and where more directions are drawn than there are entries.
     """
     if NUMBER in table.inputs:
         raise InputError(f"{chosen.name} projects gradients of a backward pass: directions are drawn already")
-    projecting = _Projecting(table, model, chosen, rank)
+    projecting = _Projecting(table, model, chosen, anew)
     lines: list[Statement] = []
     for line in table.lines:
-        at = projecting.axis_of(line)
-        lines += [line] if at is None or not isinstance(line, Word) else projecting.stepped(line, at)
+        matrix = projecting.matrix_of(line)
+        lines += [line] if matrix is None or not isinstance(line, Word) else projecting.stepped(line, matrix)
     if not projecting.done:
         name = model.configuration.name
         raise InputError(f"{chosen.name} needs matrices that blocks have for themselves: {name} has none that learn")
-    first = next(i for i, line in enumerate(lines) if isinstance(line, Line) and line.tag.macro == "optimizer_step")
-    drawn = [replace(line, tag=_TAG) for line in projecting.directions.lines]
-    lines[first:first] = drawn
-    values = {**table.values, **projecting.directions.values, **projecting.values}
-    inputs = (*table.inputs, projecting.directions.drawn_by)
-    return replace(table, lines=tuple(lines), values=values, inputs=inputs)
+    values, inputs = {**table.values, **projecting.values}, (*table.inputs, *projecting.states)
+    outputs = (*table.outputs, *(f"{name}.new" for name in projecting.states if anew))
+    if not chosen.finds:
+        first = next(i for i, line in enumerate(lines) if isinstance(line, Line) and line.tag.macro == "optimizer_step")
+        lines[first:first] = [replace(line, tag=_TAG) for line in projecting.directions.lines]
+        values |= projecting.directions.values
+        inputs += (projecting.directions.drawn_by,)
+    return replace(table, lines=tuple(lines), values=values, inputs=inputs, outputs=outputs)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A weight of blocks that is a matrix: the places of the axes that a product sums, and of the others.
+
+    One side at least is a single axis.
+    """
+
+    site: Site
+    summed: tuple[int, ...]
+    others: tuple[int, ...]
+
+    @property
+    def alone(self) -> tuple[int, ...]:
+        """The side of one axis: the summed one, where both are."""
+        return self.summed if len(self.summed) == 1 else self.others
 
 
 class _Projecting:
     """The matrices of a model's blocks, and what is made of their optimizer's lines."""
 
-    def __init__(self, table: Table, model: Model, chosen: Procedure, rank: int) -> None:
-        self.table, self.rank = table, rank
+    def __init__(self, table: Table, model: Model, chosen: Procedure, anew: bool) -> None:
+        self.table, self.model, self.chosen, self.anew = table, model, chosen, anew
+        self.rank = chosen.projected_to
         self.directions = Directions("held.draw", f"{NUMBER}/{chosen.held}")
         self.values: dict[str, Value] = {}
+        self.states: list[str] = []
         self.done: list[str] = []
         self.places = {
             weight: matrix for weight in model.learning if (matrix := next(_matrix(model.table, weight), None))
         }
 
-    def axis_of(self, line: Statement) -> tuple[Site, int] | None:
-        """Where a line of the optimizer steps a matrix of the blocks, and which of its axes is projected."""
+    def matrix_of(self, line: Statement) -> _Matrix | None:
+        """The matrix of blocks that a line of the optimizer steps."""
         stepped = isinstance(line, Word) and line.word in OPTIMIZERS and line.tag.macro == "optimizer_step"
         return self.places.get(line.right[0].name) if stepped and isinstance(line, Word) else None
 
-    def stepped(self, line: Word, at: tuple[Site, int]) -> list[Line]:
+    def stepped(self, line: Word, matrix: _Matrix) -> list[Statement]:
         """The lines of one matrix: P, P^T G, the optimizer's own, and the weight with P U."""
-        site, place = at
         operands = dict(zip(line.given, line.right, strict=True))
         weight, gradient = operands["W"], operands["G"]
         assert isinstance(weight, Term)
         assert isinstance(gradient, Term)
-        name, axes, counts = weight.name, weight.declared, site.counts
-        axis, rank = axes[len(counts) + place], str(self.rank)
-        low_axes = tuple(rank if i == len(counts) + place else each for i, each in enumerate(axes))
-        seed = self.directions.seed(name, counts)
-        drawn, known = self.directions.signs(Term(seed, counts), (axis, rank), f"{name}.P", _TAG)
-        matrix = Term(f"{name}.P", (*counts, axis, rank))
-        share = Literal(self.rank**-0.5)
+        name, axes, counts = weight.name, weight.declared, matrix.site.counts
+        if self.chosen.finds:
+            lines, directions = self._found(name, gradient, matrix)
+            before, after = Literal(), Literal(self.chosen.scale)
+        else:
+            lines, directions = self._drawn(name, axes, matrix)
+            before = after = Literal(self.rank**-0.5)
+        side, rank = directions.declared[len(counts) : -1], directions.declared[-1]
+        low_axes = tuple(rank if axis == side[0] else axis for axis in axes if axis not in side[1:])
 
         def low(part: str) -> Term:
             return Term(f"{name}.{part}", low_axes)
@@ -92,39 +118,87 @@ class _Projecting:
         )
         made = tuple(Term(term.name, low_axes) for term in line.left[1:])
         self.values |= {term.name: Value(term.declared) for term in (zero, step, back)}
-        self.values |= {**known, seen.name: Value(low_axes, "part", name)}
+        self.values[seen.name] = Value(low_axes, "part", name)
         for term in (*states.values(), *made):
             self.values[term.name] = replace(self.table.values[term.name], axes=low_axes)
         self.done.append(name)
-        kept, lines = weight, list[Line]()
+        kept = weight
         if "decay" in line.given:
             kept = left
             self.values[left.name] = Value(axes)
-            lines.append(Product((left,), (weight, operands["decay"]), (), _TAG))
         return [
-            *drawn,
-            Product((seen,), (matrix, gradient, share), (), _TAG),
+            *lines,
+            Product((seen,), (directions, gradient, *_factor(before)), (), _TAG),
             Word((zero,), (), (), _TAG, word="zeros", gives=("Y",)),
             replace(line, left=(step, *made), right=right),
-            Product((back,), (matrix, step, share), (), _TAG),
-            *lines,
+            Product((back,), (directions, step, *_factor(after)), (), _TAG),
+            *([Product((left,), (weight, operands["decay"]), (), _TAG)] if kept is left else []),
             Sum((new,), (kept, back), (), _TAG, (1, 1)),
         ]
 
+    def _drawn(self, name: str, axes: Axes, matrix: _Matrix) -> tuple[list[Statement], Term]:
+        """P of signs, drawn where it is read."""
+        counts = matrix.site.counts
+        axis = axes[len(counts) + matrix.alone[0]]
+        there = self._size((axis,))
+        if there is not None and there < self.rank:
+            raise InputError(
+                f"{self.chosen.name} draws {self.rank} directions, and {name} has {there} entries along {axis}: "
+                f"project to fewer, or to singular vectors, which are never more than there are"
+            )
+        made = Term(f"{name}.P", (*counts, axis, str(self.rank)))
+        seed = Term(self.directions.seed(name, counts), counts)
+        lines, known = self.directions.signs(seed, (axis, str(self.rank)), made.name, _TAG)
+        self.values |= known
+        return [*lines], made
 
-def _matrix(table: Table, weight: str) -> Iterator[tuple[Site, int]]:
-    """Where a weight of blocks is a factor of a product that sums, and the place of the axis that stands alone there.
+    def _found(self, name: str, gradient: Term, matrix: _Matrix) -> tuple[list[Statement], Term]:
+        """P as it was found last, or where it is found anew: no more vectors than the smaller side has entries.
 
-    That is the summed one, or where there are several of these the one that is not.
-    """
+        Of sides alike the summed one is projected, as the authors' code has it.
+        """
+        counts, axes = matrix.site.counts, gradient.declared
+
+        def named(places: tuple[int, ...]) -> Axes:
+            return tuple(axes[len(counts) + place] for place in places)
+
+        alone, summed, others = map(named, (matrix.alone, matrix.summed, matrix.others))
+        first, second = self._size(summed), self._size(others)
+        side = alone if first is None or second is None else summed if first <= second else others
+        rank = min(self.rank, self._size(side) or self.rank)
+        kept = Term(f"{name}.P", (*counts, *side, str(rank)))
+        if self.chosen.held > 1:
+            self.values[kept.name] = Value(kept.declared, "state", name)
+            self.states.append(kept.name)
+        if not self.anew:
+            return [], kept
+        found = Term(f"{name}.P.new", kept.declared)
+        rows = side[0] if len(side) == 1 else alone[0]
+        lines, known = singular_vectors(gradient, counts, rows, side, found, _TAG)
+        self.values |= known
+        self.values[found.name] = Value(found.declared, "new", kept.name) if self.states else Value(found.declared)
+        return lines, found
+
+    def _size(self, axes: Axes) -> int | None:
+        """How many entries there are along axes; None where the model does not say it."""
+        sizes = [self.model.sizes.get(base(axis)) for axis in axes]
+        return None if None in sizes else prod(size or 0 for size in sizes)
+
+
+def _factor(share: Literal) -> tuple[Literal, ...]:
+    """A factor of a product: none where it is 1."""
+    return () if share == Literal() else (share,)
+
+
+def _matrix(table: Table, weight: str) -> Iterator[_Matrix]:
+    """Where a weight of blocks is a factor of a product that sums."""
     for site in sites(table, weight):
         for line, i in linears(site.place):
             term = line.right[i]
             if not site.place.repeats or not isinstance(term, Term) or term.name != site.name or term.indexed:
                 continue
-            summed = [at for at, axis in enumerate(term.axes) if axis not in line.left[0].loops]
-            others = [at for at in range(len(term.axes)) if at not in summed]
-            for places in (summed, others):
-                if len(places) == 1:
-                    yield site, places[0]
-                    return
+            summed = tuple(at for at, axis in enumerate(term.axes) if axis not in line.left[0].loops)
+            others = tuple(at for at in range(len(term.axes)) if at not in summed)
+            if 1 in (len(summed), len(others)):
+                yield _Matrix(site, summed, others)
+                return

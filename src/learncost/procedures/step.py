@@ -101,7 +101,8 @@ def step(
     weights and states.
     jacobian   backward through explicit Jacobians, as the paper prices it
     mode       of a procedure that has several: "paper", or "stable"
-    turn       where blocks take turns, the number of the one that learns
+    turn       where blocks take turns, the number of the one that learns; where directions are found and kept, 1 in the
+               step that finds them
     """
     chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
     model = run_by(trained_by(model, name, turn), name)
@@ -146,10 +147,10 @@ def step(
         from learncost.procedures.rounded import with_rounded  # only where it is asked for: start-up counts
 
         table = with_rounded(table, model)
-    if rank := chosen.moves.get("projected to NUMBER"):
+    if chosen.projected_to:
         from learncost.procedures.projection import with_projection
 
-        table = with_projection(table, model, chosen, int(rank))
+        table = with_projection(table, model, chosen, bool(turn) or chosen.held == 1)
     return table
 
 

@@ -129,20 +129,52 @@ def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]
 def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """In as many directions as there are, which are the axes themselves, the optimizer sees what it sees without."""
     plain = step(model, "bp", "adamw")
-    table = with_projection(plain, model, chosen, WHOLE)
+    table = with_projection(plain, replace(model, sizes={}), replace(_to(chosen, WHOLE), scale=1.0, held=2))
     matrices = {f"{weight}.P": axes for weight in model.learning if (axes := table.axes.get(f"{weight}.P"))}
     drawn = {key for key in table.known if key.partition(":")[0] in matrices}
     lines = each_line(table.lines, lambda line: () if drawn & set(line.makes) else (line,))
-    table = replace(table, lines=lines, inputs=(*table.inputs, *matrices))
+    table = replace(table, lines=lines, inputs=tuple(dict.fromkeys((*table.inputs, *matrices))))
     sizes = small_sizes(plain) | {base(axes[-2]): WHOLE for axes in matrices.values()}
     arrays = sound_arrays(plain, sizes)
-    identity = WHOLE**0.5 * np.eye(WHOLE)
+    identity = (1.0 if chosen.finds else WHOLE**0.5) * np.eye(WHOLE)
     arrays |= {key: np.broadcast_to(identity, shape_of(axes, sizes)).copy() for key, axes in matrices.items()}
     arrays |= {key: np.asarray(1.0) for key in table.inputs if key not in arrays}
     expected, step_values = (values_of(each, arrays, sizes) for each in (plain, table))
     new = [*plain.renewed.values()]
     compared = "new weights and states with bp's, where its directions are the axes"
     yield held(name, compared, {key: step_values[key] for key in new}, {key: expected[key] for key in new})
+
+
+def _to(chosen: Procedure, rank: int) -> Procedure:
+    """The procedure that projects to so many directions."""
+    forms = [sweep.replace(f"projected to {chosen.projected_to}", f"projected to {rank}") for sweep in chosen.schedule]
+    return replace(chosen, schedule=forms)
+
+
+def _found(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+    """What is found has right angles, and the gradient there has for its lengths NumPy's largest singular values."""
+    yield from _projected(model, chosen, name)
+    table = step(replace(model, sizes={}), replace(_to(chosen, 2), held=2), "sgd", turn=1)
+    sizes = small_sizes(table)
+    values = values_of(table, sound_arrays(table, sizes), sizes)
+    lengths, expected = {}, {}
+    for state, found in table.renewed.items():
+        if table.values[state].role != "state":
+            continue
+        weight, axes = table.values[state].of, table.axes[state]
+        seen = table.axes[f"{weight}.seen"]
+        stack = [axis for axis in axes[:-1] if axis in seen]
+        order = [*axes[:-1], *(axis for axis in seen if axis not in (*stack, axes[-1]))]
+        turned = values[f"d{weight}"].transpose([table.axes[weight].index(axis) for axis in order])
+        number = int(np.prod([values[found].shape[i] for i in range(len(stack))], dtype=int))
+        vectors = values[found].reshape(number, -1, 2)
+        matrices = turned.reshape(number, vectors.shape[1], -1)
+        lengths[weight] = vectors.transpose(0, 2, 1) @ matrices @ matrices.transpose(0, 2, 1) @ vectors
+        largest = np.linalg.svd(matrices, compute_uv=False)[:, :2]
+        expected[weight] = np.stack([np.diag(pair**2) for pair in largest])
+        lengths[f"{weight}, angles"] = vectors.transpose(0, 2, 1) @ vectors
+        expected[f"{weight}, angles"] = np.broadcast_to(np.eye(2), (number, 2, 2))
+    yield held(name, "the gradient in its directions with its largest singular values", lengths, expected)
 
 
 def _inverts(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
@@ -251,6 +283,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
     ("stopped at PLACE", _BACKWARD, _stopped),
     ("NAME follows weights", _READING, _comes_nearer),
     ("projected to NUMBER", _BACKWARD, _projected),
+    ("projected to NUMBER singular vectors", _BACKWARD, _found),
     ("forward again from outputs", (*_BACKWARD, "forward in two streams"), _inverts),
     ("update of blocks by turns", _BACKWARD, _turns),
     ("update by tangents", ("forward", "tangents along PLACE"), _slope),

@@ -7,12 +7,15 @@ from learncost.devices.collective import CALL
 from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
+from learncost.placement.bucketed import bucketed
 from learncost.placement.mesh import mesh
 from learncost.placement.place import place
 from learncost.placement.presets import chosen
 from learncost.plans.plan import planned
+from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
+from learncost.readings.emit.placed import placed
 from learncost.readings.live import live
 
 SIZES = {"vocab_size": 50304, "seq_len": 256, "n_layer": 3}
@@ -306,3 +309,18 @@ def test_a_length_that_devices_do_not_divide_says_so():
 def test_a_refusal_has_the_clause_as_it_was_written():
     with pytest.raises(InputError, match=r"\(clause 'h g f v over tp'\)"):
         lc.place("bart-base", "tp=5", placement="megatron")
+
+
+def test_a_process_of_several_takes_what_its_program_lays_out():
+    shape = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 64, "n_positions": 8}
+    found = lc.memory("gpt2", engine="torch", mesh="dp=2", placement="fsdp", batch_size=4, seq_len=8, **shape)
+    model, grid = build(configure("gpt2", shape)), mesh("dp=2")
+    sizes = run_sizes(model, 4, 8, None)
+    whole = without_gradients(step(model, "bp", "adamw"))
+    table = bucketed(place(planned(whole, found.plan), grid, chosen(None, "fsdp"), sizes).table)
+    assert found.split["arena"] == placed(table, sizes | grid.sizes, "fp32").bytes
+    assert found.plan == smallest(whole, {**sizes, "B": 2}, "fp32")
+    one = lc.memory("gpt2", engine="torch", batch_size=2, seq_len=8, **shape)
+    assert found.split["weights"] == one.split["weights"] / 2
+    with pytest.raises(InputError, match="the engine c99 runs on one device: of many table and torch tell"):
+        lc.memory("gpt2", engine="torch,c99", mesh="dp=2", placement="fsdp")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either
+from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.memory_runner import Chosen, largest, longest, runner_of
 from learncost.ledger.memory_step import Step
@@ -282,7 +283,7 @@ def memory(
     >>> found.fits
     {'batch_size': 31, 'seq_len': 1024}
     """
-    limit = None if budget is None else bytes_of("budget", budget)
+    limit, parts = None if budget is None else bytes_of("budget", budget), 1
     learning = train, train_layers, lora, lora_rank, lora_alpha
     kind = either(dtype, precision)
     named_one("mode", mode, MODES)
@@ -292,15 +293,17 @@ def memory(
         check_over(mesh, engine)
         from learncost.ledger.over import whole_batch  # imported where it is needed: start-up counts
 
-        batch_size = whole_batch(mesh or "", place, placement) if batch_size is None else batch_size
-        engine = TABLE
+        parts = whole_batch(mesh or "", place, placement)
+        batch_size = parts if batch_size is None else batch_size
+        engine = engine or TABLE
 
     def of_one(procedure: str, engine: str) -> Memory:
         runner = named_one("engine", engine or USUAL, runners())
         chosen_plan, lengths = runner.plan if plan is None else plan, (batch_size, seq_len, target_len)
         run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adapted, chosen_plan)
         chosen = optimizer or DEFAULT
-        step = Step(run, procedure, kind, chosen, accumulate, False, limit, runner.planner, mode=mode, module=module)
+        planner = runner.planner if mesh is None else of_part(runner.planner, parts)
+        step = Step(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)
         if mesh is not None:
             step = step.over_mesh(mesh, place, placement)
         answer = answered(step, engine, limit)
@@ -327,8 +330,19 @@ def check_over(mesh: str | None, engine: str) -> None:
     """Refuse a mesh with what is of one device."""
     if mesh is None:
         raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
-    if engine not in ("", TABLE):
-        raise InputError(f"the engine {engine} runs on one device: of many the table tells, so leave --engine out")
+    for name in filter(None, engine.split(",")):
+        if not named_one("engine", name.strip(), runners()).over_mesh:
+            others = " and ".join(each.name for each in runners().values() if each.over_mesh)
+            raise InputError(f"the engine {name.strip()} runs on one device: of many {others} tell: leave --engine out")
+
+
+def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:
+    """A planner for one of so many parts of a batch."""
+
+    def plan(table: Table, sizes: Mapping[str, int], *more: Any) -> str:
+        return planner(table, {**sizes, "B": max(sizes["B"] // number, 1)}, *more)
+
+    return plan
 
 
 def _names(kind: str, text: str) -> tuple[str, ...]:

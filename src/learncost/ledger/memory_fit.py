@@ -340,6 +340,8 @@ def each_of(over: OverMesh | None) -> str:
 def _check_over(mesh: str | None, engine: str, flash: object) -> None:
     """Refuse a mesh with what is of one device."""
     check_over(mesh, engine)
+    if engine not in ("", TABLE):
+        raise InputError(f"fit over a mesh is of the engine {TABLE}: learncost memory --engine {engine} has this one's")
     if flash is not None:
         raise InputError("--flash is of one device: leave it out, or --mesh")
 

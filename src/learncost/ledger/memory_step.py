@@ -162,6 +162,10 @@ class Step:
 
     def executed_table(self) -> Table:
         """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""
+        if self.over:
+            from learncost.placement.bucketed import bucketed  # only where it is asked for: start-up counts
+
+            return bucketed(self.over.placed.table)
         return planned(
             without_gradients(step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)), self.plan
         )

@@ -66,6 +66,7 @@ class Runner:
     module      whether it runs a module, which is named
     passes      the most bytes of any table at sizes, in a type: of a pass of inference
     stored      bytes of flash of the same, where the runner says what lies there
+    over_mesh   whether it runs a device's part of a placed step
     """
 
     name: str
@@ -82,6 +83,7 @@ class Runner:
     module: bool = False
     passes: Callable[[Table, Mapping[str, int], str], int] | None = None
     stored: Callable[[Table, Mapping[str, int], str], int] | None = None
+    over_mesh: bool = False
 
 
 def refusal(step: Step, dtypes: Collection[str], with_flash: bool = False) -> str:

@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 BEAT = 1.0
 """Seconds from one sign of life to the next."""
 
 SILENCE = 20.0
-"""Seconds without one after which a process is gone. A starved machine is silent for many of them; with those that all
-need to hear of it, it stays within 30."""
+"""Seconds without one after which a process is gone; with those that all need to hear of it, it stays within 30.
+
+They are counted by who hears, a beat at a time: where the whole machine is starved its beats are longer, too."""
 
 DONE = b"done"
 
@@ -37,7 +37,7 @@ class Heartbeat:
 
     def __init__(self, store: Any, rank: int, number: int, gone: Callable[[], None]) -> None:
         self._store, self._mine, self._next = store, f"alive/{rank}", f"alive/{(rank + 1) % number}"
-        self._gone, self._ended, self._lost, self._since = gone, threading.Event(), False, monotonic()
+        self._gone, self._ended, self._lost, self._silent = gone, threading.Event(), False, 0
         self._parent = os.getppid() if LAUNCHED in os.environ else None
         store.set_timeout(timedelta(seconds=SILENCE))
         self._talks = threading.Thread(target=self._talk, daemon=True, name="heartbeat")
@@ -63,13 +63,14 @@ class Heartbeat:
                 self._store.set(self._mine, str(beats))
                 said = self._store.get(self._next) if heard or self._store.check([self._next]) else b""
                 if said in (b"", DONE) or said != heard:  # it has not come yet, or has ended, or lives
-                    heard, self._since = said, monotonic()
+                    heard, self._silent = said, 0
                 self._lost = self._store.check([LOST])
                 self._ended.wait(BEAT)
 
     def _watch(self) -> None:
         while not self._ended.wait(BEAT):
-            if self._lost or self.orphan or monotonic() - self._since > SILENCE:
+            self._silent += 1
+            if self._lost or self.orphan or self._silent * BEAT > SILENCE:
                 self._gone()
 
 

@@ -31,6 +31,8 @@ def _peak(step: Step, sizes: Mapping[str, int]) -> int:
     try:
         return sum(_parts(step, sizes).values())
     except InputError:
+        if step.over:
+            raise
         return libraries.peak("torch", step, sizes)
 
 
@@ -38,13 +40,21 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
     try:
         parts = _parts(step, sizes)
     except InputError as error:
+        if step.over:
+            raise
         needs = libraries.takes("torch", step, sizes)
         return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
-    size = sum(parts.values())
-    return Taken(
-        size, at_line("", size), parts, grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
-    )
+    size, rooms = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    return Taken(size, at_line("", size), parts, grouped(rooms), said=f"{SAID} {MESSAGES}" if step.over else "")
 
+
+SAID = (
+    "Predicted: the allocator's bytes when the step runs in place on compiled kernels: what stays from step to step, "
+    "the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena."
+)
+MESSAGES = (
+    "Of one process of learncost train --mesh; copies of what is sent, which live as long as a message, are not in it."
+)
 
 RUNNERS = (
     Runner(
@@ -57,11 +67,11 @@ RUNNERS = (
             "kept for backward": "what lines read",
             "temporaries": "over operands",
         },
-        "Predicted: the allocator's bytes when the step runs in place on compiled kernels: what stays from step to "
-        "step, the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena.",
+        SAID,
         lambda step: refusal(step, (*TYPES, "bf16")),
         plan="auto",
         planner=smallest,
         plans=("auto",),
+        over_mesh=True,
     ),
 )

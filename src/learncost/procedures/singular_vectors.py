@@ -40,7 +40,7 @@ def singular_vectors(
         lines.append(Product((first,), (matrix,), (), tag))
     for line in table.lines:
         if isinstance(line, Repeat):
-            lines.append(_tagged(line.renamed(names), tag))
+            lines.append(_of(made.name, line.renamed(names), tag))
         else:
             lines.append(replace(line.renamed(names, axes), tag=tag))
     values = {
@@ -69,6 +69,8 @@ def _text() -> str:
     return (files("learncost.procedures") / _FILE).read_text(encoding="utf-8")
 
 
-def _tagged(repeat: Repeat, tag: Tag) -> Repeat:
-    lines = tuple(_tagged(line, tag) if isinstance(line, Repeat) else replace(line, tag=tag) for line in repeat.lines)
-    return replace(repeat, lines=lines)
+def _of(owner: str, repeat: Repeat, tag: Tag) -> Repeat:
+    """The repeat with names of its own, which no other matrix has: what is executed is told by a line's name."""
+    turns = repeat.with_own({name: f"{owner}:{name}" for name in repeat.inside})
+    lines = (_of(owner, line, tag) if isinstance(line, Repeat) else replace(line, tag=tag) for line in turns.lines)
+    return replace(turns, lines=tuple(lines))

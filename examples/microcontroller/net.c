@@ -18,6 +18,10 @@ typedef int32_t place; /* a position along an axis, or what an index holds */
 
 #define LOWEST ((real)-1e30) /* what stands for minus infinity */
 
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF /* what gcc does by -std=c99 */
+#endif
+
 #ifdef __GNUC__ /* an array begins where its type may: else gcc begins some at multiples of 8, and bytes lie between */
 #define PLACED __attribute__((used))
 #else

@@ -134,8 +134,10 @@ class Training(Core):
         super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype, accumulate, clip))
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
-        if kind.is_whole and (accumulate > 1 or clip or weight_decay or dropout):
-            raise InputError(f"{kind.name} has no form in whole numbers for accumulate, clip, weight decay and dropout")
+        others = {"accumulate": accumulate > 1, "clip": clip, "weight decay": weight_decay, "dropout": dropout}
+        if kind.is_whole and any(others.values()):
+            asked = ", ".join(name for name, is_asked in others.items() if is_asked)
+            raise InputError(f"{kind.name} has no form in whole numbers for {asked}: leave it out, or give 0")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
         self.dropout, self._projected = dropout, tuple(projected)
         self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)

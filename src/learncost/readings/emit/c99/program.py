@@ -47,14 +47,19 @@ RESERVED = (
 """What no function and no array in a file is called."""
 
 
-PLACED = """\
+COMPILERS = """\
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF /* what gcc does by -std=c99 */
+#endif
+
 #ifdef __GNUC__ /* an array begins where its type may: else gcc begins some at multiples of 8, and bytes lie between */
 #define PLACED __attribute__((used))
 #else
 #define PLACED
 #endif
 """
-"""Behind every array in RAM: gcc aligns one for pairs of words (`-ftree-slp-vectorize`) where none else may know it."""
+"""What compilers are told: to round every product, as the others do, and of arrays in RAM, which gcc aligns for pairs of
+words (`-ftree-slp-vectorize`) where it alone knows them, that others may know them too."""
 
 
 def _public(prefix: str) -> tuple[str, ...]:
@@ -171,7 +176,7 @@ class _Writer:
         parts = [
             self._head(),
             f'#include "{self.prefix}.h"\n\ntypedef {self.prefix}_real real;\n{basis}',
-            PLACED,
+            COMPILERS,
             "\n".join(statics) + "\n" if statics else "",
             *used,
             *products(called(body)),

@@ -161,6 +161,7 @@ def test_microbatches_clipping_decay_and_frozen_weights(learning: dict[str, Any]
     program = made("llama", plan="fused", **learning)
     found = parity(program, 3, ("-O0",))
     assert max(found.losses, found.weights, found.scores) <= NEAR, found
+    assert "_seed + 1u" in program.firmware.source, "what learns is drawn on the device"
     assert ("Block 0 learns" in program.firmware.source) == (learning.get("procedure") == "badam")
     assert set(found.nothing) <= {"attn.bK", "attn.WQ.A@0", "attn.WQ.A@1", "attn.WV.A@0", "attn.WV.A@1"}, found.nothing
     frozen = [name for name, (kind, _, _) in program.firmware.given.items() if kind == "constants"]
@@ -297,6 +298,13 @@ def test_numbers_stand_in_lines_and_zeros_of_states_nowhere() -> None:
 def test_what_moves_numbers_needs_no_memmove() -> None:
     program = made("gpt2", "fp32", None, procedure="kolen-pollack", optimizer="sgd")
     assert {*alone.compiled(program.firmware).undefined} <= {*ALLOWED}
+
+
+def test_what_moves_numbers_under_a_condition_on_places_goes_by_twos() -> None:
+    """A compiler sees that all patches are there, and that nothing is left but a move."""
+    source = made("vit", "fp32", "", optimizer="sgd").firmware.source
+    _, kernel = source.split("dembeddings.H[B i j d] = dembeddings.S[B M=(#j i + j + 1) d]\n*/", 1)
+    assert "by twos" in kernel.split("\n}\n", 1)[0]
 
 
 def test_signs_are_numbers_in_c() -> None:

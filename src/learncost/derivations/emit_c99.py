@@ -262,9 +262,10 @@ def _constants(
     }
     _check_numbers(training, batch, fed | learns | fixed)
     begins = {}
-    beside = {name for name, array in training.state.items() if np.any(array)}  # what learns as weights do
-    for name in (training.weights.keys() | beside) & learns:
-        array = (training.weights | training.state)[name]
+    beside = {name: array for name, array in training.state.items() if np.any(array)}  # what learns as weights do
+    for name, array in (training.weights | training.weights_read | beside).items():
+        if name not in learns:
+            continue
         deviation = float(np.std(array)) if array.dtype.kind == "i" else DEVIATION  # codes have scales of their own
         begins[name] = (0.0, deviation) if np.ptp(array) else (float(np.mean(array)), 0.0)
         if not known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.readings.emit.c import tree
@@ -111,11 +111,14 @@ def _copies(loop: tree.Loop) -> bool:
     if loop.step != ONE:
         return False
     here = tree.Counter(loop.counter)
-    moved: set[str] = set()
+    moved, made = set[str](), set[str]()
     copies = False
     for statement in loop.body:
         if isinstance(statement, tree.Let) and not statement.changes:
             value = statement.value
+            if isinstance(value, tree.Operation) and value.sign == "?" and _stays(value.operands[0], here, made):
+                value = next((part for part in value.operands[1:] if number(part) in moved), value)
+            made.add(statement.name)
             in_a_row = isinstance(value, tree.Element) and value.operands[-1:] == (here,)
             if in_a_row or (isinstance(value, tree.Name) and value.text in moved):
                 moved.add(statement.name)
@@ -125,6 +128,12 @@ def _copies(loop: tree.Loop) -> bool:
         else:
             return False
     return copies
+
+
+def _stays(condition: tree.Expression, here: tree.Counter, made: Collection[str]) -> bool:
+    """Whether a condition is the same in all turns of a loop: a compiler may know it, and see what is left of a choice."""
+    parts = [*tree.walk(condition)]
+    return here not in parts and not any(isinstance(part, tree.Name) and part.text in made for part in parts)
 
 
 def block(head: str, lines: Iterable[str]) -> Iterator[str]:

@@ -131,7 +131,7 @@ def _copies(loop: tree.Loop) -> bool:
 
 
 def _stays(condition: tree.Expression, here: tree.Counter, made: Collection[str]) -> bool:
-    """Whether a condition is the same in all turns of a loop: a compiler may know it, and see what is left of a choice."""
+    """Whether a condition is the same in all turns: a compiler may know it, and see what is left of a choice."""
     parts = [*tree.walk(condition)]
     return here not in parts and not any(isinstance(part, tree.Name) and part.text in made for part in parts)
 

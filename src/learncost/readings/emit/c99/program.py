@@ -58,8 +58,10 @@ COMPILERS = """\
 #define PLACED
 #endif
 """
-"""What compilers are told: to round every product, as the others do, and of arrays in RAM, which gcc aligns for pairs of
-words (`-ftree-slp-vectorize`) where it alone knows them, that others may know them too."""
+"""What compilers are told: to round every product, and to leave arrays in RAM where their types put them.
+
+gcc aligns those that it alone knows for pairs of words (`-ftree-slp-vectorize`); others may know one that is `used`.
+"""
 
 
 def _public(prefix: str) -> tuple[str, ...]:

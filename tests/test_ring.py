@@ -63,6 +63,7 @@ def test_a_part_that_came_round_begins_where_its_device_does():
         ("falcon", "cp=2,tp=2", "cp,megatron", "flash,head,ring"),
         ("bart", "cp=2", "cp", "flash,ring"),
         ("albert", "cp=2", "cp", "flash,ring"),
+        ("bloom", "cp=2", "cp", "flash,ring,zigzag"),
     ],
 )
 def test_rings_are_proved_by_running(family, grid, names, plan):
@@ -120,6 +121,17 @@ def test_a_sum_without_the_own_part_is_refused():
 
     with pytest.raises(InputError, match="the sum over the parts of the others"):
         check_placed(replace(placed.table, lines=tuple(own_left_out(placed.table.lines))), [("cp", 4)])
+
+
+def test_what_cannot_go_round_backwards_stays_gathered():
+    """T5 adds up the gradients of a bias of pairs over all layers; the keys of its encoder go round in the decoder."""
+    placed, sizes = placed_of("t5", "cp=2")
+    gathered, moved = (
+        {placed.holds[one.line] for one in collectives(placed, sizes) if one.word == word}
+        for word in ("all_gather", "pass_on")
+    )
+    assert {"decoder.cross.K", "ddecoder.cross.K"} <= moved
+    assert "encoder.attn.K" in gathered - moved
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from learncost.equation.count import comes_round, cuts, whole
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word, terms_of
 from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import is_collective
+from learncost.vocabulary.collectives import is_collective, place_changed
 
 CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "a turn's own"
 """How an array is over an axis of the mesh; else it is partial, `sum`, `max` or `min`. What is sent is cut by rows."""
@@ -198,10 +198,22 @@ class _Check:
             return
         if self.busy:
             raise self.refuse(line, "devices meet that run different turns")
+        if line.word == "part":
+            self.part(line, states)
+            return
         given, made = _MAKES[line.word]
         if states[name] not in given:
             raise self.refuse(line, f"{name} is {states[name]}")
         states[line.name] = NEXT if states[name] == CAME else made
+
+    def part(self, line: Word, states: States) -> None:
+        """A part of what a device has along all of an axis: the own one, or the one that came round."""
+        name, place = line.right[0].name, place_changed(line)
+        before, after = line.right[0].declared[place], line.left[0].declared[place]
+        if states[name] not in (SAME, CUT) or cuts(before) or cuts(after)[-1:] != (self.mesh_axis,):
+            raise self.refuse(line, f"a part is taken of {name}, which is {states[name]}")
+        alone = CAME if comes_round(after) else CUT
+        states[line.name] = PAIRS if states[name] == CUT else alone
 
     def cut_axes(self, line: Line) -> set[str]:
         """The axes of a line that the mesh axis cuts; of each other axis of that name the line may have none."""

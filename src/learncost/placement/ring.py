@@ -28,8 +28,13 @@ def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) ->
 
     Raises `InputError` where nothing can go round.
     """
-    rings = _Rings(whole, mesh, holds)
-    return rings.table(placed), rings.holds
+    gathered: dict[str, str] = {}
+    while True:
+        rings = _Rings(whole, mesh, holds, gathered)
+        table, stays = rings.table(placed), rings.stays
+        if not stays:
+            return table, rings.holds
+        gathered |= stays
 
 
 @dataclass(eq=False)
@@ -48,6 +53,11 @@ class _Scope:
     before: _Scope | None = None
     children: dict[int, _Scope] = field(default_factory=dict)
     normalizers: dict[str, Normalizer] = field(default_factory=dict)
+
+    @property
+    def around(self) -> dict[str, Value]:
+        """Values of the scopes that it stands in."""
+        return {**self.outer.around, **self.outer.values} if self.outer is not None else {}
 
     def slice_of(self, name: str) -> None:
         """Have a value of the turns before in the turns backwards."""
@@ -80,8 +90,15 @@ class _Scope:
 
 
 class _Rings:
-    def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> None:
-        self.whole, self.mesh, self.holds = whole, mesh, {**holds}
+    """A placed table while it gets its rings.
+
+    gathered  softmaxes whose regions stay as they are, and why: their backward pass cannot go round
+    stays     those that were found to be so
+    """
+
+    def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str], gathered: Mapping[str, str]) -> None:
+        self.whole, self.mesh, self.holds, self.gathered = whole, mesh, {**holds}, gathered
+        self.stays: dict[str, str] = {}
         self.taken: set[str] = {*whole.known}
         self.number, self.why = 0, ""
 
@@ -91,7 +108,7 @@ class _Rings:
         scope = _Scope([*placed.lines], {**placed.values})
         self.scope(scope)
         is_pass = any(line.tag.macro == "forward" for line, _ in walk(self.whole.lines))
-        if not self.number and is_pass and self.mesh.devices > 1:
+        if not self.number and not self.stays and is_pass and self.mesh.devices > 1:
             raise InputError(
                 f"the plan ring finds nothing over {self.mesh} that can go round: "
                 + (self.why or "no line sums over keys that are gathered (--placement cp gathers them)")
@@ -129,9 +146,11 @@ class _Rings:
         if left := sorted(kept & region.at.keys()):
             region.why = region.why or f"turns keep {left[0]} or hand it on"
         normalizers = scope.before.normalizers if scope.before else {}
+        why = next((self.gathered[name] for line in region.lines for name in line.makes if name in self.gathered), "")
+        region.why = region.why or why
         order = _order(scope.lines, region) if not region.why else None
         if order is None:
-            self.stays(region.why, region, normalizers)
+            self.stay(region.why, region, normalizers)
             return
         before, after = order
         work = Ring(
@@ -142,10 +161,11 @@ class _Rings:
             whole=self.whole.known,
             holds=self.holds,
             fresh=self.fresh,
+            around=scope.around,
         )
         lines = Rounds(work, normalizers, scope.slice_of).lines()
         if work.why:
-            self.stays(work.why, region, normalizers)
+            self.stay(work.why, region, normalizers)
             return
         self.number += 1
         scope.normalizers |= work.normalizers
@@ -154,11 +174,10 @@ class _Rings:
         scope.values = {name: value for name, value in scope.values.items() if name not in gone} | work.values
         self.holds |= work.holds
 
-    def stays(self, why: str, region: Region, normalizers: Mapping[str, Normalizer]) -> None:
-        """Note why a region stays as it is. Raises `InputError` where it went round in the pass before."""
+    def stay(self, why: str, region: Region, normalizers: Mapping[str, Normalizer]) -> None:
+        """Note why a region stays as it is, and which of the pass before it has to stay with it."""
         self.why = self.why or why
-        if any(name in normalizers for line in region.lines for name in line.makes):
-            raise InputError(f"under the plan ring the backward pass cannot go round as the forward pass does: {why}")
+        self.stays |= {name: why for line in region.lines for name in line.makes if name in normalizers}
 
     def fresh(self, name: str, what: str) -> str:
         """A name for what a ring makes of a value."""

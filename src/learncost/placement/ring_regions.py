@@ -19,6 +19,7 @@ class Region:
     at        names that have the gathered axis, with its place among their axes: what is gathered, and scores
     lines     that read these, in their order
     totals    what lines make that sum over the gathered axis
+    slices    arrays that a device has along all of that axis, with its place among theirs: a turn takes its part
     scatters  of names that are gradients of what is gathered: the lines that sum and scatter them
     why       why its parts cannot go round; empty where they can
     """
@@ -28,6 +29,7 @@ class Region:
     at: dict[str, int] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
     totals: list[str] = field(default_factory=list)
+    slices: dict[str, int] = field(default_factory=dict)
     scatters: dict[str, Word] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
     why: str = ""
@@ -66,6 +68,7 @@ class Region:
         self.at |= other.at
         self.lines += other.lines
         self.totals += other.totals
+        self.slices |= other.slices
         self.scatters |= other.scatters
         self.partial |= other.partial
         self.why = self.why or other.why
@@ -134,8 +137,12 @@ class _Regions:
         if not axis or any(term.name in region.at for term in inside if term not in line.right):
             region.refuse(line, "pairs of gathered places meet, or one is read at an index")
             return
-        if any(term.name not in region.at and axis in term.axes for term in line.right if isinstance(term, Term)):
-            region.refuse(line, f"it reads an array that every device has along all of {axis}")
+        for term in line.right:
+            if not isinstance(term, Term) or term.name in region.at or axis not in term.axes:
+                continue
+            place = term.axes.index(axis)
+            if region.slices.setdefault(term.name, place) != place:
+                region.refuse(line, "it reads an array along two axes of pairs")
         by = {other for other in line.loops if self.mesh_axis in cuts(other)}
         is_partial = any(name in region.partial for name in line.reads)
         shares = isinstance(line, Word) and entry(line.word).makes == "shares" and line.axes == (axis,)

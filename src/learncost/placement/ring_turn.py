@@ -31,7 +31,8 @@ class Ring:
 
     region       what goes round, and the lines that read it
     devices      how many it goes round
-    known        values of its scope; before, those of the pass before; whole, those of the table of one device
+    known        values of its scope; around, those of the scopes around it; before, those of the pass before
+    whole        values of the table of one device
     holds        of arrays that collectives make, the values that they hold
     fresh        makes a name of a value's name and of what is made of it
     values       of what it makes
@@ -46,6 +47,7 @@ class Ring:
     whole: Mapping[str, Value]
     holds: dict[str, str]
     fresh: Callable[[str, str], str]
+    around: Mapping[str, Value] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     normalizers: dict[str, Normalizer] = field(default_factory=dict)
     why: str = ""
@@ -59,6 +61,10 @@ class Ring:
         term = Term(name, tuple(axes))
         self.values[name] = (self.values.get(of) or self.known.get(of) or Value(())).along(term.declared)
         return term
+
+    def known_of(self, name: str) -> Value:
+        """What is known of a value of its scope, or of one around it."""
+        return self.known[name] if name in self.known else self.around[name]
 
     def step(self, of: str, what: str, axes: Iterable[Axis]) -> Term:
         """A new value, named after another one and what it is of it."""
@@ -121,10 +127,27 @@ class Turn:
 
     def write(self) -> None:
         """Add all lines."""
+        for name, place in self.ring.region.slices.items():
+            self._part(name, place)
         for line in self.ring.region.lines:
             for name in line.makes:
                 self.names[name] = self.ring.fresh(name, self.suffix)
             self._line(line)
+
+    def _part(self, name: str, place: int) -> None:
+        """The part of an array that a device has along all of what would be gathered."""
+        value, region = self.ring.known_of(name), self.ring.region
+        axes = list(value.axes)
+        axes[place] = self.axis(axes[place])
+        left = self.ring.fresh(name, "part")
+        self.ring.values[left] = value.along(axes)
+        self.ring.holds[left] = self.ring.holds.get(name, name)
+        first = region.lines[0].tag
+        why = f"{name} is along all of {base(value.axes[place])}, and a turn reads a part of it (rule 9)"
+        tag = Tag(first.layer, first.block, first.macro, local=left, module=first.module, why=why)
+        terms = (Term(left, tuple(axes)),), (Term(name, value.axes),)
+        self.out.append(Word(*terms, (), tag, "part", (region.mesh_axis,), "body", ("X",), ("Y",)))
+        self.names[name] = left
 
     def axis(self, axis: str) -> str:
         """What it calls the gathered axis of a line: `M/cp'` of `M'`, and `M/cp~'` of a part that came round."""

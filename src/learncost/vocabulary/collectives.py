@@ -27,6 +27,7 @@ _collective("all_gather", "the parts of all devices one behind another, on every
 _collective("reduce_scatter", "the sum of all devices' arrays, of which each has a part")
 _collective("all_to_all", "what was cut on one axis is cut on another: every device has a part for every other")
 _collective("shard", "a device's own part of what it has whole: nothing is sent")
+_collective("part", "of what a device has whole, the part that came round, or its own: nothing is sent")
 _collective("dispatch", "rows go to the device that owns what they read at an index")
 _collective("combine", "rows come back from the device that owns what they read at an index")
 
@@ -42,8 +43,14 @@ REDUCES: Mapping[str, str] = {"all_reduce": "sum", "all_reduce_max": "max", "all
 JOINED: frozenset[str] = frozenset({*REDUCES, "all_gather", "reduce_scatter"})
 """Words of which several may be sent as one message."""
 
-SENDS_NOTHING: frozenset[str] = frozenset({"shard", "receive"})
+SENDS_NOTHING: frozenset[str] = frozenset({"shard", "part", "receive"})
 """Collectives that every device answers from what it has, or that somebody else sends."""
+
+
+def place_changed(line: Word) -> int:
+    """Which axis of an array a collective cuts, where it reads and makes one that is cut otherwise."""
+    before, after = line.right[0].declared, line.left[0].declared
+    return next(place for place, axis in enumerate(after) if axis != before[place])
 
 
 def is_collective(line: object) -> TypeGuard[Word]:

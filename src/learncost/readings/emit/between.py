@@ -111,6 +111,10 @@ def combine(X, I, mesh, over, owned):
     Y = torch.empty_like(X)
     Y[order] = {_SENT}.wait_tensor(X)
     return Y.view(*I.shape, *Y.shape[1:])''',
+    "part": '''\
+def part(X, first, size, place):
+    """So many places of an axis from the first one on."""
+    return X.narrow(place, first, size)''',
     "shard": '''\
 def shard(X, mesh, over, place):
     """This device's part of what it has whole."""
@@ -150,6 +154,10 @@ def pass_on(X, mesh, over):
     """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
     number = mesh.shape[over]
     return jax.lax.ppermute(X, over, [(place, (place + 1) % number) for place in range(number)])''',
+    "part": '''\
+def part(X, first, size, place):
+    """So many places of an axis from the first one on."""
+    return jax.lax.dynamic_slice_in_dim(X, first, size, place)''',
     "shard": '''\
 def shard(X, mesh, over, place):
     """This device's part of what it has whole."""

@@ -8,6 +8,7 @@ from learncost.equation.table import Term, Word
 from learncost.readings.emit.between import MESH
 from learncost.readings.emit.expression import Code
 from learncost.readings.emit.scope import Scope
+from learncost.vocabulary.collectives import place_changed
 
 
 def collected(scope: Scope, line: Word) -> Code:
@@ -18,12 +19,22 @@ def collected(scope: Scope, line: Word) -> Code:
     scope.meets = True
     if line.word in ("dispatch", "combine"):
         return _rows(scope, line)
+    if line.word == "part":
+        return _part(scope, line)
     (mesh_axis,), (before,), after = line.axes, line.right, line.left[0]
     assert isinstance(before, Term)
     places = [place for term in (before, after) if (place := place_cut(term.declared, mesh_axis)) is not None]
     arguments = [scope.settled(before.name).text, MESH, f'"{mesh_axis}"']
     if before.declared != after.declared:
         arguments += map(str, places)
+    return Code(f"{line.word}({', '.join(arguments)})")
+
+
+def _part(scope: Scope, line: Word) -> Code:
+    """The places of an axis that a part has."""
+    place = place_changed(line)
+    axis, (before,) = line.left[0].declared[place], line.right
+    arguments = [scope.settled(before.name).text, scope.first(axis), scope.size(axis), str(place)]
     return Code(f"{line.word}({', '.join(arguments)})")
 
 

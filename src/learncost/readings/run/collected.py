@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.equation.count import place_cut, size_of
+from learncost.equation.count import first_of, place_cut, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Term, Word
+from learncost.vocabulary.collectives import place_changed
 
 Array = Any
 
@@ -36,6 +37,10 @@ def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], excha
         raise InputError(f"{line.word} is between devices, and there is one: run the placed table on a mesh")
     if line.word in ("dispatch", "combine"):
         return _rows(line, operands, sizes, exchange)
+    if line.word == "part":
+        place = place_changed(line)
+        first, size = (f(line.left[0].declared[place], sizes) for f in (first_of, size_of))
+        return np.asarray(operands[0])[(*[slice(None)] * place, slice(first, first + size))]
     mesh_axis, places = line.axes[0], tuple(map(int, line.axes[1:]))
     if line.word == "receive":
         return exchange.receive(mesh_axis, places[0])

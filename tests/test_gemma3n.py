@@ -13,6 +13,7 @@ from learncost.equation.errors import InputError
 from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
 from learncost.models.presets import preset
+from learncost.proof.sample import random_arrays
 
 pytest.importorskip("transformers")
 __all__ = ["in_float64"]
@@ -157,3 +158,10 @@ def test_sparse_layers_of_several_shares_are_refused():
 def test_shared_keys_that_nobody_makes_are_refused():
     with pytest.raises(InputError, match="no attention of the kind 'full_attention_shared without keys'"):
         lc.cost({**SMALL, "num_kv_shared_layers": 4}, seq_len=4)
+
+
+def test_an_index_of_two_axes_is_drawn_within_both():
+    """Tokens of the vocabulary are rows of the smaller one of the layers, too."""
+    table = lc.layer("two(tokens; A B) -> Y\n  E[M d] = A[v=tokens[M] d]\n  Y[M d] = E[M d] B[u=tokens[M]]").table
+    for seed in range(4):
+        assert random_arrays(table, {"v": 50, "u": 3, "M": 8, "d": 2}, seed)["tokens"].max() < 3

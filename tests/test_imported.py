@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.equation.errors import InputError
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
 from own_modules import CASES, Block
@@ -112,3 +113,23 @@ def test_inputs_of_forward_by_row_and_by_name():
     assert parity(K(), named, read_module(K(), named)).value < 1e-12
     with pytest.raises(lc.InputError, match="forward has no parameter x, and PyTorch keeps no size open"):
         read_module(K(), named, {"x": "B f"})
+
+
+class Lengths(torch.nn.Module):
+    """Asks whether all sequences of a batch are as long as a mask says, as Lumina 2 of diffusers does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x, mask):
+        lengths = mask.sum(1).tolist()
+        return self.linear(x) if len(set(lengths)) > 1 else x
+
+
+def test_a_size_that_only_a_run_has_is_refused_with_its_line():
+    inputs = {"x": torch.ones(2, 4, 3), "mask": torch.ones(2, 4, dtype=torch.long)}
+    with pytest.raises(
+        InputError, match=r"test_imported\.py:\d+: `.*set\(lengths\).*` makes a number of a size.*as_run"
+    ):
+        lc.from_module(Lengths(), inputs)

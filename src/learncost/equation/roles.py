@@ -66,8 +66,13 @@ def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
 
 
 def indexed(table: Table) -> dict[str, str]:
-    """The axis that each index reads places of, of every scope."""
-    axis_of: dict[str, str] = {}
+    """The axis that each index reads places of, of every scope; of several the first."""
+    return {name: axes[0] for name, axes in places_read(table).items()}
+
+
+def places_read(table: Table) -> dict[str, list[str]]:
+    """The axes that each index reads places of, of every scope."""
+    axis_of: dict[str, list[str]] = {}
 
     def visit(axes: Mapping[str, tuple[str, ...]], lines: Iterable[Statement]) -> None:
         for line in lines:
@@ -78,7 +83,7 @@ def indexed(table: Table) -> dict[str, str]:
             for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
                 for place, axis in enumerate(term.axes):
                     if isinstance(axis, Read) and isinstance(axis.at, Term):
-                        axis_of[axis.at.name] = axes[term.name][place]
+                        axis_of.setdefault(axis.at.name, []).append(axes[term.name][place])
 
     visit(table.axes, table.lines)
     return axis_of

@@ -69,7 +69,8 @@ class Parts:
     def __init__(self, model: Model) -> None:
         self.model, self.table = model, model.table
         self.family = model.configuration.family
-        self.in_blocks = sliced(self.table) & set(self.table.weights)
+        self.weights = frozenset(self.table.weights)
+        self.in_blocks = sliced(self.table) & self.weights
         self.lines = tuple(line for line, _ in walk(self.table.lines))
         places = [place for place, line in enumerate(self.table.lines) if isinstance(line, Repeat)]
         outside = [line for line in self.table.lines if isinstance(line, Line)]
@@ -93,7 +94,7 @@ class Parts:
         return tuple(weight for weight in self.table.weights if weight in read)
 
     def _multiplies(self, line: Statement) -> bool:
-        return isinstance(line, Line) and any(is_linear(line, weight) for weight in self.table.weights)
+        return isinstance(line, Line) and any(is_linear(line, name) for name in line.reads if name in self.weights)
 
     def turns(self, repeat: Repeat) -> int:
         return int(size_of(repeat.count, self.model.sizes))
@@ -208,7 +209,8 @@ class Parts:
     def multiplied(self, layer: str = "") -> tuple[str, ...]:
         """The weights that something is multiplied by as matrices, in the layers whose names have this part."""
         layer_lines = [line for line in self.lines if layer in line.tag.layer]
-        return tuple(weight for weight in self.table.weights if any(is_linear(line, weight) for line in layer_lines))
+        matrices = {name for line in layer_lines for name in line.reads if is_linear(line, name)}
+        return tuple(weight for weight in self.table.weights if weight in matrices)
 
     def _projected(self, name: str) -> tuple[str, ...]:
         if name in _LINEAR:
@@ -220,7 +222,8 @@ class Parts:
         if name in _EMBEDDINGS and name not in self.table.weights:
             return self._some(tables, "lora", name, "embeddings")
         weights = self.weights_for("lora", name, ("attention", "feed_forward", "all-linear", "lm_head", "embeddings"))
-        fit = tuple(weight for weight in weights if weight in (*self.multiplied(), *tables))
+        matrices = {*self.multiplied(), *tables}
+        fit = tuple(weight for weight in weights if weight in matrices)
         if len(fit) < len(weights) and ("*" in name or not fit):  # experts are parameters, and no modules as peft wants
             other = next(weight for weight in weights if weight not in fit)
             raise InputError(

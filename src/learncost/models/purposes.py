@@ -63,8 +63,7 @@ def linear_layers(model: Model) -> frozenset[str]:
             return False
         return not _convolves(line, inputs)
 
-    reads = {name for line in lines for name in line.reads}
-    return frozenset(weight for weight in reads if any(is_module(line, weight) for line in lines))
+    return frozenset(weight for line in lines for weight in line.reads if is_module(line, weight))
 
 
 def _chosen_by(lines: Iterable[Line]) -> set[str]:

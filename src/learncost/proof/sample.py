@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.roles import indexed
+from learncost.equation.roles import places_read
 from learncost.equation.table import Line, Operand, Read, Table, Word, walk, windows
 from learncost.layers.lower import joined
 from learncost.layers.spelling import condition_names
@@ -131,13 +131,13 @@ def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict
     Numbers without a gradient, which are settings, are above 1, as widths, bases, factors and counts are.
     """
     generator = np.random.default_rng(seed)
-    positions = indexed(table)
+    positions = places_read(table)
     conditions = condition_names(table.lines)
     arrays: dict[str, Array] = {}
     for name in (*table.inputs, *table.weights):
         form = shape_of(table.axes[name], sizes)
         if name in table.indices:
-            arrays[name] = generator.integers(0, size_of(positions[name], sizes), form)
+            arrays[name] = generator.integers(0, min(size_of(axis, sizes) for axis in positions[name]), form)
         elif name in conditions:
             arrays[name] = generator.random(form) < 0.6
             arrays[name][..., :1] = True

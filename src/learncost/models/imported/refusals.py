@@ -22,7 +22,8 @@ def told(error: BaseException) -> str:
         return f"{printable(error.filename)}:{error.lineno}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(Path(frame.filename))]
     where = f"{printable(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     if isinstance(error, InputError):  # what the package itself says of it
         return f"{where}{said}"
     return f"{where}{type(error).__name__}{f': {said}' if said else ''}"
@@ -59,6 +60,9 @@ class OnValuesError(InputError):
 
 _ON_VALUES = frozenset({"GuardOnDataDependentSymNode", "DynamicOutputShapeException", "DataDependentOutputException"})
 
+_NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols to int")
+"""What PyTorch and SymPy say, as a TypeError, where code makes a number of what is none while it is exported."""
+
 
 @contextmanager
 def silenced() -> Iterator[None]:
@@ -92,8 +96,13 @@ def exports(called: str) -> Iterator[None]:
 
 def refusal(error: Exception, called: str) -> InputError:
     """What an export refuses, in one line."""
+    place, code = _place_of(error)
+    if isinstance(error, TypeError) and str(error).startswith(_NOT_A_NUMBER):
+        return NotExportedError(
+            f"{place}: `{code}` makes a number of a size or of a value that {called} has only when it runs: write that "
+            "size as a number in the inputs, or take down one run, --as-run (in Python as_run=True)"
+        )
     if type(error).__name__ in _ON_VALUES:
-        place, code = _place_of(error)
         return OnValuesError(
             f"{place}: `{code}` depends on values, which {called} has only when it runs: write it with torch.where, "
             "or take the branch of one run, --as-run (in Python as_run=True)"

@@ -52,10 +52,13 @@ class Imported:
     met: Sequence[Size] = ()
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
-        """A size that follows from others, given these."""
+        """A size that follows from others, given these. Raises `InputError` where some of them are not given."""
         import sympy
 
-        return int(sympy.sympify(expression).subs(sizes))
+        size = sympy.sympify(expression).subs(sizes)
+        if unknown := sorted(map(str, size.free_symbols)):
+            raise InputError(f"the size {expression} needs {', '.join(unknown)}, which the values of a run say")
+        return int(size)
 
 
 def read_module(

@@ -62,7 +62,7 @@ def test_a_part_that_came_round_begins_where_its_device_does():
         ("gpt2", "cp=8", "cp", "ring"),
         ("falcon", "cp=2,tp=2", "cp,megatron", "flash,head,ring"),
         ("bart", "cp=2", "cp", "flash,ring"),
-        ("albert", "cp=2", "cp", "flash,ring"),
+        ("albert", "cp=2", "cp", "ring"),
         ("bloom", "cp=2", "cp", "flash,ring,zigzag"),
     ],
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from learncost.equation.table import Repeat, Table
+from learncost.equation.table import Repeat, Statement, Table
 from learncost.layers.recompute import recomputed
 from learncost.plans.flash import scores
 
@@ -15,7 +16,14 @@ def ring(table: Table) -> Table:
     Nobody has a whole row of scores there, so that none can be kept. Over one device it is that alone.
     """
     pairs = scores(table)
-    kept = {name for line in table.lines if isinstance(line, Repeat) for name, _ in line.keep}
-    if pairs.keys() & kept:
+    if pairs.keys() & {*_kept(table.lines)}:
         table = recomputed(table, lambda line: not pairs.keys().isdisjoint(line.makes))
     return replace(table, ring=True)
+
+
+def _kept(lines: Iterable[Statement]) -> Iterator[str]:
+    """What the turns of repeats keep, those within repeats as well."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            yield from (name for name, _ in line.keep)
+            yield from _kept(line.lines)

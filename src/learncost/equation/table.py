@@ -536,6 +536,7 @@ class Table(Displayed):
     keeps: tuple[str, ...] = ()  # collectives of which a placement keeps what they make forward for the backward pass
     zigzag: Mapping[str, tuple[str, ...]] | None = None  # axes in zigzag, over what; before it is placed: none yet
     ring: bool = False  # whether parts go round where a placement would gather what lines sum over
+    sizes: Mapping[str, int] = field(default_factory=dict)  # those that it states
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:

@@ -144,7 +144,7 @@ def derive(
     reach = Reach(frozenset(table.weights), cuts=cuts)
     reach.needs(table.lines, set(chosen))
     reach.live(table.lines, set(seeds))
-    scope = Reverse(table.values, reach, jacobian)
+    scope = Reverse(table.values, reach, jacobian, table.sizes)
     for name in seeds:
         scope.seed(name)
     scope.reverse(table.lines)

@@ -174,6 +174,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     stated.check(parsed.table)
     return replace(
         parsed,
+        table=replace(parsed.table, sizes=stated.sizes),
         text="\n".join([*lines[:1], *said, *lines[1:]]),
         source=" ".join(remarks),
         cache=(*parsed.cache, *cache),

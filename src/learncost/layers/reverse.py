@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError
@@ -25,6 +25,7 @@ from learncost.equation.value import Role, Value, axes_of
 from learncost.layers.cuts import Elsewhere
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import operand, primed, spell
+from learncost.layers.tiles import behind_another, place_of, tiled, with_one
 from learncost.vocabulary import entry
 
 
@@ -40,6 +41,8 @@ class Reverse:
     values: Mapping[str, Value]
     reach: Reach
     jacobian: bool
+    sizes: Mapping[str, int] = field(default_factory=dict)  # those that are known
+    made: dict[str, int] = field(default_factory=dict)  # of a part that a line gives: which of the lines
     parts: dict[str, list[str]] = field(default_factory=dict)
     seeded: set[str] = field(default_factory=set)
     out: list[Statement] = field(default_factory=list)
@@ -95,9 +98,36 @@ class Reverse:
         macro = "weight_update" if name in self.reach.weights else "backward"
         tag = tag if tag.layer else self.readers.get(name, tag)
         tag = merging(tag, macro)
-        right = tuple(Term(part, axes) for part in terms)
-        self.out.append(Sum((Term(total, axes),), right, (), tag, (1,) * len(right)))
+        if not self._tiled(total, terms, tag):
+            right = tuple(Term(part, axes) for part in terms)
+            self.out.append(Sum((Term(total, axes),), right, (), tag, (1,) * len(right)))
         return total
+
+    def _tiled(self, name: str, parts: Sequence[str], tag: Tag) -> bool:
+        """Write a gradient as its parts one behind another, where each is of one place of an axis; whether it is so."""
+        lines = [self.out[self.made[part]] for part in parts if part in self.made]
+        lefts = [line.left[0] for line in lines if isinstance(line, Line) and len(line.left) == 1]
+        number = tiled(lefts, self.sizes) if len(lefts) == len(parts) else None
+        if number is None:
+            return False
+        at: dict[int, list[str]] = {}
+        for part, left in zip(parts, lefts, strict=True):
+            line, axes = self.out[self.made[part]], self.derived_values[part].axes
+            assert isinstance(line, Line)
+            self.out[self.made[part]] = line.with_changed(left=(Term(part, with_one(left.axes, number)),))
+            self.derived_values[part] = replace(self.derived_values[part], axes=tuple(map(str, with_one(axes, number))))
+            at.setdefault(place_of(left.axes[number]) or 0, []).append(part)
+        names = []
+        for _, several in sorted(at.items()):
+            names.append(several[0])
+            if len(several) > 1:
+                value = self.derived_values[several[0]]
+                names[-1] = f"{several[0]}:sum"
+                self.derived_values[names[-1]] = value
+                right = tuple(Term(part, value.axes) for part in several)
+                self.out.append(Sum((Term(names[-1], value.axes),), right, (), tag, (1,) * len(right)))
+        self.out.append(behind_another(Term(name, self.derived_values[name].axes), names, number, tag))
+        return True
 
     def _given(self, name: str) -> str:
         """A gradient that comes from elsewhere, made where it is first asked for."""
@@ -155,6 +185,7 @@ class Reverse:
             }
             declared = axes_of({name: value for name, value in values.items() if value})
             derived = show_declared(settle(derived, declared), declared)
+        self.made[target] = len(self.out)
         self.out.append(derived)
 
     def _product(self, line: Line, i: int, gradient: Term) -> None:
@@ -267,7 +298,7 @@ class Reverse:
     # Repeats.
 
     def _repeat(self, line: Repeat) -> None:
-        inner = Reverse({**self.values, **line.values}, self.reach.inner[line.makes], self.jacobian)
+        inner = Reverse({**self.values, **line.values}, self.reach.inner[line.makes], self.jacobian, self.sizes)
         self.inner[line.makes] = inner
         carries = [c for c in line.carry if inner.reach.wants(c.end)]
         if not inner.reach.alive:

@@ -140,6 +140,8 @@ def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Mode
     if dropout:
         raise InputError(f"{configuration.name} says itself what it drops: dropout does not apply to a table")
     table, sizes = marked(layer), dict(configuration.sizes)
+    if others := {name: sizes.get(name, size) for name, size in table.sizes.items() if sizes.get(name, size) != size}:
+        table = replace(table, sizes={**table.sizes, **others})
     fixed = table.indices | table.constants
     inputs = tuple(name for name in table.inputs if name not in fixed)
     trained = tuple(name for name in table.weights if name not in layer.frozen) if layer.frozen else None

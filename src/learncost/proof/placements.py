@@ -205,7 +205,7 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, i
             if axes and all(sizes[axis] % number for axis in axes):
                 sizes[max(axes, key=lambda axis: sizes[axis])] *= number
     for joined_axis, parts in joined(table):
-        sizes[joined_axis] = sum(sizes[part] for part in parts)
+        sizes[joined_axis] = sum(size_of(part, sizes) for part in parts)
     for line, turns in walk(table.lines):
         for count in turns:
             if "/" in count:

@@ -11,9 +11,10 @@ import numpy as np
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.roles import places_read
-from learncost.equation.table import Line, Operand, Read, Table, Word, walk, windows
+from learncost.equation.table import Line, Operand, Read, Table, Term, Word, walk, windows
 from learncost.layers.lower import joined
 from learncost.layers.spelling import condition_names
+from learncost.layers.tiles import tiled
 
 Array = Any
 
@@ -41,12 +42,15 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
             for axis in condition.axes if numbers else ():
                 least[base(axis)] = max(least[base(axis)], *(number + 2 for number in numbers))
     others = _others(table, least)
-    sizes: dict[str, int] = {}
+    fixed = _read_place_by_place(table)
+    sizes: dict[str, int] = {axis: table.sizes[axis] for axis in least if axis in fixed}
 
     def clashes(axis: str) -> bool:
         return any(sizes.get(other) == sizes[axis] for other in others[axis])
 
     for axis, low in least.items():
+        if axis in fixed:
+            continue
         sizes[axis] = low + -low % multiples.get(axis, 1)
         while clashes(axis):
             sizes[axis] += multiples.get(axis, 1)
@@ -54,11 +58,22 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
         while sizes[axis] < least_size or clashes(axis):
             sizes[axis] += multiples.get(axis, 1)
     for joined_axis, parts in joined(table):
-        sizes[joined_axis] = sum(sizes[part] for part in parts)
-        if clashes(joined_axis):
+        sizes[joined_axis] = sum(size_of(part, sizes) for part in parts)
+        if clashes(joined_axis) and parts[-1] in sizes:
             sizes[parts[-1]] = max(sizes.values()) + 1
-            sizes[joined_axis] = sum(sizes[part] for part in parts)
+            sizes[joined_axis] = sum(size_of(part, sizes) for part in parts)
     return sizes
+
+
+def _read_place_by_place(table: Table) -> set[str]:
+    """Axes that the table says the size of, and of which a value is read at single places, all of them."""
+    read: dict[str, list[Term]] = {}
+    for line, _ in walk(table.lines) if table.sizes else ():
+        for term in line.right:
+            if isinstance(term, Term) and term.indexed:
+                read.setdefault(term.name, []).append(term)
+    places = (terms[0].axes[number] for terms in read.values() if (number := tiled(terms, table.sizes)) is not None)
+    return {base(axis.axis) for axis in places if isinstance(axis, Read)}
 
 
 def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:

@@ -147,6 +147,7 @@ class Reader:
     recorder: Recorder = field(default_factory=Recorder)
     values: dict[Any, Any] = field(default_factory=dict)
     given: dict[Any, Stored] = field(default_factory=dict)  # what is given from outside, by node and use
+    kept: dict[Stored, Sequence[int]] = field(default_factory=dict)  # of a weight: the dimensions that are axes
     node: Any = None
 
     # Values

@@ -8,12 +8,13 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported import rules  # noqa: F401 - the rules register themselves
-from learncost.models.imported.axes import Axis, Size, equal
+from learncost.models.imported.axes import Axis, Size
 from learncost.models.imported.constants import Constants
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
 from learncost.models.imported.fold import Item, folded
 from learncost.models.imported.layer_text import LayerText
+from learncost.models.imported.ones import as_given, kept_axes
 from learncost.models.imported.reader import (
     SAME_SIZES,
     Chosen,
@@ -185,40 +186,30 @@ def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, 
         path = exported.parameters[node.name]
         if path in exported.same:  # a parameter under a second name
             path = exported.same[path]
+        sizes = [size_of(size) for size in value.shape]
         for stored, known in weights.items():
             if known == path:
-                return _look(stored, value)
-        view = _input(path, value, "weight")
+                return as_given(stored, sizes, reader.kept[stored])
+        names = [name for name, known in exported.parameters.items() if exported.same.get(known, known) == path]
+        kept = kept_axes(sizes, (each for each in exported.program.graph.nodes if each.name in names))
+        view = _input(path, sizes, kept, "weight")
         weights[view.stored] = path
+        reader.kept[view.stored] = kept
         return view
     if not isinstance(value, torch.Tensor):
         return value
     if node.name in exported.inputs and value.dtype.is_floating_point:
-        view = _input(exported.inputs[node.name], value, "input")
+        sizes = [size_of(size) for size in value.shape]
+        view = _input(exported.inputs[node.name], sizes, kept_axes(sizes, [node]), "input")
         view.stored.target = node.name
         reader.given[(node, "constant")] = view.stored
         return view
     return Outside(node)
 
 
-def _input(name: str, value: Any, kind: str) -> View:
-    """A value that is given. Its axes of one place are left out, but that of a matrix with one row."""
-    sizes = [size_of(size) for size in value.shape]
-    kept = [size for place, size in enumerate(sizes) if not equal(size, 1) or _is_row(sizes, kind, place)]
-    return _look(Stored(name, tuple(map(Axis, kept)), kind, name), value)
-
-
-def _is_row(sizes: Sequence[Any], kind: str, place: int) -> bool:
-    return kind == "weight" and place == 0 and len(sizes) == 2 and equal(sizes[0], 1) and not equal(sizes[1], 1)
-
-
-def _look(stored: Stored, value: Any) -> View:
-    """A view of a value that is given; the one row of a matrix is read at its place."""
-    sizes = [size_of(size) for size in value.shape]
-    if _is_row(sizes, stored.kind, 0):
-        view = View.of(stored)
-        return view.at(view.dims[0][0], ()).with_dims([(), view.dims[1]])
-    return View.of(stored, [0 if equal(size, 1) else 1 for size in sizes])
+def _input(name: str, sizes: Sequence[Size], kept: Sequence[int], kind: str) -> View:
+    """A value that is given, with the axes that are kept."""
+    return as_given(Stored(name, tuple(Axis(sizes[place]) for place in kept), kind, name), sizes, kept)
 
 
 def _outputs(reader: Reader, exported: Exported, node: Any) -> list[tuple[str, View, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Equation, Read, Where
+from learncost.models.imported.ones import written
 from learncost.models.imported.reader import Outside, Reader, rule, shape_of, size_of
 from learncost.models.imported.rules.views import merged, narrowed, reshaped
 from learncost.models.imported.views import Slot, View
@@ -65,9 +66,7 @@ def with_side(reader: Reader, view: View, dim: int) -> View:
     view = merged(reader, view, dim)
     if view.dims[dim]:
         return view
-    from learncost.models.imported.rules.windows import _stored_side
-
-    return _stored_side(reader, view, dim)[0]
+    return written(reader.recorder, view, dim, "x")
 
 
 @rule("stack")

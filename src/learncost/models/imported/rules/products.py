@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.models.imported.axes import equal
+from learncost.models.imported.ones import matrix_product
 from learncost.models.imported.reader import Outside, Reader, rule
 from learncost.models.imported.rules.reductions import summed
-from learncost.models.imported.views import At, Place, Slot, Stored, View
+from learncost.models.imported.views import At, Stored, View
 
 
 def called(view: View, *letters: str) -> View:
@@ -32,21 +32,8 @@ def linear(reader: Reader, x: Any, weight: Any, bias: Any = None) -> View:
     front = [f"i{place}" for place in range(len(x.dims) - 1)]
     out = [*front, "f"] if len(weight.dims) == 2 else front
     letters = ["f", "d"] if len(weight.dims) == 2 else ["d"]
-    weight, has_one_row = with_row(weight)
-    result = reader.recorder.line("product", [(x, [*front, "d"]), (weight, letters)], out, every=True)
-    if has_one_row:  # what it makes is read at its only place
-        result = result.at(result.dims[-1][0], ()).with_dims([*result.dims[:-1], ()])
+    result = matrix_product(reader.recorder, x, weight, [*front, "d"], letters, out)
     return shifted(reader, result, bias)
-
-
-def with_row(weight: View) -> tuple[View, bool]:
-    """A matrix with one row along that row, which is an axis of the product; and whether it is one."""
-    first = weight.index[0] if weight.index else None
-    is_row = weight.stored.kind == "weight" and len(weight.dims) == 2 and first == Place(()) and not weight.dims[0]
-    if not is_row or not equal(weight.stored.axes[0].root.size, 1):
-        return weight, False
-    slot = Slot(weight.stored.axes[0])
-    return View(weight.stored, (slot, *weight.index[1:]), ((slot,), weight.dims[1]), weight.spread), True
 
 
 def multiplied(reader: Reader, x: Any, z: Any) -> View:
@@ -61,7 +48,7 @@ def multiplied(reader: Reader, x: Any, z: Any) -> View:
     letters_x = [*front[batch - (len(x.dims) - len(first)) :], *first]
     letters_z = [*front[batch - (len(z.dims) - len(second)) :], *second]
     out = [*front, *first[:-1], *second[1:]]
-    return reader.recorder.line("product", [(x, letters_x), (z, letters_z)], out, every=True)
+    return matrix_product(reader.recorder, x, z, letters_x, letters_z, out)
 
 
 @rule("mm", "bmm", "matmul", "mv", "dot", "vdot", "inner_")
@@ -158,9 +145,12 @@ def einsum(
 
 def _paired(reader: Reader, reads: Sequence[tuple[View, Sequence[str]]], out: Sequence[str]) -> View:
     """The product of two operands: torch multiplies them element by element where nothing is summed."""
-    summed_letters = {letter for _, row in reads for letter in row} - set(out)
+    (x, row_x), (z, row_z) = reads
+    summed_letters = [letter for letter, dim in zip(row_x, x.dims, strict=True) if letter not in out and dim]
     reader.recorder.operator = "einsum" if summed_letters else "mul"
-    return reader.recorder.line("product", list(reads), out, every=bool(summed_letters))
+    if not summed_letters:
+        return reader.recorder.line("product", list(reads), out)
+    return matrix_product(reader.recorder, x, z, row_x, row_z, out)
 
 
 @rule("bilinear")

@@ -8,12 +8,13 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Number
+from learncost.models.imported.ones import at_its_place, matrix_product, written
 from learncost.models.imported.reader import Reader, rule, shape_of, size_of
 from learncost.models.imported.rules.normalization import channels, scaled
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.reductions import summed
 from learncost.models.imported.rules.views import merged, reshaped
-from learncost.models.imported.views import Index, Place, Slot, View
+from learncost.models.imported.views import Place, Slot, View
 
 SIDES = {1: "x", 2: "yx", 3: "zyx"}
 """What the sides of signals, images and volumes are called."""
@@ -46,7 +47,7 @@ def windowed(
     for dim in range(first, first + len(outs)):  # all sides first: what is written anew has no windows yet
         x = merged(reader, x, dim)
         if not x.dims[dim]:  # a side of one place, of which a window may take more
-            x, _ = _stored_side(reader, x, dim)
+            x = written(reader.recorder, x, dim, "x")
         place = dim - first
         if paddings[place] or not _inside(x.shape[dim], outs[place], sizes[place], strides[place], dilations[place]):
             x = reader.recorder.bounded(x, dim)
@@ -75,36 +76,6 @@ def _inside(side: Size, out: Size, size: int, stride: int, dilation: int) -> boo
     """Whether all windows are known to end inside of a side."""
     last = (out - 1) * stride + (size - 1) * dilation
     return last < side if isinstance(last, int) and isinstance(side, int) else equal(last, side - 1)
-
-
-def _stored_side(reader: Reader, x: View, dim: int) -> tuple[View, tuple[Slot, ...]]:
-    """The view with a dimension of one as an axis of one place in what is stored: it is written there."""
-    x = x.fresh()
-    axes: list[Axis] = []
-    write: list[Index] = []
-    read: list[Index] = []
-    rows: list[tuple[Slot, ...]] = []
-    spread = set()
-    for place, row in enumerate(x.dims):
-        if place == dim:
-            axes.append(Axis(1, "x", whole=True))
-            write.append(Place((), 0))
-            slot = Slot(axes[-1])
-            read.append(slot)
-            rows.append((slot,))
-            continue
-        new = tuple(Slot(slot.axis) for slot in row)
-        rows.append(new)
-        for old, slot in zip(row, new, strict=True):
-            if old in x.spread:
-                spread.add(slot)
-            else:
-                axes.append(old.axis)
-                write.append(old)
-                read.append(slot)
-    stored = reader.recorder.stored(axes, f"{x.stored.name}_row")
-    reader.recorder.write(View(stored, tuple(write), x.dims, x.spread), x)
-    return View(stored, tuple(read), tuple(rows), frozenset(spread)), rows[dim]
 
 
 def _in_groups(reader: Reader, x: View, weight: View, groups: int) -> tuple[View, View]:
@@ -166,9 +137,11 @@ def convolution(
     x = x.with_dims([*x.dims, *rows])
     group = ["g"] if groups > 1 else []
     letters = ["B", *group, "c", *sides, *windows]
-    result = reader.recorder.line(
-        "product", [(x, letters), (weight, [*group, "e", "c", *windows])], ["B", *group, "e", *sides], every=True
-    )
+    letters_weight, out = [*group, "e", "c", *windows], ["B", *group, "e", *sides]
+    if groups > 1:
+        result = reader.recorder.line("product", [(x, letters), (weight, letters_weight)], out, every=True)
+    else:
+        result = matrix_product(reader.recorder, x, weight, letters, letters_weight, out)
     return _joined_groups(reader, result, bias, groups, unbatched)
 
 
@@ -239,16 +212,8 @@ def transposed_convolution(
     if any(equal(out, 1) for out in outs):
         for place, out in enumerate(outs):
             if equal(out, 1):
-                result = narrowed_to_one(result, kept + place)
+                result = at_its_place(result, kept + place)
     return _joined_groups(reader, result, bias, groups, unbatched)
-
-
-def narrowed_to_one(view: View, dim: int) -> View:
-    """A stored axis of one place read at it."""
-    slot = view.dims[dim][0]
-    rows = list(view.dims)
-    rows[dim] = ()
-    return view.at(slot, (), 0).with_dims(rows)
 
 
 def _pool_sizes(

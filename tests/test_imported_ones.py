@@ -1,0 +1,69 @@
+"""Products of matrices with one row, one column or one place to sum, held to what PyTorch counts."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import learncost as lc
+from learncost.models.imported.walk import read_module
+from learncost.proof.imported import parity
+
+
+class With(nn.Module):
+    """A function of its inputs and of weights of these shapes."""
+
+    def __init__(self, function, *shapes):
+        super().__init__()
+        self.function = function
+        self.several = nn.ParameterList([nn.Parameter(torch.randn(*shape)) for shape in shapes])
+
+    def forward(self, *inputs):
+        return self.function(*inputs, *self.several)
+
+
+CASES = {
+    "one column": (With(lambda x, w: x @ w, (8, 1)), (4, 8)),
+    "one place to sum": (With(lambda x, w: x @ w, (1, 8)), (4, 1)),
+    "one row of values": (With(lambda x, w: x @ w, (8, 5)), (1, 8)),
+    "one row of weights": (With(lambda x, w: w @ x, (1, 8)), (8, 4)),
+    "a vector as a column": (With(lambda x, w: x @ w.unsqueeze(1), (8,)), (4, 8)),
+    "a bias": (With(lambda x, w, b: torch.addmm(b, x, w), (8, 1), (1,)), (4, 8)),
+    "all of one": (nn.Linear(1, 1), (4, 1)),
+    "a rank of one": (With(lambda x, a, b: x @ a.T @ b.T, (1, 8), (6, 1)), (4, 8)),
+    "einsum": (With(lambda x, w: torch.einsum("bd,df->bf", x, w), (8, 1)), (4, 8)),
+    "einsum over one": (With(lambda x, w: torch.einsum("bd,df->bf", x, w), (1, 8)), (4, 1)),
+    "several with one column": (With(torch.bmm, (3, 8, 1)), (3, 4, 8)),
+    "an outer product": (With(lambda x, w, v: x * (w @ v), (4, 1), (1, 5)), (4, 5)),
+    "one channel out": (nn.Conv2d(8, 1, 1), (2, 8, 3, 3)),
+    "one channel in, one place": (nn.Conv1d(1, 8, 1), (2, 1, 5)),
+    "a signal's one channel out": (nn.Conv1d(8, 1, 3), (2, 8, 5)),
+}
+
+
+@pytest.mark.parametrize(("module", "shape"), CASES.values(), ids=CASES.keys())
+def test_one_row_or_column_makes_a_matrix(module, shape):
+    given = (torch.randn(*shape, requires_grad=True),)
+    with FlopCounterMode(display=False) as forward:
+        result = module(*given)
+    with FlopCounterMode(display=False) as backward:
+        result.sum().backward()
+    counted = forward.get_total_flops(), backward.get_total_flops()
+    read = read_module(module, given)
+    for book in ("torch-flop-counter", "matmul"):
+        ledger = lc.cost(lc.layer(read.text), price_book=book)
+        priced = ledger.macro_operations["forward"][1].flops
+        assert (priced, ledger.total.flops - priced) == counted, book
+    apart = parity(module, given, read)
+    assert max(apart.value, apart.gradient) < 1e-12
+
+
+def test_a_channel_by_itself_is_no_matrix():
+    """As of a depthwise convolution, and of values that each sequence has one vector of."""
+    depthwise = read_module(nn.Conv1d(4, 4, 3, groups=4), (torch.randn(2, 4, 7),))
+    states = read_module(
+        With(lambda x, y: x @ y.tanh()), (torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 1))
+    )
+    for read in (depthwise, states):
+        assert lc.cost(lc.layer(read.text), price_book="matmul").total.flops == 0
+        assert lc.cost(lc.layer(read.text), price_book="torch-flop-counter").total.flops > 0

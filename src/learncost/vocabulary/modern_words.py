@@ -146,6 +146,7 @@ define(
         dX[_] = dY[_] Q[_]
         """,
         pointwise=True,
+        spelled={"torch": "functional.logsigmoid({X})"},
         source="log 1/(1 + exp(-x)) = -max(-x, 0) - log(1 + exp(-|x|)), stable; its derivative is 1 - sigmoid(x)",
     )
 )

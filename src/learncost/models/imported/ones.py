@@ -23,7 +23,7 @@ def kept_axes(shape: Sequence[Size], nodes: Iterable[Any]) -> list[int]:
     kept = set[int]()
     readers = set(_readers(nodes)) if ones else set[str]()
     if len(shape) > 1 and not readers.isdisjoint(PRODUCTS):
-        kept = ones & {len(shape) - 2, len(shape) - 1}
+        kept = ones & ({0, 1} if len(shape) == 2 else {len(shape) - 1})  # of a stack the column
     elif len(shape) > 2 and not readers.isdisjoint(CONVOLUTIONS):
         kept = ones & ({0, 1} if len(ones - {0}) == len(shape) - 1 else {0})
     return [place for place in range(len(shape)) if place not in ones or place in kept]

@@ -120,6 +120,11 @@ class Functional:
             return lambda tensor, *_, **__: elementwise(tensor.account, (tensor,))
         raise InputError(f"what functional.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
+    def pad(self, tensor: Tensor, ends: Sequence[int], value: float = 0) -> Tensor:
+        more = [before + behind for before, behind in zip(ends[::2], ends[1::2], strict=True)]
+        rest = [0] * (tensor.ndim - len(more))
+        return tensor.like([size + added for size, added in zip(tensor.shape, [*rest, *more[::-1]], strict=True)])
+
     def layer_norm(self, tensor: Tensor, shape: Sequence[int], eps: float) -> Tensor:
         tensor = tensor.contiguous()
         result, mean, deviation = (

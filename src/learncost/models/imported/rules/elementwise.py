@@ -175,7 +175,7 @@ def clamped(reader: Reader, x: Any, low: Any, high: Any) -> View:
     if high is not None:
         value = reader.word("at_most", value, high)
     if low is not None:
-        value = reader.multiply(-1.0, reader.word("at_most", reader.multiply(-1.0, value), -low))
+        value = reader.word("maximum", low, value)
     return value
 
 
@@ -275,9 +275,10 @@ def celu(reader: Reader, x: View, alpha: float = 1.0) -> View:
 
 @rule("softplus")
 def softplus(reader: Reader, x: View, beta: float = 1.0, threshold: float = 20.0) -> View:
-    """log(1 + exp(beta x)) / beta: -log_sigmoid(-beta x) / beta. Beyond its threshold PyTorch takes x itself."""
-    inner = reader.multiply(x, -beta)
-    return reader.multiply(reader.word("log_sigmoid", inner), -1.0 / beta)
+    """log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch takes x itself."""
+    if beta == 1:
+        return reader.word("softplus", x)
+    return reader.multiply(reader.word("softplus", reader.multiply(x, beta)), 1.0 / beta)
 
 
 @rule("mish", "mish_")

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.equation.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.layers.stages import cut, even, turns_of
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.proof.placements import small_model
 from learncost.proof.sample import random_arrays
 from learncost.readings.run import execute
 from planned import OWN, sizes_of
@@ -104,3 +106,12 @@ def test_what_cannot_be_cut_is_said():
         even(12, 5)
     with pytest.raises(lc.InputError, match="stages of 4, 4 blocks are not the 12 that the model has"):
         cut(model.table, model.sizes, (4, 4))
+
+
+def test_blocks_that_keep_something_for_later_ones_are_not_cut():
+    """Gemma 3n's last layers read keys of one before them: of several turns, each stage would have its own."""
+    model = small_model("gemma3n_text")
+    sizes = {**model.sizes, "n_layer_2": 2}
+    with pytest.raises(InputError, match=r"what n_layer_2 blocks keep for later ones, KL\.2, VL\.2, is of all of them"):
+        cut(model.table, sizes, (2, 2))
+    assert [stage.turns for stage in cut(model.table, sizes, (1, 3)).stages][1]["n_layer_2"] == 2

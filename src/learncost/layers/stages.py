@@ -136,6 +136,11 @@ class _Cut:
         """A repeat in pieces: what it carries goes from each to the next one."""
         count, _, parts = base(repeat.count).partition("/")
         carried = repeat.carry
+        if len(pieces) > 1 and repeat.keep:  # of which each stage would have its own turns alone
+            raise InputError(
+                f"what {count} blocks keep for later ones, {', '.join(stack for _, stack in repeat.keep)}, is of all "
+                "of them, so that they cannot be cut: let a stage begin before them or after them"
+            )
         for place, (stage, turns, begun) in enumerate(pieces):
             last = place == len(pieces) - 1
             carry = carried if last else tuple(replace(c, final=self._between(c, place)) for c in carried)

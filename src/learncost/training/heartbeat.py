@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 BEAT = 1.0
@@ -20,6 +21,9 @@ SILENCE = 20.0
 """Seconds without one after which a process is gone; with those that all need to hear of it, it stays within 30.
 
 They are counted by who hears, a beat at a time: where the whole machine is starved its beats are longer, too."""
+
+LONGEST = 24.0
+"""Seconds of a clock after which it is gone however long beats are."""
 
 DONE = b"done"
 
@@ -38,6 +42,7 @@ class Heartbeat:
     def __init__(self, store: Any, rank: int, number: int, gone: Callable[[], None]) -> None:
         self._store, self._mine, self._next = store, f"alive/{rank}", f"alive/{(rank + 1) % number}"
         self._gone, self._ended, self._lost, self._silent = gone, threading.Event(), False, 0
+        self._since = monotonic()
         self._parent = os.getppid() if LAUNCHED in os.environ else None
         store.set_timeout(timedelta(seconds=SILENCE))
         self._talks = threading.Thread(target=self._talk, daemon=True, name="heartbeat")
@@ -63,14 +68,15 @@ class Heartbeat:
                 self._store.set(self._mine, str(beats))
                 said = self._store.get(self._next) if heard or self._store.check([self._next]) else b""
                 if said in (b"", DONE) or said != heard:  # it has not come yet, or has ended, or lives
-                    heard, self._silent = said, 0
+                    heard, self._silent, self._since = said, 0, monotonic()
                 self._lost = self._store.check([LOST])
                 self._ended.wait(BEAT)
 
     def _watch(self) -> None:
         while not self._ended.wait(BEAT):
             self._silent += 1
-            if self._lost or self.orphan or self._silent * BEAT > SILENCE:
+            silent = self._silent * BEAT > SILENCE or monotonic() - self._since > LONGEST
+            if self._lost or self.orphan or silent:
                 self._gone()
 
 

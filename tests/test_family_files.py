@@ -37,6 +37,15 @@ REQUIRED = {
     "n_dec": 2,
 }
 LAYERS = 4
+WHOLE = {
+    "gemma3n_text": {
+        "num_hidden_layers": 15,
+        "num_kv_shared_layers": 5,
+        "intermediate_size": [*range(4, 12), *[4] * 7],
+        "activation_sparsity_pattern": [0.5, 0.5, *[0.0] * 13],
+    }
+}
+"""Keys that choose what no key does by itself."""
 READ_ELSEWHERE = {
     "activation": "what the configuration and the formulas call the activation",
     "layer_norm_epsilon": "what the configuration calls its epsilon",
@@ -138,6 +147,7 @@ def configurations(family: Family) -> list[Configuration]:
         {"architectures": [architecture.name]} for architecture in family.architectures if architecture.name
     ] or [{}]
     keys_tried += [{size: 5} for size in family.optional]
+    keys_tried += [WHOLE[family.name]] if family.name in WHOLE else []
     for text in choices(family):
         ways = [values_for(family, name, text) for name in sorted(names(text))]
         keys_tried += [
@@ -169,7 +179,7 @@ def made(name: str) -> Made:
             turns = range(configuration.sizes.get("num_hidden_layers", 1)) if "i" in names_read else (0,)
             for i in turns:
                 value = evaluate(text, {**configuration.values, "i": i})
-                result.chosen.add((text, str(value).lower() if isinstance(value, bool) else value))
+                result.chosen.add((text, str(value).lower() if isinstance(value, bool) else str(value)))
                 result.chosen.add((text, bool(value)))
         if (key := str(model.table)) not in plans:
             plans.add(key)

@@ -14,6 +14,8 @@ UNREAD = {"key_distances", "places"}
 
 COMPOSED = {
     # what is written is padded, masked or stacked in the program, where a line of the notation reads at places
+    "alternating_mean",
+    "alternating_streams",
     "binary_loss",
     "channel_mixing",
     "clamped_mixture_of_experts",

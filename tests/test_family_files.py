@@ -45,7 +45,7 @@ WHOLE = {
         "activation_sparsity_pattern": [0.5, 0.5, *[0.0] * 13],
     }
 }
-"""Keys that choose what no key does by itself."""
+"""Keys of families that have to be said together."""
 READ_ELSEWHERE = {
     "activation": "what the configuration and the formulas call the activation",
     "layer_norm_epsilon": "what the configuration calls its epsilon",
@@ -143,11 +143,11 @@ def configurations(family: Family) -> list[Configuration]:
     """The configurations that between them choose everything that can be chosen."""
     needed = {size: value for size, value in REQUIRED.items() if size in family.sizes and family.sizes[size] is None}
     common = needed | ({"num_hidden_layers": LAYERS} if "num_hidden_layers" in family.sizes else {})
+    common |= WHOLE.get(family.name, {})
     keys_tried: list[dict[str, object]] = [
         {"architectures": [architecture.name]} for architecture in family.architectures if architecture.name
     ] or [{}]
     keys_tried += [{size: 5} for size in family.optional]
-    keys_tried += [WHOLE[family.name]] if family.name in WHOLE else []
     for text in choices(family):
         ways = [values_for(family, name, text) for name in sorted(names(text))]
         keys_tried += [

@@ -56,6 +56,7 @@ def test_allocated_memory_on_b200(text):
 
 
 def test_what_is_not_known_is_not_answered():
-    assert "among those that are known" in clusters.answer({"id": "x", "config": {}, "quantity": "memory"}).why
+    unknown = {"id": "x", "config": {"device": "Abacus 9"}, "quantity": "memory"}
+    assert clusters.answer(unknown).why == "no cluster is known of its device, Abacus 9"
     row = {**ROWS[0], "config": {key: value for key, value in ROWS[0]["config"].items() if key != "hidden"}}
     assert clusters.answer(row).why == "its configuration lacks 'hidden'"

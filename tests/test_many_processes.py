@@ -89,7 +89,7 @@ def test_a_placed_step_gives_what_one_process_gives_and_sends_what_is_priced(two
         assert worst < 1e-12, case
         assert sent == priced > 0, case
     # As operators; and in place, where no line reads a part of an axis at an index.
-    assert [ran for *_, ran in steps] == [2, 1, 1]
+    assert [ran for *_, ran in steps] == [2, 1, 1, 1]
 
 
 def test_gradients_travel_together():

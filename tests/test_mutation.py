@@ -104,6 +104,8 @@ def mutants(name):
 
 EQUIVALENT_LINES = {
     # One number added to every position's logit changes no softmax over the positions; its gradient is nothing.
+    # What has been seen before the first token has no weight, however large the number is that is taken out.
+    "time_mixing": ["  p[B c] = -1e38[] + p0[B c] <- p[B c] = -1e38[] p0[B c]"],
     "spans": ["  O[B M l] = L[B M l] - b[l] <- O[B M l] = L[B M l] + b[l]"],
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from learncost.equation.affine import Affine, Part, total
 from learncost.equation.count import base
-from learncost.equation.table import Axis, Line, Read, Sum, Tag, Term
+from learncost.equation.table import Axis, Line, Read, Statement, Sum, Tag, Term, walk
 from learncost.layers.spelling import primed
 
 ONE = "1"
@@ -32,6 +32,17 @@ def tiled(terms: Sequence[Term], sizes: Mapping[str, int]) -> int | None:
         if isinstance(axis, Read) and len(places) > 1 and places == {*range(sizes.get(base(axis.axis), 0))}:
             return number
     return None
+
+
+def read_place_by_place(lines: Iterable[Statement], sizes: Mapping[str, int]) -> set[str]:
+    """Axes of these sizes of which a value is read at single places, at all that there are."""
+    read: dict[str, list[Term]] = {}
+    for line, _ in walk(lines) if sizes else ():
+        for term in line.right:
+            if isinstance(term, Term) and term.indexed:
+                read.setdefault(term.name, []).append(term)
+    places = (terms[0].axes[number] for terms in read.values() if (number := tiled(terms, sizes)) is not None)
+    return {base(axis.axis) for axis in places if isinstance(axis, Read)}
 
 
 def with_one(axes: Sequence[Axis], number: int) -> tuple[Axis, ...]:

@@ -15,6 +15,7 @@ from learncost.equation.table import Line, Literal, Repeat, Statement, Table, wa
 from learncost.equation.value import DRAWN, Same
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
+from learncost.layers.tiles import read_place_by_place
 from learncost.models.compose import Plan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of
 from learncost.models.expression import evaluate, names
@@ -140,8 +141,9 @@ def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Mode
     if dropout:
         raise InputError(f"{configuration.name} says itself what it drops: dropout does not apply to a table")
     table, sizes = marked(layer), dict(configuration.sizes)
-    if others := {name: sizes.get(name, size) for name, size in table.sizes.items() if sizes.get(name, size) != size}:
-        table = replace(table, sizes={**table.sizes, **others})
+    stated = {name: sizes.get(name, size) for name, size in table.sizes.items()}
+    matter = read_place_by_place(table.lines, stated)  # with others the step is the same table, so they are not stated
+    table = replace(table, sizes={name: size for name, size in stated.items() if name in matter})
     fixed = table.indices | table.constants
     inputs = tuple(name for name in table.inputs if name not in fixed)
     trained = tuple(name for name in table.weights if name not in layer.frozen) if layer.frozen else None

@@ -11,10 +11,10 @@ import numpy as np
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.roles import places_read
-from learncost.equation.table import Line, Operand, Read, Table, Term, Word, walk, windows
+from learncost.equation.table import Line, Operand, Read, Repeat, Table, Word, walk, windows
 from learncost.layers.lower import joined
 from learncost.layers.spelling import condition_names
-from learncost.layers.tiles import tiled
+from learncost.layers.tiles import read_place_by_place
 
 Array = Any
 
@@ -31,6 +31,9 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
     """
     multiples = {**grouped(table), **multiples}
     least = {name: smallest * multiples.get(name, 1) for name in _names(table)}
+    for line in table.lines:
+        if isinstance(line, Repeat) and line.carry and line.count in least:
+            least[line.count] = max(least[line.count], 3)  # the third turn reads what the second made of the first's
     for line, _ in walk(table.lines):
         for read in _reads(line):
             if isinstance(read.at, Affine) and read.at.fixed and base(read.axis) in least:
@@ -42,7 +45,7 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
             for axis in condition.axes if numbers else ():
                 least[base(axis)] = max(least[base(axis)], *(number + 2 for number in numbers))
     others = _others(table, least)
-    fixed = _read_place_by_place(table)
+    fixed = read_place_by_place(table.lines, table.sizes)
     sizes: dict[str, int] = {axis: table.sizes[axis] for axis in least if axis in fixed}
 
     def clashes(axis: str) -> bool:
@@ -63,17 +66,6 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
             sizes[parts[-1]] = max(sizes.values()) + 1
             sizes[joined_axis] = sum(size_of(part, sizes) for part in parts)
     return sizes
-
-
-def _read_place_by_place(table: Table) -> set[str]:
-    """Axes that the table says the size of, and of which a value is read at single places, all of them."""
-    read: dict[str, list[Term]] = {}
-    for line, _ in walk(table.lines) if table.sizes else ():
-        for term in line.right:
-            if isinstance(term, Term) and term.indexed:
-                read.setdefault(term.name, []).append(term)
-    places = (terms[0].axes[number] for terms in read.values() if (number := tiled(terms, table.sizes)) is not None)
-    return {base(axis.axis) for axis in places if isinstance(axis, Read)}
 
 
 def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:

@@ -16,7 +16,8 @@ import numpy as np
 from learncost.contest.budget import Budget, Share, share
 from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.problem import RATES
-from learncost.contest.trial import CHOOSING, Outcome, Search, StoppedError, outcome, search
+from learncost.contest.trial import Outcome, Search, StoppedError, readied, trained
+from learncost.contest.workers import Workers, in_turn
 from learncost.equation.errors import InputError
 from learncost.ledger.run import possible
 from learncost.ledger.sheet import Drawn
@@ -96,7 +97,8 @@ def contest(
     steps: int = 300,
     report: Report | None = None,
     stop: Callable[[], bool] = lambda: False,
-    trained: Callable[[Contest], None] = lambda contest_run: None,
+    finished: Callable[[Contest], None] = lambda contest_run: None,
+    workers: Workers = in_turn,
 ) -> Contest:
     """Train every entrant once for each seed, with equal budgets.
 
@@ -104,7 +106,8 @@ def contest(
     batch_size  where the budget is not memory; by default the problem's
     steps       where the budget is memory
     stop        asked after every step; where it says yes, what is known by then is the result
-    trained     told what is known after every training
+    finished    told what is known after every training
+    workers     who does the trainings
     Raises `InputError` for a budget that is too small for one step of an entrant, a batch of more than there is, and
     where the model can learn by none of the procedures.
     """
@@ -122,9 +125,9 @@ def contest(
         entrant_share = share(budget, name, cost_of, seconds_of, size, steps, most)
         results.append(Result(entrant, entrant_share, parameters))
     contest_run = Contest(setting, budget, tuple(seeds), tuple(results), left_out=refused)
-    run = _Run(contest_run, tuple(rates), report, stop, trained)
+    run = _Run(contest_run, tuple(rates), report, stop, workers)
     try:
-        run.all()
+        run.all(finished)
     except StoppedError:
         contest_run.stopped = True
     return contest_run
@@ -136,7 +139,7 @@ def _seconds(setting: Setting, entrant: Entrant, batch_size: int) -> float:
 
 
 class _Run:
-    """A contest on its way."""
+    """A contest on its way, told of the steps that are done here."""
 
     def __init__(
         self,
@@ -144,70 +147,60 @@ class _Run:
         rates: tuple[float, ...],
         report: Report | None,
         stop: Callable[[], bool],
-        trained: Callable[[Contest], None],
+        workers: Workers,
     ) -> None:
-        self.contest, self.report, self.stop, self.trained = contest_run, report, stop, trained
+        self.contest, self.report, self.stop, self.workers = contest_run, report, stop, workers
         self.rates, self.finer = rates, not rates
-        self.done = 0
+        self.done = self.over = self.known = 0  # steps: done, of trainings that are over, of tasks that are
 
     def rates_of(self, result: Result) -> tuple[float, ...]:
         """Those that were given, or those that suit its optimizer."""
         return self.rates or RATES[result.entrant.optimizer or self.contest.setting.optimizer]
 
-    def all(self) -> None:
+    def trials(self, result: Result) -> int:
+        """How many rates are tried."""
+        rates = len(self.rates_of(result))
+        return rates + 2 * self.finer if rates > 1 else 0
+
+    def all(self, finished: Callable[[Contest], None]) -> None:
+        setting, results, seeds = self.contest.setting, self.contest.results, self.contest.seeds
         if self.report is not None:
-            tried = {result: len(self.rates_of(result)) for result in self.contest.results}
-            trainings = {r: len(self.contest.seeds) + (n + 2 * self.finer if n > 1 else 0) for r, n in tried.items()}
-            self.report.begin(sum(several * result.share.steps for result, several in trainings.items()))
-        for result in self.contest.results:
-            self._measure(result)
-            self._choose(result)
-        for seed in self.contest.seeds:  # the entrants by turns, so that what disturbs the machine disturbs all of them
-            for result in self.contest.results:
-                self._train(result, seed)
+            self.report.begin(sum((len(seeds) + self.trials(result)) * result.share.steps for result in results))
+        before = [(r.entrant, r.share, self.rates_of(r), self.finer, seeds[0]) for r in results]
+        for place, (peak, chosen) in self.workers(readied, setting, before, self):
+            result = results[place]
+            result.measured_peak, result.search = peak, chosen
+            self._came(self.trials(result) * result.share.steps)
+        # The entrants by turns, so that what disturbs the machine disturbs all of them.
+        turns = [(result, seed) for seed in seeds for result in results]
+        trainings = [(r.entrant, r.share, r.search.best, seed) for r, seed in turns if r.search is not None]
+        for place, result_of_seed in self.workers(trained, setting, trainings, self):
+            result, _ = turns[place]
+            result.outcomes = tuple(
+                sorted((*result.outcomes, result_of_seed), key=lambda outcome: seeds.index(outcome.seed))
+            )
+            self._came(result.share.steps)
+            finished(self.contest)
 
-    def _measure(self, result: Result) -> None:
-        training = Training(self.contest.setting, result.entrant)
-        result.measured_peak = training.peak(self.contest.setting.problem.training, np.arange(result.share.batch_size))
-
-    def _choose(self, result: Result) -> None:
-        """On the last of the training examples, which the trials do not learn from."""
-        rates = self.rates_of(result)
-        if len(rates) == 1:
-            result.search = Search((), rates[0])
-            return
-        training = self.contest.setting.problem.training
-        border = len(training) - max(1, len(training) // CHOOSING)
-        last = min(len(training), border + len(self.contest.setting.problem.validation))
-        parts = training.part(0, border), training.part(border, last)
-
-        def trial(rate: float) -> Outcome:
-            self._say(f"{result.entrant.name}: trying the learning rate {rate:.3g}")
-            seed = self.contest.seeds[0]
-            return self._outcome(result, rate, seed, parts)
-
-        result.search = search(rates, trial, self.finer)
-
-    def _train(self, result: Result, seed: int) -> None:
-        assert result.search is not None
-        self._say(f"{result.entrant.name}: seed {seed}, learning rate {result.search.best:.3g}")
-        problem = self.contest.setting.problem
-        parts = problem.training, problem.validation
-        result.outcomes += (self._outcome(result, result.search.best, seed, parts),)
-        self.trained(self.contest)
-
-    def _outcome(self, result: Result, rate: float, seed: int, parts: Any) -> Outcome:
-        before = self.done
-        trained = outcome(self.contest.setting, result.entrant, result.share, rate, seed, parts, self._stepped)
-        self.done = before + result.share.steps  # the steps after a divergence are not done, but over
-        return trained
-
-    def _stepped(self) -> bool:
-        self.done += 1
-        if self.report is not None:
-            self.report.stepped(self.done)
-        return self.stop()
-
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if self.report is not None:
             self.report.say(text)
+
+    def stepped(self) -> bool:
+        self._at(self.done + 1)
+        return self.stop()
+
+    def ended(self, steps: int) -> None:
+        self.over += steps
+        self._at(self.over)
+
+    def _came(self, steps: int) -> None:
+        """A task of so many steps is done, here, where every step was told, or elsewhere."""
+        self.known += steps
+        self.over = max(self.over, self.known)
+        self._at(self.over)
+
+    def _at(self, done: int) -> None:
+        self.done = done
+        if self.report is not None:
+            self.report.stepped(done)

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
+
+import numpy as np
 
 from learncost.contest.budget import Share
 from learncost.contest.entrant import Entrant, Setting, Training
@@ -38,6 +41,47 @@ class StoppedError(Exception):
     """Somebody asked to stop."""
 
 
+class Told(Protocol):
+    """Who is told how the trainings of an entrant go."""
+
+    def say(self, text: str) -> None:
+        """What begins now."""
+
+    def stepped(self) -> bool:
+        """A step is done: whether to stop."""
+
+    def ended(self, steps: int) -> None:
+        """A training of so many steps is over; those after a divergence are not done."""
+
+
+def readied(
+    setting: Setting, entrant: Entrant, share: Share, rates: tuple[float, ...], finer: bool, seed: int, told: Told
+) -> tuple[int, Search]:
+    """The bytes of a step as they are measured, and the learning rate, before an entrant is trained.
+
+    The rate is chosen on the last of the training examples, which the trials do not learn from.
+    """
+    training = setting.problem.training
+    peak = Training(setting, entrant).peak(training, np.arange(share.batch_size))
+    if len(rates) == 1:
+        return peak, Search((), rates[0])
+    border = len(training) - max(1, len(training) // CHOOSING)
+    last = min(len(training), border + len(setting.problem.validation))
+    parts = training.part(0, border), training.part(border, last)
+
+    def trial(rate: float) -> Outcome:
+        told.say(f"{entrant.name}: trying the learning rate {rate:.3g}")
+        return outcome(setting, entrant, share, rate, seed, parts, told)
+
+    return peak, search(rates, trial, finer)
+
+
+def trained(setting: Setting, entrant: Entrant, share: Share, rate: float, seed: int, told: Told) -> Outcome:
+    """One training on all training examples, checked on those that validate."""
+    told.say(f"{entrant.name}: seed {seed}, learning rate {rate:.3g}")
+    return outcome(setting, entrant, share, rate, seed, (setting.problem.training, setting.problem.validation), told)
+
+
 def outcome(
     setting: Setting,
     entrant: Entrant,
@@ -45,9 +89,9 @@ def outcome(
     rate: float,
     seed: int,
     examples: tuple[Examples, Examples],
-    step_done: Callable[[], bool],
+    told: Told,
 ) -> Outcome:
-    """Train on the first examples, check on the second; `step_done` says after every step whether to stop."""
+    """Train on the first examples, check on the second. Raises `StoppedError` where `told` says so."""
     learned, checked = examples
     training = Training(setting, entrant, rate, seed)
     before = training.check(checked)
@@ -62,10 +106,12 @@ def outcome(
         began = perf_counter()
         losses.append(training.learn(learned, rows))
         seconds += perf_counter() - began
-        if step_done():
+        if told.stepped():
             raise StoppedError
         if lost(losses[-1]):  # the loss before this step: the one before was too much
+            told.ended(share.steps)
             return Outcome(seed, rate, tuple(losses), seconds, before, None, step)
+    told.ended(share.steps)
     after = training.check(checked)
     if lost(after[0]):
         return Outcome(seed, rate, tuple(losses), seconds, before, None, share.steps)

@@ -14,6 +14,7 @@ from learncost.contest.contest import Contest, Report
 from learncost.contest.contest import contest as compete
 from learncost.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.contest.problem import Problem
+from learncost.contest.workers import workers as who_trains
 from learncost.equation.errors import InputError, named_one
 from learncost.ledger.question import question
 from learncost.models.sizes import check_size
@@ -43,6 +44,7 @@ def contest(
     dtype: str = "fp32",
     price_book: str = "run",
     out: str | None = None,
+    workers: str | None = None,
     **sizes: Any,
 ) -> Contest:
     """Train by several learning procedures with equal budgets: loss, accuracy, counts, time and memory of each.
@@ -86,6 +88,10 @@ def contest(
     out
         The file for everything, as JSON, with the loss of every step of every training; written again after each of
         them, so that learncost serve `run` shows how it goes.
+    workers
+        How many processes of this machine train side by side, by Dask (extra workers), or the address of a Dask
+        scheduler, such as tcp://HOST:8786, whose workers have this package and whom you trust. The default is this
+        process alone.
     sizes
         Any size or setting of the vit or of the text's model, such as `hidden_size` 32.
 
@@ -95,6 +101,8 @@ def contest(
         A short contest on images of digits.
     learncost contest my-texts/ --procedure bp,pepita --budget flops:2e10
         Two procedures on text, with equal FLOPs.
+    learncost contest digits --budget steps:100 --workers 2
+        Two trainings at a time.
     """
     all_sizes = {"seq_len": seq_len, "widths": widths} | sizes
     optimizers = several(optimizer)
@@ -108,6 +116,8 @@ def contest(
     checked = {name: check_size(name, value) for name, value in numbers.items() if value is not None}
     if (unused := {"memory": "batch_size"}.get(limit.kind, "steps")) in checked:
         raise InputError(f"--{unused.replace('_', '-')} does not go with --budget {limit.kind}, which says it itself")
+    if workers is not None and limit.kind == "seconds":
+        raise InputError("seconds of trainings side by side tell nothing: leave --workers out, or change --budget")
     tried, all_seeds = _rates(rates), _seeds(seeds)
     named_one("type", dtype, DTYPES)
     if price_book not in BOOKS:
@@ -124,8 +134,9 @@ def contest(
     try:
         problem = _problem(data, model, {name: value for name, value in all_sizes.items() if value is not None})
         setting = Setting(problem, optimizers[0] if optimizers else problem.optimizer, dtype, price_book)
-        with reporter() as report, asked_to_stop() as stop:
-            arguments: dict[str, Any] = {**checked, "report": report, "stop": stop, "trained": write}
+        with reporter() as report, asked_to_stop() as stop, who_trains(workers, stop) as trainers:
+            told: dict[str, Any] = {"report": report, "stop": stop, "finished": write}
+            arguments: dict[str, Any] = {**checked, **told, "workers": trainers}
             result = compete(setting, entrants_named, limit, all_seeds, tried, **arguments)
     except MemoryError:
         raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None

@@ -1,0 +1,124 @@
+"""Who does the tasks of a contest: this process, one after the other, or processes of Dask, side by side."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from learncost.contest.trial import StoppedError, Told
+from learncost.equation.errors import InputError
+from learncost.models.wording import shown
+
+PATIENCE = 10
+"""Seconds within which a scheduler has to answer."""
+
+LOOKING = 0.2
+"""Seconds after which somebody looks whether to stop."""
+
+Task = Callable[..., Any]
+
+
+class Workers(Protocol):
+    """Does a task for each of several arguments, and gives the place of every one that is done with what came of it.
+
+    shared  what every task reads first, the same for all
+    told    who is told of its steps, where tasks are done in this process
+    """
+
+    def __call__(
+        self, task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: Told
+    ) -> Iterator[tuple[int, Any]]: ...
+
+
+def in_turn(task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: Told) -> Iterator[tuple[int, Any]]:
+    """In this process, one after the other."""
+    return ((place, task(shared, *arguments, told)) for place, arguments in enumerate(of))
+
+
+class _Silent:
+    """In another process nobody is told of steps; who stops it ends the process."""
+
+    def say(self, text: str) -> None: ...
+
+    def stepped(self) -> bool:
+        return False
+
+    def ended(self, steps: int) -> None: ...
+
+
+@contextmanager
+def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
+    """Those that `named` says: how many processes of this machine, or the address of a scheduler of Dask.
+
+    stop  asked while tasks run elsewhere; where it says yes, those that are not done are given up
+    Raises `InputError` for what is neither, where Dask is missing, and where no scheduler answers.
+    """
+    if named is None:
+        yield in_turn
+        return
+    is_number = named.isascii() and named.isdigit()
+    if not (is_number and 0 < int(named) < 1000) and not named.startswith(("tcp://", "tls://")):
+        raise InputError(
+            f"workers must be a number of processes from 1 to 999, or the address of a Dask scheduler such as "
+            f"tcp://HOST:8786, not {shown(named)}"
+        )
+    try:
+        import distributed
+
+        if is_number:
+            import cryptography  # noqa: F401  # the key of a cluster that only this process may give tasks to
+    except ImportError:
+        raise InputError("--workers needs Dask: pip install 'learncost[workers]'") from None
+    dask: Any = distributed  # its functions have no types
+    cluster: Any = named
+    if is_number:
+        cluster = dask.LocalCluster(
+            n_workers=int(named),
+            threads_per_worker=1,
+            host="127.0.0.1",
+            protocol="tls://",
+            security=dask.Security.temporary(),
+            dashboard_address=None,
+            silence_logs=logging.CRITICAL,
+        )
+    try:
+        client = dask.Client(cluster, timeout=PATIENCE)
+    except OSError:
+        raise InputError(f"no scheduler of Dask answers at {named} within {PATIENCE} s") from None
+
+    def on_dask(task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: Told) -> Iterator[tuple[int, Any]]:
+        told.say(f"{len(of):,} tasks for the workers")
+        everywhere = client.scatter(shared, broadcast=True)
+        silent = _Silent()
+        waiting = {
+            client.submit(task, everywhere, *arguments, silent, pure=False): place for place, arguments in enumerate(of)
+        }
+        while waiting:
+            done, gone = set[Any](), False
+            try:
+                done = dask.wait([*waiting], timeout=LOOKING, return_when="FIRST_COMPLETED").done
+            except TimeoutError:
+                pass  # nothing is done yet
+            except CancelledError:
+                gone = True
+            if stop():  # who is asked by Ctrl-C asks the processes of a terminal too
+                raise StoppedError
+            gone = gone or any(isinstance(future.exception(), dask.KilledWorker) for future in done)
+            if gone:
+                raise InputError(
+                    "processes that trained are gone: where they ran out of memory, give fewer --workers or a smaller "
+                    "--batch-size"
+                )
+            for future in done:
+                yield waiting.pop(future), future.result()
+
+    try:
+        yield on_dask
+    finally:
+        with suppress(TimeoutError, CancelledError):  # of processes that are gone already
+            client.close()
+            if is_number:
+                cluster.close()

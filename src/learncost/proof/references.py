@@ -199,6 +199,12 @@ def adamw(
     return decay * W - lr * (k1 * m) / ((k2 * v) ** 0.5 + eps), m, v
 
 
+def rmsprop(W: Array, G: Array, V: Array, lr: Array, b2: Array, c2: Array, eps: Array) -> tuple[Array, Array]:
+    """Tieleman & Hinton 2012, lecture 6.5: each gradient over the root of its squares' average."""
+    v = b2 * V + c2 * G**2
+    return W - lr * G / (eps + v**0.5), v
+
+
 def of_word(name: str) -> Callable[..., Any] | None:
     """Another implementation of a word: one of these, or the function of Python's math, number by number."""
     plain = getattr(math, name, None)
@@ -251,6 +257,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "sgd": sgd,
     "momentum": momentum,
     "adamw": adamw,
+    "rmsprop": rmsprop,
     **modern_references.WORDS,
     **encoder_references.WORDS,
 }

@@ -22,6 +22,9 @@ Array = Any
 FEW = 16
 """Axes of a table that all have sizes of their own; of more, those that stand in no line together may share one."""
 
+SETTINGS = 6, 12
+"""Between which numbers a setting is drawn: a width, a base, a factor, a count."""
+
 
 def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
     """A size for every axis and count, no two equal, so that one axis in another's place is seen.
@@ -44,6 +47,8 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
             numbers = [int(side) for side in (condition.lower, condition.upper) if side.isdigit()]
             for axis in condition.axes if numbers else ():
                 least[base(axis)] = max(least[base(axis)], *(number + 2 for number in numbers))
+    for axis in _measured(table) & least.keys():  # places on both sides of the setting, such as a chunk's length
+        least[axis] = max(least[axis], SETTINGS[1] + 2)
     others = _others(table, least)
     fixed = read_place_by_place(table.lines, table.sizes)
     sizes: dict[str, int] = {axis: table.sizes[axis] for axis in least if axis in fixed}
@@ -83,6 +88,15 @@ def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:
     for count in counts:
         others[count] |= others.keys() - {count}
     return others
+
+
+def _measured(table: Table) -> set[str]:
+    """Axes that no array has which is given, where single numbers are: their places are measured by these settings."""
+    if not any(name in table.constants and not table.axes[name] for name in table.inputs):
+        return set()
+    given = {base(axis) for name in (*table.inputs, *table.weights) for axis in table.axes[name]}
+    chosen = {base(axis) for line, _ in walk(table.lines) if isinstance(line, Word) for axis in line.chosen}
+    return {*_names(table)} - given - chosen
 
 
 def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -149,7 +163,7 @@ def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict
             arrays[name] = generator.random(form) < 0.6
             arrays[name][..., :1] = True
         elif not form and name in table.constants:
-            arrays[name] = np.asarray(generator.uniform(6, 12))
+            arrays[name] = np.asarray(generator.uniform(*SETTINGS))
         else:
             arrays[name] = generator.standard_normal(form)
     return arrays

@@ -324,3 +324,11 @@ def test_a_process_of_several_takes_what_its_program_lays_out():
     assert found.split["weights"] == one.split["weights"] / 2
     with pytest.raises(InputError, match="the engine c99 runs on one device: of many table and torch tell"):
         lc.memory("gpt2", engine="torch,c99", mesh="dp=2", placement="fsdp")
+
+
+@pytest.mark.parametrize(("devices", "share"), [(7, "all weights"), (3, "")])
+def test_weights_that_no_axis_of_theirs_lets_cut_are_named(devices, share):
+    over = lc.cost("gpt2", mesh=f"dp={devices}", placement="fsdp", seq_len=16).over
+    whole = over.placed.undivided.get("dp", ())
+    assert set(whole) == (set(over.placed.whole.weights) if share else set())
+    assert ("divides no axis of theirs: " + share in over.said) == bool(share)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from learncost.devices.collective import kind_of
+from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
 from learncost.equation.table import Table
@@ -30,6 +32,9 @@ from learncost.procedures.step import step
 
 RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 """By which convention bytes are told that a device sends."""
+
+FEW = 0.01
+"""The share of the weights' elements up to which it is not said that they stay whole: biases."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,20 @@ class OverMesh:
     def cut_by(self) -> str:
         """The clauses, what was filled up for them, and what stands in zigzag."""
         zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in (self.placed.table.zigzag or {}).items()]
-        return "; ".join((*self.clauses, *zigzag, *map(str, self.padded)))
+        return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._undivided))
+
+    @property
+    def _undivided(self) -> Iterator[str]:
+        """The weights that an axis of the mesh should cut and divides no axis of, where they are more than a few."""
+        whole = self.placed.whole
+        elements = {name: prod(shape_of(whole.axes[name], self.sizes)) for name in whole.weights}
+        for mesh_axis, names in self.placed.undivided.items():
+            share = sum(elements[name] for name in names) / sum(elements.values())
+            if share > FEW:
+                number_of = self.placed.mesh.sizes[mesh_axis]
+                listed = f"{', '.join(names)}, {share:.0%} of the weights"
+                which = "all weights" if len(names) == len(elements) else listed
+                yield f"whole on every device, since {mesh_axis}={number_of} divides no axis of theirs: {which}"
 
     @property
     def of_model(self) -> dict[str, int]:
@@ -148,6 +166,7 @@ class OverMesh:
             "devices": self.devices,
             "clauses": [*self.clauses],
             "padded": [fields_of(row) for row in self.padded],
+            "undivided": {mesh_axis: [*names] for mesh_axis, names in self.placed.undivided.items()},
         }
 
     def to_dict(self) -> dict[str, Any]:

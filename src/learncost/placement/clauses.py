@@ -220,6 +220,19 @@ class Homes:
             self._homes[key] = tuple(self.nested(axis, split.get(axis, ())) for axis in value.axes)
         return self._homes[key]
 
+    def undivided(self) -> dict[str, tuple[str, ...]]:
+        """By the axis of the mesh the weights that it should cut on their largest axis, and divides no axis of."""
+        whole: dict[str, dict[str, None]] = {}
+        for name in (*self.table.weights, *self.table.inputs):
+            value = self.known[name]
+            role, owner = self.kind(name, value)
+            if owner in self.table.weights:
+                cut = self.winners(name, value).keys()
+                for place, mesh_axis in self._fitting(role, owner, name, value):
+                    if self.clauses[place].largest and mesh_axis not in cut:
+                        whole.setdefault(mesh_axis, {})[owner] = None
+        return {mesh_axis: tuple(names) for mesh_axis, names in whole.items()}
+
     def nested(self, axis: str, mesh_axes: Iterable[str]) -> tuple[str, ...]:
         """Mesh axes in the order in which they cut an axis."""
         return tuple(sorted(mesh_axes, key=lambda mesh_axis: self.rank(mesh_axis, axis)))

@@ -35,6 +35,8 @@ class Placed:
         Of the arrays that collectives make, in every scope, the value that they hold.
     turns, first
         Of a stage of a pipeline: how many turns of each repeat it has, by its count, and which is the first of them.
+    undivided
+        By the axis of the mesh the weights that stay whole, since it divides no axis of theirs.
     """
 
     table: Table
@@ -45,6 +47,7 @@ class Placed:
     holds: Mapping[str, str]
     turns: Mapping[str, int] = field(default_factory=dict)
     first: Mapping[str, int] = field(default_factory=dict)
+    undivided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def place(
@@ -82,4 +85,4 @@ def place(
     check_placed(placed, (pair for pair in mesh.axes if pair[1] > 1))
     layouts = {names.get(name, name): held for name, held in scope.layouts.items()}
     holds |= {stack: holds.get(array, array) for stack, array in stacks.items()}
-    return Placed(placed, table, mesh, chosen, layouts, holds)
+    return Placed(placed, table, mesh, chosen, layouts, holds, undivided=scope.homes.undivided())

@@ -273,7 +273,7 @@ class Line:
     def name(self) -> str:
         return self.left[0].name
 
-    @property
+    @cached_property
     def makes(self) -> tuple[str, ...]:
         """The names of its results."""
         return tuple(term.name for term in self.left)

@@ -155,5 +155,7 @@ def _add(
         for line in chain
     ]
     arrays = {names.get(name, name) for name in (gradient, *stacks)}
-    place = max(i for i, line in enumerate(lines) if not arrays.isdisjoint(line.reads) or names[gradient] in line.makes)
+    reading = (i for i in reversed(range(len(lines))) if not arrays.isdisjoint(lines[i].reads))
+    making = (i for i in reversed(range(len(lines))) if names[gradient] in lines[i].makes)
+    place = max(next(reading, -1), next(making))
     lines[place + 1 : place + 1] = turn

@@ -146,7 +146,11 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
     chain: list[Line] = []
     steps: list[Line] = []
     for line in lines:
-        if not isinstance(line, Line) or not (line.tag.macro == "optimizer_step" or _scales(line, product, waiting)):
+        if not isinstance(line, Line):
+            continue
+        if line.tag.macro != "optimizer_step" and (
+            waiting.isdisjoint(line.reads) or not _scales(line, product, waiting)
+        ):
             continue
         steps.append(line)
         if not waiting.isdisjoint(line.reads):

@@ -31,6 +31,9 @@ CASES = {
     "a bias": (With(lambda x, w, b: torch.addmm(b, x, w), (8, 1), (1,)), (4, 8)),
     "all of one": (nn.Linear(1, 1), (4, 1)),
     "a rank of one": (With(lambda x, a, b: x @ a.T @ b.T, (1, 8), (6, 1)), (4, 8)),
+    "a row spread": (With(lambda x, w: x @ w.expand(8, 5), (1, 5)), (4, 8)),
+    "a number spread": (With(lambda x, w: x @ w.expand(8, 5), (1,)), (4, 8)),
+    "a number spread, of a linear layer": (With(lambda x, w: nn.functional.linear(x, w.expand(5, 8)), (1,)), (4, 8)),
     "einsum": (With(lambda x, w: torch.einsum("bd,df->bf", x, w), (8, 1)), (4, 8)),
     "einsum over one": (With(lambda x, w: torch.einsum("bd,df->bf", x, w), (1, 8)), (4, 1)),
     "several with one column": (With(torch.bmm, (3, 8, 1)), (3, 4, 8)),
@@ -67,3 +70,43 @@ def test_a_channel_by_itself_is_no_matrix():
     for read in (depthwise, states):
         assert lc.cost(lc.layer(read.text), price_book="matmul").total.flops == 0
         assert lc.cost(lc.layer(read.text), price_book="torch-flop-counter").total.flops > 0
+
+
+class Rows(nn.Linear):
+    """Rows written one by one."""
+
+    def forward(self, x):
+        out = torch.zeros(x.shape[0], 4)
+        for row in range(x.shape[0]):
+            out[row] = super().forward(x[row])
+        return out
+
+
+def test_a_run_takes_the_sizes_that_the_table_fixes():
+    module = Rows(4, 4).double()
+    table = lc.from_module(module, (torch.randn(3, 4),))
+    weights = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    x = torch.randn(3, 4, dtype=torch.float64)
+    values = lc.run(table, {"x": x.numpy(), **weights})
+    (output,) = table.table.outputs
+    assert abs(values[output] - (x @ module.weight.T + module.bias).detach().numpy()).max() < 1e-12
+    with pytest.raises(lc.InputError, match=r"axis n is 5, but the table fixes n=3"):
+        lc.run(table, {"x": torch.randn(5, 4).numpy(), **weights})
+
+
+def test_what_an_export_has_no_words_for_is_refused_in_one_line():
+    gradient = With(lambda x, w: torch.func.grad(lambda y: (y @ w).sum())(x), (4, 4))
+    with pytest.raises(lc.InputError, match=r"With takes a derivative by torch.func .*write out"):
+        lc.from_module(gradient, (torch.randn(3, 4),))
+    with pytest.raises(lc.InputError, match=r"xs is .*: leave it out of symbols"):
+        lc.from_module(Listed(), ([torch.randn(3, 4)],), {"xs": ["B 4"]})
+
+
+class Listed(nn.Linear):
+    """A module that takes a list."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, xs):
+        return super().forward(xs[0])

@@ -130,7 +130,7 @@ class Recorder:
         ]
         reads = self.bound(reads)
         if every:
-            reads = self.bound(self._in_full(reads))
+            reads = self.bound(self._in_full(reads, out))
         if kind == "product":
             reads += _spread_sums(reads, out)
         result = self.result(reads, out, hint)
@@ -138,12 +138,16 @@ class Recorder:
         self.add(Equation(kind, left, tuple(reads), tuple(signs), word, tuple(acts), tuple(where)))
         return result
 
-    def _in_full(self, reads: Sequence[Operand]) -> list[Operand]:
-        """The operands; what all of them only spread, the first that has it stores in full."""
-        result, letters = list(reads), set(_only_spread(reads))
-        for number, read in enumerate(reads):
-            if isinstance(read, Read) and letters.intersection(read.letters):
-                dims = [dim for dim, letter in enumerate(read.letters) if letter in letters]
+    def _in_full(self, reads: Sequence[Operand], out: Letters) -> list[Operand]:
+        """The operands; what all of them only spread, the first that has it stores in full, and each stores what it
+        spreads along what is summed, where another has that: `x @ w.expand(5, 4)`.
+        """
+        result, of_all = list(reads), set(_only_spread(reads))
+        letters = set(of_all)
+        for number, read in enumerate(result):
+            if isinstance(read, Read):
+                summed = {letter for letter in read.letters if letter not in out} - of_all
+                dims = [dim for dim, letter in enumerate(read.letters) if letter in letters | summed]
                 result[number] = Read(self.whole_spread(read.view, dims), read.letters)
                 letters -= set(read.letters)
         return result

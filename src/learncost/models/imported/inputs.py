@@ -204,6 +204,13 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
     if wrong := next((name for name in symbols if name not in said), None):
         raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, said)}; the inputs are {', '.join(said)}")
 
+    for name, words in symbols.items():
+        if not isinstance(words, str) or not isinstance(said[name], torch.Tensor):
+            raise InputError(
+                f"symbols say the sizes of a tensor as text, {{'x': 'B 64'}}; {name} is a {type(said[name]).__name__}: "
+                "leave it out of symbols, and its sizes are the example's, or let forward take each tensor by a name"
+            )
+
     def made(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type == "meta":
             return torch.zeros_like(value, device="cpu").requires_grad_(value.requires_grad)

@@ -19,6 +19,7 @@ from learncost.models.imported.opaque import opaque
 from learncost.models.imported.refusals import is_local
 from learncost.models.imported.sized import lines_of, number_of, plain
 from learncost.models.imported.views import Stored, View
+from learncost.models.wording import shown
 
 Rule = Callable[..., Any]
 _Rule = TypeVar("_Rule", bound=Rule)
@@ -178,7 +179,9 @@ class Reader:
             return self.outside(value, "constant")
         if (expression := _expression(value)) is not None and isinstance(view := lines_of(self, expression), View):
             return view
-        raise self.refusal(f"{value!r} is no tensor")
+        if isinstance(getattr(value, "real", None), View):
+            raise self.refusal("a complex number where a real one is read")
+        raise self.refusal(f"{shown(value)} is no tensor")
 
     def start(self, value: Any) -> int | None:
         """The first of positions from outside that follow one another."""

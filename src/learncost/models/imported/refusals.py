@@ -63,6 +63,9 @@ _ON_VALUES = frozenset({"GuardOnDataDependentSymNode", "DynamicOutputShapeExcept
 _NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols to int")
 """What PyTorch and SymPy say, as a TypeError, where code makes a number of what is none while it is exported."""
 
+_DERIVATIVES = ("functorch tensor", "TensorWrapper")
+"""What PyTorch speaks of where `torch.func.grad` or `vjp` runs while it exports."""
+
 
 @contextmanager
 def silenced() -> Iterator[None]:
@@ -106,6 +109,11 @@ def refusal(error: Exception, called: str) -> InputError:
         return OnValuesError(
             f"{place}: `{code}` depends on values, which {called} has only when it runs: write it with torch.where, "
             "or take the branch of one run, --as-run (in Python as_run=True)"
+        )
+    if any(words in str(error) for words in _DERIVATIVES):
+        return NotExportedError(
+            f"{called} takes a derivative by torch.func in its forward pass, which PyTorch does not export: "
+            "write out what it computes; a table derives the gradients of a step itself"
         )
     frames = traceback.extract_tb(error.__traceback__)
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"

@@ -69,7 +69,7 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     outputs = [name for name, seed in seeds.items() if seed in arrays and seed not in table.inputs]
     numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}
     sizes = {**numbers, **(sizes or {})}
-    sizes = infer_sizes(table, arrays, sizes)
+    sizes = infer_sizes(table, arrays, sizes, table.sizes)
     values = {name: _array(arrays[name]) for name in (*table.inputs, *table.weights) if name not in sizes}
     if not outputs:
         table = _keeping(table)
@@ -134,8 +134,16 @@ def _public(values: Values, table: Table) -> Values:
     return result
 
 
-def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-    """The size of every axis and window: from the shapes of the arrays, where it is not given."""
+def infer_sizes(
+    table: Table,
+    arrays: Mapping[str, Array],
+    sizes: Mapping[str, int] | None = None,
+    fixed: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """The size of every axis and window: from the shapes of the arrays, where it is not given.
+
+    fixed   sizes of the table's own, for those that neither arrays nor `sizes` say
+    """
     lengths: dict[str, int] = dict(sizes or {})
     origin: dict[str, str] = dict.fromkeys(lengths, "the given sizes")
     seeds = {f"d{table.header(name)}": table.axes[name] for name in table.outputs}
@@ -154,6 +162,7 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
                 where = origin.get(base(axis), "the table")
                 raise InputError(f"axis {axis} is {size} in {name}, but {expected} in {where}")
             origin.setdefault(base(axis), name)
+    lengths = _filled(table, lengths, fixed or {})
     for window in windows(table.lines):
         if window not in lengths:
             raise InputError(f"the size of the window {window} is not known: give {window} among the arrays or sizes")
@@ -166,6 +175,21 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
         for axis in (*turns, *line.loops):
             if base(axis).partition("/")[0] not in lengths and not base(axis)[0].isdigit():
                 raise InputError(f"the size of {base(axis)} is not known: give {base(axis)} among the arrays or sizes")
+    return lengths
+
+
+def _filled(table: Table, lengths: dict[str, int], fixed: Mapping[str, int]) -> dict[str, int]:
+    """With the sizes of the table's own that its lines need and nothing says, where what is said is the table's too."""
+    needed = {*windows(table.lines), *(base(a) for line, turns in walk(table.lines) for a in (*turns, *line.loops))}
+    missing = sorted(needed & fixed.keys() - lengths.keys())
+    other = next((axis for axis, size in lengths.items() if fixed.get(axis, size) != size), None)
+    if not other:
+        return {**fixed, **lengths}
+    if missing:
+        raise InputError(
+            f"axis {other} is {lengths[other]}, but the table fixes {other}={fixed[other]}, and with it sizes that no "
+            f"array shows: give arrays of that size, or {', '.join(missing)} among the sizes"
+        )
     return lengths
 
 

@@ -125,9 +125,10 @@ def test_experts() -> None:
     sizes = {"num_hidden_layers": 2, "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
     table = without_gradients(step(build(configure({"model_type": "mixtral", **TINY, **sizes})), "bp", "sgd"))
     points = small_sizes(table)
+    seed = 2  # with some others two scores are so near that a rounded one chooses another expert
     arrays = {
         name: np.float32(0.3) * array.astype(np.float32) if array.dtype.kind == "f" else array
-        for name, array in random_arrays(table, points).items()
+        for name, array in random_arrays(table, points, seed).items()
     }
     exact, rounded = (execute(table, "torch", arrays, points, dtype=dtype) for dtype in (None, "bf16"))
     for name in table.weights:

@@ -1,6 +1,6 @@
 """Training over several processes beside PyTorch's DDP and FSDP2, on gloo: time of a step, peak memory, losses.
 
-    python benchmarks/distributed.py [--processes 2] [--rounds 7] [--layers 4] [--width 256] [--json FILE]
+    python benchmarks/beside_ddp.py [--processes 2] [--rounds 7] [--layers 4] [--width 256] [--json FILE]
 
 The model is GPT-2's, theirs as transformers has it, from the same weights, batches and AdamW: ours as `ddp` beside DDP,
 ours as `fsdp` beside FSDP2. Every contender has processes of its own with one thread each, which wait while another

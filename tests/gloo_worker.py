@@ -2,8 +2,9 @@
 
     python gloo_worker.py JOBS FOLDER, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 
-JOBS are `{"steps": [[family, mesh, placement, optimizer, plan]], "trainings": [[words]]}`. The first process writes
-what it found into FOLDER: for every step the largest relative difference, bytes sent and bytes priced.
+JOBS are `{"steps": [[family, mesh, placement, optimizer, plan]], "trainings": [[words]], "unlike": [[words]]}`. The
+first process writes what it found into FOLDER: for every step the largest relative difference, bytes sent and bytes
+priced. Trainings that are `unlike` have a C compiler on the first process alone.
 """
 
 import copy
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import learncost.torch
+from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
@@ -136,7 +138,10 @@ def work(jobs, folder):
     for words in jobs.get("trainings", ()):
         if code := main(["train", *words]):
             return code
-    return 0
+    if rank:
+        os.environ["CC"] = "no-such-compiler"
+        compiler.cache_clear()
+    return max((main(["train", *words]) for words in jobs.get("unlike", ())), default=0)
 
 
 if __name__ == "__main__":

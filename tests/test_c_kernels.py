@@ -5,6 +5,7 @@ import platform
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -314,6 +315,13 @@ def test_no_compiler(monkeypatch):
     finally:
         monkeypatch.undo()
         compiler.compiler.cache_clear()
+
+
+def test_a_full_disk_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "_writable_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "_compile", MagicMock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(InputError, match=r"cannot write compiled kernels to .*: No space left on device"):
+        compiler.compiled("int one(void) { return 1; }")
 
 
 def test_a_fault_in_the_text_is_told():

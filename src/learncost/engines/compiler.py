@@ -41,7 +41,8 @@ def compiler() -> tuple[str, ...] | None:
 def compiled(text: str) -> ctypes.CDLL:
     """The library of a C text. What the same compiler compiled before on such a machine is read from the cache.
 
-    $CC and $CFLAGS are respected. Raises `InputError` where there is none, or with the first error that it tells.
+    $CC and $CFLAGS are respected. Raises `InputError` where there is none, with the first error that it tells, or where
+    the cache cannot be written.
     """
     command = compiler()
     if command is None:
@@ -58,7 +59,10 @@ def compiled(text: str) -> ctypes.CDLL:
         folder = _writable_folder()
         library = folder / f"{key}.so"
         if not library.exists():
-            failure = failure or _compile(command, options, text, library)
+            try:
+                failure = failure or _compile(command, options, text, library)
+            except OSError as problem:  # a full disk
+                raise InputError(f"cannot write compiled kernels to {folder}: {problem.strerror}") from None
         if library.exists():
             return ctypes.CDLL(str(library))
     raise InputError(f"{command[0]} could not compile the kernels: {failure}")

@@ -142,7 +142,7 @@ class Rounds:
             ring.values[self.finals[name].name] = inside[start.name].along(axes)
             carries.append(Carry(start.name, ends[name], begin[name], self.finals[name].name))
         for carry in carries[: len(region.gathers)]:
-            ring.values[carry.final] = ring.known[carry.initial]
+            ring.values[carry.final] = ring.known_of(carry.initial)
         count = str(ring.devices - 1)
         return [*out, Repeat(count, tuple(turn.out), inside, tuple(carries), around=region.mesh_axis)]
 
@@ -158,7 +158,7 @@ class Rounds:
         axes[place] = turn.axis(axes[place])
         start, came = (ring.step(source.name, what, axes) for what in ("before", "pass_on"))
         for term in (start, came):
-            ring.values[term.name] = ring.known[source.name].along(term.declared)
+            ring.values[term.name] = ring.known_of(source.name).along(term.declared)
         value, over = ring.holds.get(source.name, source.name), self.region.mesh_axis
         named = base(self.region.gathered).partition("/")[0]
         sums = ", ".join(dict.fromkeys(ring.holds.get(name, name) for name in self.region.totals))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,17 @@ class MeshRunner:
             self._steps[key] = _PlacedStep(prepared, self)
         return self._steps[key](prepared)
 
+    def all(self, flag: bool) -> bool:
+        """Whether it is so for every process."""
+        import torch
+        import torch.distributed as distributed
+
+        if distributed.is_initialized():
+            agreed = torch.tensor(flag, dtype=torch.uint8)
+            distributed.all_reduce(agreed, distributed.ReduceOp.MIN)
+            flag = bool(agreed)
+        return flag
+
     def gathered(self, array: Any, layout: Layout) -> Any:
         """The whole of which every process has a part, on all of them."""
         if not layout.over:
@@ -103,12 +115,14 @@ class _PlacedStep:
         self._table = without_gradients(prepared.table)
         self._renewed = self._table.renewed
         self._owned = tuple(dict.fromkeys((*self._table.weights, *self._renewed)))
-        self._run: InPlace | Emitted
-        try:
-            self._run = self._in_place(prepared)
-        except InputError:  # as where a line counts places on a part of an axis; operators gain little by a plan
+        in_place: InPlace | None = None
+        with suppress(InputError):  # as where a line counts places on a part of an axis, or nothing compiles here
+            in_place = self._in_place(prepared)
+        # What is sent, and in which messages, is the same on all; operators gain little by a plan.
+        if not runner.all(in_place is not None):
+            in_place = None
             self._take(runner.placed(self._table, self._sizes))
-            self._run = self._emitted()
+        self._run: InPlace | Emitted = in_place or self._emitted()
 
     def _take(self, placed: Placed) -> None:
         self.placed = placed

@@ -12,13 +12,14 @@ import learncost as lc
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import clusters  # noqa: E402 - its folder is found by then
+from trainings.answers import answer  # noqa: E402 - its folder is found by then
+from trainings.printed import SMALL, value_of  # noqa: E402
 
 ROWS = json.loads((BENCHMARKS / "clusters.json").read_text(encoding="utf-8"))["rows"]
 
 
 def answers(text):
-    return [clusters.answer(row) for row in ROWS if text in row["id"]]
+    return [answer(row) for row in ROWS if text in row["id"]]
 
 
 def off(found, kind):
@@ -38,10 +39,10 @@ def test_what_is_printed_as_a_formula():
     """Korthikanti et al. 2022, table 2, which leaves out statistics of norms; Narayanan et al. 2021, section 2.2."""
     found = [*answers("korthikanti-tab2"), *answers("narayanan")]
     assert len(found) == 16
-    assert not [each.name for each in found if each.kind != "printed" or abs(each.off) > clusters.SMALL]
-    assert clusters.answer({"id": "x", "unit": "formula", "value": "1", "quantity": "", "config": {}}).why
+    assert not [each.name for each in found if each.kind != "printed" or abs(each.off) > SMALL]
+    assert answer({"id": "x", "unit": "formula", "value": "1", "quantity": "", "config": {}}).why
     with pytest.raises(lc.InputError):
-        clusters._value("__import__('os')", {"s": 1})
+        value_of("__import__('os')", {"s": 1})
 
 
 def test_time_of_korthikanti():
@@ -57,6 +58,39 @@ def test_allocated_memory_on_b200(text):
 
 def test_what_is_not_known_is_not_answered():
     unknown = {"id": "x", "config": {"device": "Abacus 9"}, "quantity": "memory"}
-    assert clusters.answer(unknown).why == "no cluster is known of its device, Abacus 9"
+    assert answer(unknown).why == "no cluster is known of its device, Abacus 9"
     row = {**ROWS[0], "config": {key: value for key, value in ROWS[0]["config"].items() if key != "hidden"}}
-    assert clusters.answer(row).why == "its configuration lacks 'hidden'"
+    assert answer(row).why == "its configuration lacks 'hidden'"
+
+
+def test_a_row_of_any_source():
+    """What a row says is taken by its words; what it does not say, or of which nothing is known, is not guessed."""
+    sizes = {"hidden": 12288, "heads": 96, "layers": 96, "vocab": 51200, "seq": 2048}
+    way = {"tp": 8, "pp": 8, "interleave": 3, "micro_batch": 1, "global_batch": 64, "gpus": 64, "recompute": "full"}
+    row = {
+        "id": "x",
+        "quantity": "time",
+        "value": 18.13,
+        "unit": "s",
+        "config": {**sizes, **way, "device": "A100 80GB"},
+    }
+    assert abs(answer(row).off) < 0.05  # Korthikanti et al. 2022, table 5
+    same = {**row, "value": 140, "unit": "TFLOP/s", "quantity": "hardware TFLOP/s a GPU"}
+    printed = 96 * 64 * 2048 * 96 * 12288**2 * (1 + 2048 / (6 * 12288) + 51200 / (16 * 96 * 12288))
+    assert answer(same).predicted * 1e12 * 64 * answer(row).predicted == pytest.approx(printed, rel=1e-3)
+    assert answer({**row, "unit": "furlongs"}).why.startswith("its unit is furlongs")
+    assert (
+        "lacks 'micro_batch'" in answer({**row, "config": {**sizes, **way, "micro_batch": None, "device": "A100"}}).why
+    )
+    assert answer({**row, "config": {**row["config"], "parallel": {"model_parallel": 144}}}).why.startswith("it is cut")
+    assert answer({**row, "config": {**row["config"], "method": "LoRA"}}).why.startswith("its method has lora")
+
+
+def test_what_data_and_tensor_parallelism_send():
+    """ZeRO, section 7: 2P(p-1)/p and 3P(p-1)/p; Shoeybi et al. 2019 and Korthikanti et al. 2022: 4 and 10 a block."""
+    sent = "elements a device sends a step"
+    for name, formula in (("ddp", "2 P (p-1)/p"), ("zero-3", "3 P (p-1)/p")):
+        row = {"id": f"zero-volume-{name}", "quantity": sent, "unit": "formula", "value": formula, "config": {}}
+        assert answer(row).off == pytest.approx(0, abs=1e-12)
+    row = {"id": "x", "quantity": "collectives of a block", "unit": "counts", "value": "4; with the sequence 10"}
+    assert answer(row).off == 0

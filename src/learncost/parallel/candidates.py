@@ -77,9 +77,9 @@ def structures(model: Model, kinds: Sequence[Precision], plans: Sequence[str], a
     for kind in kinds:
         for plan in plans:
             for zero, cut in ZERO.items():
-                text = [TENSOR] if "tp" in axes else []
+                text = [f"{CONTEXT}, * over cp of {cut}"] if "cp" in axes else []  # what tp gathers is a part of it
+                text += [TENSOR] if "tp" in axes else []
                 text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
-                text += [f"{CONTEXT}, * over cp of {cut}"] if "cp" in axes else []
                 text += [f"B over dp, * over dp of {cut}"]
                 said = ",".join(filter(None, (plan, BALANCED if "cp" in axes else "")))
                 result.append(Structure(zero, said, kind, tuple(axes), ", ".join(text)))

@@ -102,10 +102,10 @@ def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...
 
 def usual(axes: tuple[str, ...]) -> str:
     """The clauses of a mesh by the names of its axes, where nothing is said."""
-    known = {
+    known = {  # cp before tp: what is gathered over tp is then a part of a sequence still
+        "cp": "M over cp, * over cp of states",
         "tp": "h g f v over tp, M over tp of values",
         "ep": "e over ep of experts, B over ep, * over ep of states",
-        "cp": "M over cp, * over cp of states",
         "dp": "B over dp, * over dp of states",
     }
     if others := [axis for axis in axes if axis not in known]:

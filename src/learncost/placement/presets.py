@@ -24,6 +24,7 @@ class Placement:
     place: str
     source: str
     also: tuple[str, ...] = ()
+    outer: bool = False
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:
@@ -36,7 +37,9 @@ class Placement:
 _TABLE = tomllib.loads((files("learncost.placement") / "presets.toml").read_text(encoding="utf-8"))
 
 PLACEMENTS: Mapping[str, Placement] = {
-    name: Placement(name, row["title"], row["place"], row["source"], tuple(row.get("also", ())))
+    name: Placement(
+        name, row["title"], row["place"], row["source"], tuple(row.get("also", ())), row.get("outer", False)
+    )
     for name, row in _TABLE.items()
 }
 """Placements by their names."""
@@ -49,12 +52,16 @@ def placement(name: str) -> Placement:
 
 
 def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
-    """The clauses of `--place` and `--placement`: those that are written first, then those of the names."""
+    """The clauses of `--place` and `--placement`: those that are written first, then those of the names.
+
+    An outer placement comes before the others: what they gather is then a part of what it cuts still.
+    """
     from learncost.placement.clauses import clauses
 
     result = [*clauses(place or "")]
-    for name in filter(None, (name.strip() for name in (named or "").split(","))):
-        result += clauses(placement(name).place)
+    names = filter(None, (name.strip() for name in (named or "").split(",")))
+    for each in sorted(map(placement, names), key=lambda row: not row.outer):
+        result += clauses(each.place)
     if not result:
         raise InputError(
             "say what is cut over the mesh: --placement, as in --placement fsdp,megatron-sp, or --place with clauses "

@@ -1,0 +1,135 @@
+"""A row of a source that is not known here by name: what it says, and what is usual where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.parallel.step import Way
+from trainings.case import Case, cluster_of_row, family_called, key_of, mesh_of, preset_called, settings_of, told
+from trainings.frameworks import FRAMEWORKS, SEQUENCE, TENSOR, ZERO_1, ZERO_2, ZERO_3, cut
+
+SIZES = {"n_embd": ("hidden",), "n_head": ("heads",), "n_layer": ("layers", "blocks"), "vocab_size": ("vocab",)}
+"""What rows call the sizes of a GPT."""
+
+GROUPED = {
+    "hidden_size": ("hidden",), "num_attention_heads": ("heads",), "num_hidden_layers": ("layers", "blocks"),
+    "vocab_size": ("vocab",), "intermediate_size": ("ffn", "feedforward"),
+}  # fmt: skip
+"""Those of a Llama, of a row that tells that its networks are gated; of StarCoder 2 where it tells of heads of keys."""
+
+RECOMPUTED = {
+    "full": ",recompute=block", "true": ",recompute=block", "selective": ",recompute=attn.R+attn.S+softmax",
+    "none": "", "false": "",
+}  # fmt: skip
+"""What rows say of recomputation. Under flash attention scores are made again in any case."""
+
+GENERATION_BEFORE = ("NVIDIA V100", "NVIDIA A100")
+"""Devices of trainings whose scores of attention are stored, and whose gradients all devices have whole."""
+
+
+def any_source(row: Mapping[str, Any]) -> Case:
+    """A row of any other source whose configuration is complete: Megatron-LM as of its device's time, or ZeRO-3.
+
+    `model` names a preset, or the sizes are a GPT's; tp, pp, cp and ep are 1 where nothing is said; dp, or gpus.
+    """
+    config = settings_of(row)
+    _refuse_unknown(config)
+    machine = cluster_of_row(config)
+    fully = bool(config.get("fsdp")) or config.get("zero") == 3 or "fsdp" in str(config.get("mode", "")).lower()
+    flash = config.get("flash") or "flash" in str(config.get("attn", ""))
+    old = machine is not None and machine.device.name.startswith(GENERATION_BEFORE)
+    framework = "fsdp-eager" if fully else "megatron-2022" if old and not flash else "bridge"
+    name, overrides = _model_of(config)
+    seq = told(config, "seq", "seq_len")
+    inner = {axis: int(config.get(axis) or 1) for axis in ("pp", "ep", "cp", "tp")}
+    number = _data_parallel(config, prod(inner.values()))
+    axes = mesh_of(pp=inner["pp"], dp=number, ep=inner["ep"], cp=inner["cp"], tp=inner["tp"])
+    micro, microbatches = _batches(config, number * inner["ep"])
+    chunks = int(config.get("interleave") or config.get("vp") or 1) if "pp" in axes else 1
+    overlap = fully or not old
+    schedule = str(config.get("schedule") or ("interleaved" if chunks > 1 else "1f1b")).lower()
+    way = Way(axes, micro, microbatches, schedule, chunks, overlap=overlap, workspace=framework == "bridge")
+    recomputed = str(config.get("recompute") or config.get("activation_checkpointing") or "none").lower().split()[0]
+    if recomputed not in RECOMPUTED:
+        raise InputError(f"recomputation is {', '.join(RECOMPUTED)}, not {recomputed!r}")
+    has_flash = "flash" in FRAMEWORKS[framework].plan
+    plan = FRAMEWORKS[framework].plan + ("" if has_flash and recomputed == "selective" else RECOMPUTED[recomputed])
+    text = _placement(config, axes, old, fully, framework == "bridge")
+    key = key_of(name, overrides, False, way, text, plan, framework, seq)
+    return Case(key, way, seq, framework, machine.name if machine else "")
+
+
+AXES = ("dp", "tp", "pp", "cp", "ep", "vp", "zero", "fsdp", "interleave", "gpus", "mp_mode")
+"""What a row may say of how it is parallel."""
+
+OTHERWISE = ("lora", "offload", "8-bit", "adafactor", "unpacked")
+"""Words of methods that hold or compute something else than a step of AdamW on all weights."""
+
+
+def _refuse_unknown(config: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a row that says something of which nothing is known here."""
+    for axis, size in (config.get("parallel") or {}).items():
+        if axis not in AXES and size not in (None, 1, False):
+            raise InputError(f"it is cut over {axis}, of which nothing is known here")
+    said = str(config.get("method") or "").lower()
+    if words := [word for word in OTHERWISE if word in said] or ["offload"] * bool(config.get("cpu_offload")):
+        raise InputError(f"its method has {words[0]}, of which nothing is known here")
+    kind = str(config.get("precision") or config.get("dtype") or "").lower()
+    if "tf32" in kind or kind in ("fp32", "float32"):
+        raise InputError(f"it computes in {kind}, and rates of trainings that go on are known in 16 bits")
+
+
+def _model_of(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The preset that a row names; or GPT-2 with the sizes that it tells."""
+    name = str(config.get("model", ""))
+    if "hidden" not in config:
+        return preset_called(name), {}
+    if (other := family_called(name)) and other != "decoder":
+        raise InputError(f"its model, {name}, is told by the sizes of a GPT, and is none")
+    if "experts" in config:
+        raise InputError("its sizes are told, and those of experts are known of presets alone")
+    seq, width = told(config, "seq"), config.get("ffn") or config.get("feedforward") or 4 * told(config, "hidden")
+    if config.get("gated") or config.get("kv_heads"):
+        sizes = {size: told({**config, "ffn": width}, *names) for size, names in GROUPED.items()}
+        sizes |= {"max_position_embeddings": seq, "tie_word_embeddings": bool(config.get("tied"))}
+        sizes |= {} if config.get("gated") else {"use_bias": False}
+        optional = {"num_key_value_heads": config.get("kv_heads"), "head_dim": config.get("head_dim")}
+        sizes |= {size: int(value) for size, value in optional.items() if value}
+        return "llama-2-7b" if config.get("gated") else "starcoder2", sizes
+    return "gpt2", {
+        "n_positions": seq, **{size: told(config, *names) for size, names in SIZES.items()}, "n_inner": width,
+    }  # fmt: skip
+
+
+def _data_parallel(config: Mapping[str, Any], others: int) -> int:
+    """How many parts the batch has: as a row says, or as the others leave."""
+    if config.get("dp") is None and str(config.get("fsdp", "")).isdigit() and int(config["fsdp"]) > 1:
+        return int(config["fsdp"])
+    if config.get("dp") is not None:
+        return int(config["dp"])
+    devices = told(config, "gpus", "n_gpus", "devices")
+    if devices % others:
+        raise InputError(f"{devices} devices are no multiple of the {others} of its other axes")
+    return devices // others
+
+
+def _batches(config: Mapping[str, Any], parts: int) -> tuple[int, int]:
+    """Sequences of a microbatch, and microbatches of a step."""
+    if (micro := config.get("micro_batch") or config.get("mbs") or config.get("local_batch")) is None:
+        each = told(config, "global_batch", "gbs") // parts
+        if each != 1 and not config.get("grad_accum"):
+            raise KeyError("micro_batch")
+        micro = each // int(config.get("grad_accum", 1))
+    whole = config.get("global_batch") or config.get("gbs") or int(micro) * parts * int(config.get("grad_accum", 1))
+    return int(micro), max(1, int(whole) // int(micro) // parts)
+
+
+def _placement(config: Mapping[str, Any], axes: Mapping[str, int], old: bool, fully: bool, new_tensor: bool) -> str:
+    """The clauses: sequence parallelism and ZeRO-1 of newer trainings, unless a row says otherwise."""
+    several = new_tensor if config.get("sequence_parallel") is None else config["sequence_parallel"]
+    zero = 3 if fully else config.get("zero")
+    data = {0: "B over dp", 1: ZERO_1, 2: ZERO_2, 3: ZERO_3}[int(not old) if zero is None else int(zero)]
+    return cut(axes, data, SEQUENCE if several else TENSOR)

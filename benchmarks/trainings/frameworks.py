@@ -1,0 +1,82 @@
+"""What frameworks of published trainings do, once for each of them: nothing is said of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.precision import PRECISIONS, Precision
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a framework does, as it says itself: the plan that stands for its kernels, types, overlap, buffers.
+
+    attention  what its kernels of attention attain of the peak, by the family of the device, where that is published
+    """
+
+    plan: str
+    kind: Precision
+    overlap: bool
+    workspace: bool
+    why: str
+    attention: Mapping[str, float] = field(default_factory=dict)
+
+
+_MIXED = PRECISIONS["bf16"]
+
+FLASH_2 = {"H100": 0.35}
+"""PyTorch's own kernels are FlashAttention-2's, which attain 35 % on H100 (Shah et al. 2024, FlashAttention-3,
+abstract); of those of cuDNN, which TransformerEngine takes, devices/sustained.toml has what was measured."""
+
+FRAMEWORKS = {
+    "megatron-2022": Framework(
+        "fused", replace(PRECISIONS["fp16"], gradients="fp32"), False, False,
+        "Korthikanti et al. 2022: scores are stored, dropout has masks of a byte, gradients are summed in fp32",
+    ),
+    "megatron-te": Framework(
+        "flash,fused,recompute=silu,zigzag", replace(_MIXED, gradients="fp32"), False, True,
+        "flash attention and TransformerEngine's kernels: a gate's activation is made again; gradients are summed in "
+        "fp32 by products that leave a buffer of each shape; nothing overlaps, as the rows' guide says",
+    ),
+    "deepspeed": Framework(
+        "fused", PRECISIONS["fp16"], False, False,
+        "Megatron-DeepSpeed: weights and gradients in 16 bits, states and masters in fp32",
+    ),
+    "deepspeed-fp32": Framework(
+        "fused", replace(PRECISIONS["bf16"], gradients="fp32"), False, False,
+        "the same with gradients summed in fp32",
+    ),
+    "bridge": Framework(
+        "flash,fused,recompute=silu,zigzag", replace(_MIXED, gradients="fp32"), True, True,
+        "as Megatron-LM with TransformerEngine, with its overlaps of gradients and weights",
+    ),
+    "fsdp-eager": Framework(
+        "flash,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
+        "FSDP2: weights, gradients and states in fp32, cut; weights gathered in bf16 beside what is computed",
+        FLASH_2,
+    ),
+    "fsdp-compile": Framework(
+        "flash,fused,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
+        "FSDP2 under torch.compile, whose kernels join pointwise lines",
+        FLASH_2,
+    ),
+}  # fmt: skip
+
+TENSOR, SEQUENCE = "h f v over tp", "h f v over tp, M over tp of values"
+ZERO_1, ZERO_2 = "B over dp, * over dp of states", "B over dp, * over dp of gradients states"
+ZERO_3 = "B over dp, * over dp of weights gradients states"
+
+
+def cut(axes: Mapping[str, int], data: str, tensor: str = SEQUENCE, within: str = "states") -> str:
+    """The clauses of a mesh by its axes: `data` of dp, `tensor` of tp; `within` is what ep and cp cut besides.
+
+    cp stands before tp, so that what tp gathers is a part of a sequence still.
+    """
+    by_axis = {
+        "cp": f"M over cp, * over cp of {within}",
+        "tp": tensor,
+        "ep": f"e over ep of experts, B over ep, * over ep of {within}",
+        "dp": data,
+    }
+    return ", ".join(text for axis, text in by_axis.items() if axis in axes)

@@ -1,0 +1,124 @@
+"""How long a step of a published training takes, in the units in which times are published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from learncost.books.book import book
+from learncost.devices.cluster import Cluster, cluster
+from learncost.equation.errors import InputError
+from learncost.parallel.rates import sustained
+from learncost.parallel.step import StepTakes, step_of
+from learncost.plans.plan import planned
+from learncost.procedures.step import step
+from learncost.readings.price import Price, price
+from learncost.readings.time import Rates
+from trainings.case import Case, settings_of
+from trainings.frameworks import FRAMEWORKS
+
+
+def step_takes(case: Case) -> StepTakes:
+    """One step. Raises `InputError` where the row names no device."""
+    machine = _machine(case)
+    rates = sustained(machine.device, _type(case))
+    if case.bandwidth_gbs:
+        usual = max(machine.device.bandwidth_gbs)
+        curve = replace(rates.bandwidth, values=tuple(v * case.bandwidth_gbs / usual for v in rates.bandwidth.values))
+        rates = replace(rates, bandwidth=curve)
+    if share := FRAMEWORKS[case.framework].attention.get(machine.device.family):
+        peak = machine.device.peak_tflops[_type(case)] * 1e12
+        rates = replace(rates, inner=replace(rates.inner, rates=tuple(share * peak for _ in rates.inner.rates)))
+    if case.watts:  # a device with less power has its clock lowered in products: in proportion, it is assumed
+        rates = slower(rates, case.watts / float(machine.device.tdp_w or case.watts))
+    return step_of(case.account(), case.way, case.sizes(), machine, rates, case.seq)
+
+
+def _machine(case: Case) -> Cluster:
+    if not case.on:
+        raise InputError("it does not name its device, on which time depends")
+    return cluster(case.on)
+
+
+def _type(case: Case) -> str:
+    return "fp16" if case.framework == "megatron-2022" else "bf16"
+
+
+def slower(rates: Rates, share: float) -> Rates:
+    """The rates of products at a share of the clock."""
+    grids = {
+        name: replace(grid, rates=tuple(rate * share for rate in grid.rates)) for name, grid in rates.products.items()
+    }
+    inner = replace(rates.inner, rates=tuple(rate * share for rate in rates.inner.rates))
+    return replace(rates, products=grids, inner=inner)
+
+
+def flops_of(case: Case, again: bool) -> float:
+    """Matrix products of a step of all devices, causal scores in full; `again` with what full recomputation repeats.
+
+    So Narayanan et al. 2021 (their formula 3, with the blocks' forward pass twice) and Chowdhery et al. 2022 count.
+    """
+    model = case.account().model
+    table = step(model, "bp", "adamw")
+    if again:
+        table = planned(table, "recompute=block", model.sizes)
+    sizes = {**case.sizes(), "B": 1}
+    priced = Price("matmul", price(table, {}, book("matmul")).rows, sizes)
+    axes = case.way.mesh
+    sequences = case.way.microbatch * case.way.microbatches * axes.get("dp", 1) * axes.get("ep", 1)
+    return float(priced.flops) * sequences
+
+
+def _teraflops(case: Case, takes: StepTakes, row: Mapping[str, Any]) -> float:
+    """Of a device: with what is repeated where the row says so, as hardware's are."""
+    said = " ".join(str(row.get(key, "")) for key in ("quantity", "notes", "unit")).lower()
+    again = "recompute=block" in case.key[5] and ("hardware" in said or "recomput" in said)
+    return flops_of(case, again) / takes.seconds / takes.way.devices / 1e12
+
+
+def _utilization(case: Case, takes: StepTakes, row: Mapping[str, Any]) -> float:
+    peak = _machine(case).device.peak_tflops[_type(case)]
+    return flops_of(case, again=False) / takes.seconds / takes.way.devices / 1e12 / peak
+
+
+def _sequences(case: Case, takes: StepTakes, row: Mapping[str, Any]) -> float:
+    return takes.tokens / case.seq / takes.seconds
+
+
+UNITS: Mapping[str, Callable[[Case, StepTakes, Mapping[str, Any]], float]] = {
+    "s": lambda case, takes, row: takes.seconds,
+    "ms": lambda case, takes, row: 1e3 * takes.seconds,
+    "tok/s/GPU": lambda case, takes, row: takes.tokens_per_second,
+    "tokens/s": lambda case, takes, row: takes.tokens_per_second * takes.way.devices,
+    "samples/s": _sequences,
+    "TFLOP/s": _teraflops,
+    "TFLOP/s/GPU": _teraflops,
+    "MFU": _utilization,
+}
+"""What a row's unit makes of a step; of several with commas between the first counts."""
+
+METRICS = {
+    "step_time_s": "s", "tokens_per_s_per_gpu": "tok/s/GPU", "model_tflops_per_gpu": "TFLOP/s",
+    "tflops_per_gpu": "TFLOP/s", "model_tflops_per_chip": "TFLOP/s", "mfu": "MFU", "seq_per_s": "samples/s",
+    "tokens_per_s": "tokens/s",
+}  # fmt: skip
+"""Rows that have a table of metrics in the place of a value: what each is, the first that a row has counts."""
+
+
+def measured(row: Mapping[str, Any]) -> tuple[float, str]:
+    """The published number of a row and its unit. Raises `InputError` for units that are not known."""
+    if (value := row.get("value")) is not None:
+        value = value[0] if isinstance(value, list) else value
+        unit = str(row.get("unit", "")).split(",")[0].strip()
+    else:
+        metrics = settings_of(row).get("metrics") or {}
+        name = next((name for name in METRICS if metrics.get(name) is not None), None)
+        if name is None:
+            raise InputError("it has no value")
+        value, unit = metrics[name], METRICS[name]
+    if not isinstance(value, int | float):
+        raise InputError("its value is no number")
+    if unit not in UNITS:
+        raise InputError(f"its unit is {unit}, and times are told in {', '.join(UNITS)}")
+    return float(value), unit

@@ -382,3 +382,69 @@ def any_sides():
             return self.last(torch.cat([self.up(self.down(wide)), wide], 1))
 
     return Halves(), (torch.randn(2, 3, 8, 6),), {"x": "B 3 H W"}
+
+
+@case
+def self_loops():
+    """Edges whose letter no axis of the table has: with those from each node to itself they are more."""
+
+    class G(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(5, 4)
+
+        def forward(self, x, edges):
+            source, target = torch.cat([edges, torch.arange(x.shape[0]).expand(2, -1)], 1)
+            return torch.zeros(x.shape[0], 4).index_add(0, target, self.l(x)[source])
+
+    return G(), (torch.randn(6, 5), torch.randint(0, 6, (2, 9))), {"x": "N 5", "edges": "2 E"}
+
+
+@case
+def both_read_and_answers():
+    """Tokens that are embedded and are answers too, of a head with weights of its own."""
+
+    class Same(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(50, 6), nn.Linear(6, 50)
+
+        def forward(self, tokens):
+            return functional.cross_entropy(self.head(self.embedding(tokens)).flatten(0, 1), tokens.flatten())
+
+    return Same(), (ids(2, 3),), None
+
+
+@case
+def chosen_tokens():
+    """Experts that choose their tokens, and each point's nearest ones: reads at places of every row of a choice."""
+
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.expert = nn.Linear(6, 3), nn.Parameter(torch.randn(3, 6, 6))
+
+        def forward(self, x):
+            score, place = self.router(x).softmax(-1).transpose(1, 2).topk(2, -1)
+            rows = torch.gather(x[:, None].expand(-1, 3, -1, -1), 2, place[..., None].expand(-1, -1, -1, 6))
+            near = torch.cdist(x, x).topk(2, largest=False).values
+            return torch.einsum("bekd,edf->bekf", rows, self.expert) * score[..., None], near
+
+    return Chosen(), (torch.randn(2, 5, 6, requires_grad=True),), {"x": "B 5 6"}
+
+
+@case
+def dropped_shares():
+    """Attention that drops shares while it trains, beside one that drops none."""
+
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q = nn.Linear(8, 8)
+
+        def forward(self, x):
+            q = self.q(x)[:, None]
+            first = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+            return functional.scaled_dot_product_attention(first, q, q, is_causal=True, dropout_p=0.5)
+
+    return Drops(), (torch.randn(2, 3, 8),), {"x": "B M 8"}

@@ -11,6 +11,8 @@ from own_modules import CASES, Block
 from own_operators import GROUPS
 
 REFUSED = {"transformer": "data-dependent"}
+DRAWN = ("dropped_shares",)
+"""Of these the module itself has other numbers in every run."""
 
 
 @pytest.mark.alike(every=2)
@@ -20,7 +22,7 @@ def test_values_and_gradients_are_those_of_the_module(name):
     found = parity(module, inputs, read_module(module, inputs, symbols))
     assert found.value < 1e-10
     assert found.gradient < 1e-10
-    assert found.module < 1e-4
+    assert found.module < 1e-4 or name in DRAWN
 
 
 @pytest.mark.parametrize("name", ["nanogpt_manual", "encoder"])
@@ -89,6 +91,14 @@ def test_einsum_pairs_its_operands_as_pytorch_does(equation):
     found = parity(E(), operands, imported)
     assert max(found.value, found.gradient) < 1e-12
     assert products(E(), operands, imported).equal
+
+
+def test_a_letter_from_which_a_size_follows_alone_is_a_size_of_the_model():
+    module, inputs, symbols = CASES["self_loops"]()
+    model = lc.from_module(module, inputs, symbols)
+    assert lc.cost(model, N=6, E=9).total.flops == lc.cost(lc.from_module(module, inputs)).total.flops
+    with pytest.raises(lc.InputError, match="leaves E open: give --E N"):
+        lc.cost(model, N=6)
 
 
 def test_inputs_of_forward_by_row_and_by_name():

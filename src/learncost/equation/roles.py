@@ -45,7 +45,7 @@ def spelled(roles: Mapping[str, Value], header: Header) -> dict[str, Value]:
 
 def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
     """Refuse what a layer says of its inputs where its lines say otherwise."""
-    places = indexed(table)
+    places = places_read(table)
     signed = {value.of for value in roles.values() if value.role == "sign"}
     for name, value in roles.items():
         statement = f"{name}: {value.role} of {value.of}"
@@ -54,8 +54,9 @@ def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
         if value.role in INDICES:
             if name not in places:
                 raise NotationError(f"{name} is read as a value, at no place of {value.of}", statement)
-            if base(places[name]) != base(value.of):
-                raise NotationError(f"{name} is read at places of {places[name]}, not of {value.of}", statement)
+            if base(value.of) not in map(base, places[name]):
+                read = " and ".join(dict.fromkeys(places[name]))
+                raise NotationError(f"{name} is read at places of {read}, not of {value.of}", statement)
         elif value.role == "share" and value.of not in (*header.inputs, *signed):
             raise NotationError(f"{value.of} is not an input of {header.name}", statement)
         elif value.role == "share" and value.of not in (*places, *signed):

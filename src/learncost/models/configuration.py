@@ -8,7 +8,6 @@ from typing import Any, TextIO
 
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
-from learncost.equation.stated import size_names
 from learncost.equation.table import defined
 from learncost.layers.layer import Layer
 from learncost.models.argument import find
@@ -16,7 +15,7 @@ from learncost.models.expression import NotWholeError, evaluate, names
 from learncost.models.families import FAMILIES, Architecture, Family
 from learncost.models.given import Given, setting
 from learncost.models.sizes import CANONICAL, LARGEST, spelled
-from learncost.models.tables import RUN, TABLE, addable, check_open, family_of_layer
+from learncost.models.tables import RUN, TABLE, addable, check_open, family_of_layer, letters
 from learncost.models.wording import nearest, printable, shown
 
 SETTINGS = {
@@ -302,7 +301,7 @@ def _canonical(family: Family, spelling: str) -> str | None:
 
 def _no_such_key(family: Family, spelling: str) -> str:
     if family.layer is not None:
-        return f"{family.name} has no size {shown(spelling)}; its sizes are {', '.join(size_names(family.layer.table))}"
+        return f"{family.name} has no size {shown(spelling)}; its sizes are {', '.join(letters(family.layer))}"
     if spelled(spelling) in CANONICAL:
         return f"{family.name} has no {spelling}; its sizes are {', '.join(family.sizes)}"
     spellings = [*(name for name in CANONICAL if CANONICAL[name] in family.sizes), *SETTINGS, *family.dropout]

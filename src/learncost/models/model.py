@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
-from learncost.equation.stated import size_names
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
 from learncost.equation.value import DRAWN, Same
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
@@ -20,7 +19,7 @@ from learncost.models.compose import Plan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.rewritings import REWRITINGS
-from learncost.models.tables import RUN, check_open
+from learncost.models.tables import RUN, check_open, letters
 from learncost.readings.price import parameters
 
 if TYPE_CHECKING:
@@ -256,9 +255,9 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
 
 def _check_run(configuration: Configuration, layer: Layer, lengths: Mapping[str, int | None]) -> None:
     """Refuse a run that leaves an axis of a layer open, or says the size of one that it does not have."""
-    names, given = size_names(layer.table), {name for name, length in lengths.items() if length is not None}
-    if {"seq_len", "target_len"} & given and not {"M", "N"} & names.keys():
+    axes, given = letters(layer), {name for name, length in lengths.items() if length is not None}
+    if {"seq_len", "target_len"} & given and not {"M", "N"} & axes.keys():
         raise InputError(f"{configuration.name} has no sequences: none of its axes is called M or N")
-    if lengths["batch_size"] not in (None, 1) and "B" not in names:
+    if lengths["batch_size"] not in (None, 1) and "B" not in axes:
         raise InputError(f"{configuration.name} has no batch: none of its axes is called B")
     check_open(layer, configuration.name, {*configuration.sizes, *given})

@@ -11,6 +11,7 @@ from learncost.equation.table import Line, Table, walk
 from learncost.equation.value import Same
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite_lora import is_lookup
+from learncost.models.expression import names as names_in
 from learncost.models.families import Family
 
 TABLE = "table"
@@ -21,6 +22,12 @@ RUN = ("batch_size", "seq_len", "target_len")
 
 LENGTHS = ("N", "M")
 """Axes whose lengths a run says: `seq_len` and `target_len`; where there is one alone it is `seq_len`."""
+
+
+def letters(layer: Layer) -> Mapping[str, None]:
+    """The names of all sizes of a layer: those of its table, and those from which alone one of these follows."""
+    others = (name for rule in layer.follows.values() for name in sorted(names_in(rule)))
+    return {**size_names(layer.table), **dict.fromkeys(others)}
 
 
 def family_of_layer(layer: Layer) -> Family:
@@ -34,7 +41,7 @@ def family_of_layer(layer: Layer) -> Family:
 
 def check_open(layer: Layer, name: str, given: Container[str]) -> None:
     """Refuse a run of a layer that leaves sizes open; `given` are those that it says, by their names."""
-    names = size_names(layer.table)
+    names = letters(layer)
     said = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
     known = {*layer.sizes, *layer.follows}
     left = [size for size in names if size not in known and not any(s in given for s in said.get(size, (size,)))]
@@ -44,7 +51,7 @@ def check_open(layer: Layer, name: str, given: Container[str]) -> None:
 
 def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
     """The sizes of a run as a layer that is the model calls them, `B = 2, M = 16`; "" for another model."""
-    names = size_names(layer.table) if layer else {}
+    names = letters(layer) if layer else {}
     return ", ".join(f"{axis} = {axes[axis]:,}" for axis in ("B", "N", "M") if axis in names)
 
 
@@ -57,7 +64,7 @@ def addable(table: Table) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _family(same: Same[Layer]) -> Family:
     layer = same.content
-    names = size_names(layer.table)
+    names = letters(layer)
     lengths = [axis for axis in LENGTHS if axis in names]
 
     def usual(axis: str) -> str:

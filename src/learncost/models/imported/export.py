@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.imported.composed import attention_with_dropout, drops
 from learncost.models.imported.functions import check_hooks, held_to_their_lines
 from learncost.models.imported.unseen import check_changes
 
@@ -270,6 +271,8 @@ def _decompositions(program: Any) -> dict[Any, Any]:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         name = operator_name(node.target)
+        if name == "scaled_dot_product_attention" and drops(node):
+            parts[node.target] = attention_with_dropout
         if name in RULES or name.partition(".")[0] in RULES:
             continue
         if node.target._can_decompose():

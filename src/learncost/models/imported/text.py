@@ -152,6 +152,7 @@ class Writer:
     def follows(self) -> list[str]:
         """The sizes that follow from open ones, each with its expression, where the notation has one."""
         known = {letter for root, letter in self.letters.items() if letter not in self.sizes}
+        known |= set(self.symbols.values())
         texts = {
             letter: self.size(size).replace(" ", "") for letter, size in self.sizes.items() if not _is_number(size)
         }

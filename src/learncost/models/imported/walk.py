@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,8 @@ class Imported:
         """A size that follows from others, given these. Raises `InputError` where some of them are not given."""
         import sympy
 
-        size = sympy.sympify(expression).subs(sizes)
+        letters = {name: sympy.Symbol(name) for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\()", expression)}
+        size = sympy.sympify(expression, locals=letters).subs(sizes)  # a letter E is no number, an N no function
         if unknown := sorted(map(str, size.free_symbols)):
             raise InputError(f"the size {expression} needs {', '.join(unknown)}, which the values of a run say")
         return int(size)

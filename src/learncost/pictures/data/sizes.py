@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.equation.stated import size_names
 from learncost.ledger.record import Cost
 from learncost.models.compose import SYMBOLS
 from learncost.models.configuration import family_of, in_order
 from learncost.models.expression import Tree, evaluate, tree
 from learncost.models.model import Model
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
+from learncost.models.tables import letters
 
 _MEANINGS = {size.name: size.meaning for size in (*RUN_SIZES, *MODEL_SIZES)} | {
     "context": "tokens in the cache before the step"
@@ -81,8 +81,8 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
     values = dict(configuration.values)
     run = {"batch_size": axes["B"], "seq_len": step.seq_len}
     if family.layer is not None:  # a table may be of one sample, or of no sequences
-        letters = size_names(family.layer.table)
-        run = {name: size for name, size in run.items() if letters.keys() & LETTERS[name]}
+        there = letters(family.layer)
+        run = {name: size for name, size in run.items() if there.keys() & LETTERS[name]}
     run |= {"target_len": step.target_len} if step.target_len is not None else {}
     run |= {"context": step.context} if step.context is not None else {}
     limit = tree(family.limit, values, free) if family.limit else None

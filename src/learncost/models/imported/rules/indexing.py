@@ -64,7 +64,8 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
     rows = [x.dims[name] for name in names if name != dim]
     if "chosen" in letters:
         rows.insert(dim, places.dims[letters.index("chosen")])
-    return taken(reader, View(x.stored, index, tuple(rows), x.spread))
+    along = {each for row in places.dims for each in row if each not in places.spread}
+    return taken(reader, View(x.stored, index, tuple(rows), x.spread - along))
 
 
 @rule("embedding")

@@ -212,6 +212,7 @@ def topk(
 ) -> list[Any]:
     from learncost.models.imported.rules.indexing import read_at
 
+    ordered = x
     if reader.recorder.operator == "sort":
         descending = named.get("descending", dim is True)  # sort(x, dim, descending)
         dim = named.get("dim", count if isinstance(count, int) and not isinstance(count, bool) else -1)
@@ -221,11 +222,11 @@ def topk(
             word = "topk"
     else:
         dim = named.get("dim", dim)
-        if not named.get("largest", largest):
-            raise reader.refusal("topk of the smallest")
         word = "topk"
+        if not named.get("largest", largest):  # the largest of what is turned round
+            ordered = reader.multiply(-1.0, x)
     dim %= len(x.dims)
-    places = chosen(reader, word, x, dim, count)
+    places = chosen(reader, word, ordered, dim, count)
     indices = next((user for user in reader.node.users if user.args[1] == 1), None)
     return [read_at(reader, x, dim, places), Chosen(places, indices) if indices is not None else None]
 

@@ -31,6 +31,8 @@ from learncost.readings.emit.placed.between import HELPERS, MESSAGE
 from learncost.training import heartbeat, processes
 from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
+from learncost.training.mesh_engine import MeshEngine
+from learncost.training.options import Options
 from learncost.training.parts import newest, read_whole
 from processes import begun, ended, free_port, worked
 
@@ -179,6 +181,37 @@ def test_other_processes_than_the_mesh_has_are_refused_before_anything_is_writte
     with pytest.raises(lc.InputError, match=message):
         lc.train(str(text), out=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"placement": "ep"}, "the mesh has no axis ep, which 'e over ep of experts' names: it has dp"),
+        ({"place": "B over tp"}, "the mesh has no axis tp, which 'B over tp' names: it has dp"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_before_anything_is_written(words, message, text, tmp_path):
+    with pytest.raises(lc.InputError, match=message):
+        lc.train(str(text), model="gpt2", n_layer=2, n_embd=8, n_head=2, mesh="dp=1", out=tmp_path / "run", **words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pipeline_is_not_trained():
+    options = Options(mesh="pp=2", placement="pp", batch_size=4, seq_len=8, paths=())
+    with pytest.raises(lc.InputError, match="a training has no stages of a pipeline: leave 'blocks over pp' out"):
+        MeshEngine(small("gpt2"), options)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_words_that_are_wrong_are_told_by_the_first_process(rank, text, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", str(rank))
+    words = ["train", str(text), "--mesh", "dp=2", "--mesh", "dp=2"]
+    if rank:
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+    else:
+        assert main(words) == 2
+    assert capsys.readouterr().err == ("" if rank else "learncost: --mesh is given twice\n")
 
 
 @pytest.fixture

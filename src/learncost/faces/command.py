@@ -223,7 +223,13 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     if name not in COMMANDS:
         raise InputError(_no_command(name))
     command = COMMANDS[name]
-    arguments, flags_given = read(name, command.flags, words)
+    try:
+        arguments, flags_given = read(name, command.flags, words)
+    except InputError as error:
+        from learncost.training.processes import told_once  # others may have been started with the same words
+
+        with told_once():
+            raise error
     writing = {flag.name: flags_given.pop(flag.name, flag.default) for flag in command.writing}
     plots = writing.pop("plot", False) and sys.stdout.isatty()
     chosen_format, path = _format(command.formats, **writing), writing.get("output")

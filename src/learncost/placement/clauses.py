@@ -48,6 +48,12 @@ class Clause:
     def largest(self) -> bool:
         return self.axes == (LARGEST,)
 
+    def check(self, mesh: Mesh) -> None:
+        """Raise `InputError` where the mesh has no such axis."""
+        if self.mesh not in mesh.names:
+            there = ", ".join(mesh.names)
+            raise InputError(f"the mesh has no axis {self.mesh}, which {str(self)!r} names: it has {there}")
+
     def __str__(self) -> str:
         of = f" of {' '.join(self.names)}" if self.names else ""
         return f"{' '.join(self.written or self.axes)} over {self.mesh}{of}"
@@ -113,9 +119,7 @@ class Homes:
     def _check(self, known: Mapping[str, Value]) -> None:
         axes = {base(axis) for value in known.values() for axis in value.axes}
         for clause in self.clauses:
-            if clause.mesh not in self.mesh.names:
-                there = ", ".join(self.mesh.names)
-                raise InputError(f"the mesh has no axis {clause.mesh}, which {str(clause)!r} names: it has {there}")
+            clause.check(self.mesh)
             for name in clause.names:
                 if name not in ROLES and not any(_begins(value, name) for value in known):
                     raise InputError(

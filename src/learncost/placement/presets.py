@@ -76,7 +76,7 @@ def chosen_for(
     """The clauses of `--place` and `--placement` for a mesh; where neither is given, those of the names of its axes.
 
     A vocabulary that does not divide stays whole, as its tokenizer has it, where it is not written that it is cut: all
-    devices compute the head alike. Raises `InputError` for an axis that no placement is about.
+    devices compute the head alike. Raises `InputError` for an axis that no placement is about, or that there is not.
     """
     from learncost.placement.clauses import clauses
 
@@ -91,6 +91,7 @@ def chosen_for(
     written = clauses(place or "")
     result = []
     for clause in chosen(place, named):
+        clause.check(mesh)
         divides = sizes.get("v", 0) % mesh.sizes.get(clause.mesh, 1) == 0
         if clause not in written and not divides and len(clause.axes) > 1:
             clause = replace(clause, axes=tuple(name for name in clause.axes if name != "v"))

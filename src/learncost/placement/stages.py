@@ -72,8 +72,7 @@ def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline 
                 f"blocks are cut into stages by one clause alone, `{BLOCKS} over {axis}`, or with how many each has, "
                 f"`{BLOCKS} over {axis} of 3 5 4`, not {str(clause)!r}"
             )
-    if axis not in mesh.names:
-        raise InputError(f"the mesh has no axis {axis}, which {str(cuts[0])!r} names: it has {', '.join(mesh.names)}")
+    cuts[0].check(mesh)
     inner = Mesh(tuple(pair for pair in mesh.axes if pair[0] != axis))
     stages, blocks = mesh.sizes[axis], tuple(map(int, cuts[0].names))
     if blocks and len(blocks) != stages:

@@ -22,6 +22,7 @@ from learncost.placement.clauses import Homes
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import mesh
 from learncost.placement.presets import chosen_for
+from learncost.placement.stages import pipeline_of
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.training.engine import Arrays, Batch, NumPyEngine
@@ -53,6 +54,8 @@ class MeshEngine(NumPyEngine):
         target = options.target_len if model.two_sided else None
         sizes = run_sizes(model, (options.batch_size or 1) * options.accumulate, options.seq_len, target)
         table = without_gradients(training.table())
+        if stages := pipeline_of(model.table, self._mesh, self._runner.clauses):
+            raise InputError(f"a training has no stages of a pipeline: leave {str(stages.said)!r} out")
         self._check_batch(options)
         self._sizes = sizes
         homes = Homes(table, self._mesh, self._runner.clauses, sizes)

@@ -196,6 +196,17 @@ def check_started(mesh: Mesh | None) -> None:
 
 
 @contextmanager
+def told_once() -> Iterator[None]:
+    """What is refused before the processes met is refused by all, and told by the first."""
+    try:
+        yield
+    except InputError:
+        if is_first():
+            raise
+        raise SystemExit(REFUSED) from None
+
+
+@contextmanager
 def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
     """The processes of this run, which have met. Raises InputError before anything else is done.
 

@@ -15,12 +15,13 @@ from learncost.ledger.question import flags_of, question
 from learncost.models.wording import counted
 from learncost.placement.mesh import Mesh
 from learncost.placement.mesh import mesh as parse_mesh
+from learncost.placement.presets import chosen
 from learncost.training.ending import stopped
 from learncost.training.files import cannot_write
 from learncost.training.folder import Folder
 from learncost.training.loop import Result, go_on, start
 from learncost.training.options import Options
-from learncost.training.processes import REFUSED, Processes, is_first, is_met, joined, started
+from learncost.training.processes import Processes, is_met, joined, started, told_once
 from learncost.training.progress import reporter
 
 PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement"))
@@ -97,7 +98,7 @@ def train(
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}
     options = {name: sizes.pop(name) for name in kinds}
     with ExitStack() as ends:
-        with _one_tells():
+        with told_once():
             whole = {name: kind == "integer" for name, kind in kinds.items() if kind in NUMBERS}
             options |= {name: number(name, options[name], is_whole) for name, is_whole in whole.items()}
             if precision is not None and resume is None:
@@ -138,8 +139,9 @@ def _spread(options: dict[str, Any]) -> Mesh | None:
         return None
     grid = parse_mesh(options["mesh"], started())
     if grid.devices == 1 and not is_met():
-        for name in PLACES:
-            options.pop(name, None)
+        _, place, placement = (options.pop(name, None) for name in PLACES)
+        for clause in chosen(place, placement) if place or placement else ():
+            clause.check(grid)
         return None
     options["mesh"] = str(grid)
     return grid
@@ -176,17 +178,6 @@ def number(name: str, value: Any, whole: bool) -> Any:
     except ValueError:
         kind = "a whole number" if whole else "a number"
         raise InputError(f"{name.replace('_', '-')} must be {kind}, not {value!r}") from None
-
-
-@contextmanager
-def _one_tells() -> Iterator[None]:
-    """What is refused before the processes met is refused by all, and told by the first."""
-    try:
-        yield
-    except InputError:
-        if is_first():
-            raise
-        raise SystemExit(REFUSED) from None
 
 
 @contextmanager

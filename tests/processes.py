@@ -44,8 +44,8 @@ def ended(processes, seconds=240):
     return [process.returncode for process in processes], [out + err for out, err in said]
 
 
-def worked(number, jobs, folder):
+def worked(number, jobs, folder, worker=WORKER.name):
     """What so many workers found in the steps of their jobs. Trainings leave their folders."""
-    codes, said = ended(begun(number, [str(WORKER), json.dumps(jobs), str(folder)]))
+    codes, said = ended(begun(number, [str(WORKER.with_name(worker)), json.dumps(jobs), str(folder)]))
     assert codes == [0] * number, "\n".join(said)
     return json.loads((folder / "steps.json").read_text()) if jobs.get("steps") else None

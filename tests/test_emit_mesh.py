@@ -42,7 +42,7 @@ def test_a_program_for_pytorch_takes_a_mesh():
         ("numpy", {"mesh": "dp=2", "placement": "ddp"}, "--mesh is for --backend torch or jax"),
         ("jax", {"placement": "ddp"}, "give --mesh with it"),
         ("jax", {"mesh": "tp=2", "placement": "megatron"}, "vocab_size is 50,257: give 50,258, which the mesh divides"),
-        ("jax", {"mesh": "pp=2", "placement": "pp"}, "stages of a pipeline are tables of their own"),
+        ("jax", {"mesh": "pp=2", "placement": "pp"}, "stages of a pipeline are programs for PyTorch"),
         ("jax", {"mesh": "cp=2", "placement": "cp", "plan": "zigzag"}, "puts positions in another order"),
     ],
 )

@@ -8,25 +8,23 @@ from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
+from learncost.derivations.asked import Asked, refuse_filled, refuse_zigzag
 from learncost.derivations.emit_c99 import Freestanding, freestanding, parameters_of_alone
+from learncost.derivations.emit_stages import pipelined
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, either, precision_of
 from learncost.equation.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped
-from learncost.ledger.over import whole_batch
 from learncost.ledger.question import question
 from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model
-from learncost.models.configuration import Configuration, configure, family_of
+from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
-from learncost.placement.mesh import mesh as parse_mesh
 from learncost.placement.padding import filled_up
 from learncost.placement.place import place as place_step
-from learncost.placement.presets import chosen
-from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
@@ -66,6 +64,8 @@ def emit(
     mesh: str | None = None,
     place: str | None = None,
     placement: str | None = None,
+    schedule: str | None = None,
+    microbatches: int | str | None = None,
     **sizes: Any,
 ) -> str:
     """The step as source that needs nothing of learncost: Python for NumPy, PyTorch or JAX, or C99 for a device.
@@ -91,13 +91,18 @@ def emit(
     macro
         What is written: the step; for a layer also forward or backward alone.
     batch_size
-        With `backend` c and c99, how many sequences there are. The default is 1.
+        With `backend` c and c99, how many sequences there are. The default is 1. With `mesh`, those of all devices.
     seq_len
         With `backend` c and c99, how many tokens are in each. The default is the number of positions that the model
         has.
     precision
         bf16, with weights in fp32, or bf16-pure; with `backend` c also fp32 (the default) and fp64, with c99 these two.
         Other programs take the type of their arrays.
+    schedule
+        With stages of a pipeline (`placement` pp), the order of their passes: gpipe, 1f1b, which is the default, or
+        interleaved, with two stages on a device.
+    microbatches
+        With stages of a pipeline, into how many parts each device's sequences are cut. The default is one for each.
     sizes
         Any size or setting of a model, such as `hidden_size` 1024. All programs but those in C read lengths off arrays.
 
@@ -119,6 +124,8 @@ def emit(
         A training step of GPT-2 for PyTorch, into a file.
     learncost emit llama-3-8b --backend jax --mesh dp=2,tp=4 --placement fsdp,megatron-sp --batch-size 8 -o step.py
         What each of 8 devices runs, and the function that gives every device its parts by shard_map.
+    learncost emit gpt2 --backend torch --mesh pp=4 --placement pp --schedule 1f1b --batch-size 8 -o step.py
+        The stages of a pipeline, with the order in which they run 8 microbatches.
     learncost emit net.table --backend c99 --batch-size 4 --optimizer sgd -o net.c
         A training step and a prediction for a microcontroller: net.c and net.h.
 
@@ -135,7 +142,10 @@ def emit(
     if precision is not None:
         dtype = either(dtype, precision).name
     of_mesh = {"mesh": mesh, "place": place, "placement": placement}
+    of_stages = {"schedule": schedule, "microbatches": microbatches}
     is_placed = any(of_mesh.values())
+    if mesh is None and any(of_stages.values()):
+        raise InputError("--schedule and --microbatches are of stages of a pipeline: give --mesh pp=2 --placement pp")
     if is_placed and mesh is None:
         raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
     if is_placed and backend not in BETWEEN:
@@ -148,7 +158,7 @@ def emit(
         return freestanding(subject, procedure, optimizer, plan, asked_lengths, alone, sizes)
     if alone:
         raise InputError(f"--{next(iter(alone)).replace('_', '-')} is for --backend c99")
-    step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan, **of_mesh}
+    step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan, **of_mesh, **of_stages}
     model_flags = {**step_flags, "macro": None if macro == "step" else macro}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
     if dtype is not None and (kind := precision_of(dtype)).quantized:
@@ -190,10 +200,13 @@ def emit(
         table, about = _model(subject, *flags_of_step)
         constants = subject.sizes
         if mesh is not None:
-            asked = batch_size, seq_len
-            table, constants = _over(
-                subject, lambda model: _model(model, *flags_of_step)[0], mesh, place, placement, *asked
-            )
+            asked = Asked(mesh, place, placement, batch_size, seq_len, schedule, microbatches)
+            if asked.has_stages(subject):
+                if backend != "torch" or precision_of(dtype or "fp32").values == "bf16":
+                    raise InputError("stages of a pipeline are programs for PyTorch, of the type of their arrays")
+                program_of_stages, said = pipelined(subject, *flags_of_step, table, asked)
+                return program_of_stages(_title(f"{about}\n{said}", LIBRARIES[backend], written))
+            table, constants = _over(subject, lambda model: _model(model, *flags_of_step)[0], asked)
             about += f"\nWhat each device of {mesh} runs, in a batch of {constants['B']} by {constants['M']:,} of all."
     elif is_placed:
         raise InputError("--mesh is for models: a layer's program is of one device")
@@ -246,32 +259,13 @@ def _in_place(
     return standalone(program, _title(about, "PyTorch on a processor, with kernels in C", written))
 
 
-def _over(
-    model: Model,
-    step_of: Callable[[Model], Table],
-    mesh: str,
-    place: str | None,
-    placement: str | None,
-    batch_size: int | str | None,
-    seq_len: int | str | None,
-) -> tuple[Table, Mapping[str, int]]:
+def _over(model: Model, step_of: Callable[[Model], Table], asked: Asked) -> tuple[Table, Mapping[str, int]]:
     """The table of each device of a mesh, and its sizes."""
-    grid, clauses = parse_mesh(mesh), chosen(place, placement)
-    number = whole_batch(mesh, place, placement)
-    batch = number if batch_size is None else check_size("batch-size", batch_size)
-    length = None if seq_len is None else check_size("seq-len", seq_len)
-    sizes = run_sizes(model, batch, length, None)
-    if pipeline_of(model.table, grid, clauses) is not None:
-        raise InputError("stages of a pipeline are tables of their own, which no program has together: learncost place")
-    filled, sizes, padded = filled_up(model, step_of(model), grid, clauses, sizes)
-    if padded:
-        (each, *_) = padded
-        said = family_of(model.configuration).axes.get(each.axis, each.axis)
-        raise InputError(f"{said} is {each.size:,}: give {each.filled:,}, which the mesh divides")
-    placed = place_step(step_of(filled), grid, clauses, sizes)
-    if placed.table.zigzag:
-        raise InputError("the plan zigzag puts positions in another order, which learncost train does and no program")
-    return placed.table, {**sizes, **grid.sizes}
+    filled, sizes, padded = filled_up(model, step_of(model), asked.grid, asked.clauses, asked.sizes(model))
+    refuse_filled(model, padded)
+    placed = place_step(step_of(filled), asked.grid, asked.clauses, sizes)
+    refuse_zigzag(placed.table)
+    return placed.table, {**sizes, **asked.grid.sizes}
 
 
 def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 MESH = "mesh"
 """What programs call the mesh of devices that they run on."""
 
+SENT = "sent"
+"""What programs call the list of what they have sent to other stages, which waits until that is received."""
+
 
 @dataclass(frozen=True)
 class MeshOf:
@@ -48,6 +51,26 @@ _ROWS = """\
     there = owner.bincount(minlength=group.size())
     here = torch.empty_like(there)
     torch.distributed.all_to_all_single(here, there, group=group)"""
+
+ALONG = '''\
+GROUPS = {}
+
+
+def along(mesh, over, way, *places):
+    """The processes at some places of an axis of the mesh, or at all, as a group that sends one way.
+
+    The first time all processes of the mesh ask for it.
+    """
+    key = mesh, over, way, places
+    if key not in GROUPS:
+        GROUPS[key] = None
+        lines = mesh.mesh.movedim(mesh.mesh_dim_names.index(over), -1)
+        for line in lines.reshape(-1, lines.shape[-1]).tolist():
+            line = [line[place] for place in places] or line
+            group = torch.distributed.new_group(line)
+            if torch.distributed.get_rank() in line:
+                GROUPS[key] = group
+    return GROUPS[key]'''
 
 ZIGZAG = '''\
 def zigzag(place, size, devices):
@@ -95,6 +118,22 @@ def pass_on(X, mesh, over):
     there[(group.rank() + 1) % group.size()] = here[group.rank() - 1] = X.numel()
     Y = {_SENT}.all_to_all_single(X.contiguous().view(-1), here, there, group.group_name)
     return {_SENT}.wait_tensor(Y).view(X.shape)''',
+    "along": ALONG,
+    # What goes back has a group of its own: NCCL answers in the order of each group, whoever waits for whom.
+    "send": '''\
+def send(X, mesh, over, place, way, sent):
+    """An array goes to the device at a place of an axis of the mesh, while this one computes on."""
+    sent.append(torch.distributed.isend(X.contiguous(), group=along(mesh, over, way), group_dst=place))''',
+    "receive": '''\
+def receive(X, mesh, over, place, way):
+    """The next array that the device at a place of an axis of the mesh sends."""
+    torch.distributed.recv(X, group=along(mesh, over, way), group_src=place)
+    return X''',
+    "all_reduce_among": f'''\
+def all_reduce_among(X, mesh, over, *places):
+    """The sum of the arrays of the devices at some places of an axis of the mesh."""
+    group = along(mesh, over, "together", *places).group_name
+    return {_SENT}.wait_tensor({_SENT}.all_reduce(X.contiguous(), "sum", group))''',
     "dispatch": f'''\
 def dispatch(X, I, mesh, over, owned):
     """Rows go to the device that owns what they read at an index; there they stand along the first of their axes."""

@@ -5,19 +5,25 @@ from __future__ import annotations
 from learncost.equation.count import place_cut
 from learncost.equation.errors import InputError
 from learncost.equation.table import Term, Word
-from learncost.readings.emit.between import MESH
-from learncost.readings.emit.expression import Code
+from learncost.readings.emit.between import MESH, SENT
+from learncost.readings.emit.expression import Code, shape
 from learncost.readings.emit.scope import Scope
 from learncost.vocabulary.collectives import place_changed
+
+_ROWS = ("dispatch", "combine")
+_ENDS = ("send", "receive")
 
 
 def collected(scope: Scope, line: Word) -> Code:
     """The call of a collective. Raises `InputError` for a library or a word that has none."""
-    if line.word not in scope.backend.helpers:
+    name = f"{line.word}_among" if line.word not in _ENDS and len(line.axes) > 1 + (line.word in _ROWS) else line.word
+    if name not in scope.backend.helpers:
         raise InputError(f"{line.word} is between devices, which programs of {scope.backend.name} do not have yet")
-    scope.helpers.library(line.word)
     scope.meets = True
-    if line.word in ("dispatch", "combine"):
+    if name != line.word or line.word in _ENDS:
+        return _stages(scope, line, name)
+    scope.helpers.library(line.word)
+    if line.word in _ROWS:
         return _rows(scope, line)
     if line.word == "part":
         return _part(scope, line)
@@ -28,6 +34,24 @@ def collected(scope: Scope, line: Word) -> Code:
     if before.declared != after.declared:
         arguments += map(str, places)
     return Code(f"{line.word}({', '.join(arguments)})")
+
+
+def _stages(scope: Scope, line: Word, name: str) -> Code:
+    """What goes from one stage of a pipeline to another one, or is summed between some of them."""
+    for helper in ("along", name):
+        scope.helpers.library(helper)
+    mesh_axis, *places = line.axes
+    over = f'{MESH}, "{mesh_axis}", {", ".join(places)}'
+    if name not in _ENDS:
+        return Code(f"{name}({scope.settled(line.right[0].name).text}, {over})")
+    way = f'"{"forth" if line.tag.macro == "forward" else "back"}"'
+    if name == "send":
+        return Code(f"send({scope.settled(line.right[0].name).text}, {over}, {way}, {SENT})")
+    left = line.left[0]
+    asked = [shape(scope.shape(left.declared))]
+    if scope.low:
+        asked.append(f"dtype=torch.{'bfloat16' if left.name in scope.low else 'float32'}")
+    return Code(f"receive({scope.like}.new_empty({', '.join(asked)}), {over}, {way})")
 
 
 def _part(scope: Scope, line: Word) -> Code:

@@ -24,6 +24,9 @@ def write(scope: Scope, line: Line, heading: str = "") -> None:
         _whole(scope, line, heading)
         return
     left = line.left[0]
+    if isinstance(line, Word) and line.word == "send":  # which makes nothing here
+        scope.put(collected(scope, line).text, (), comment(line), heading)
+        return
     if left.indexed:
         scatter(scope, line, comment(line), heading)
         return

@@ -15,7 +15,7 @@ from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
-from learncost.readings.emit.between import JAX_MESH, MESH, TORCH_MESH
+from learncost.readings.emit.between import JAX_MESH, MESH, SENT, TORCH_MESH
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.identifiers import Identifiers
@@ -47,6 +47,7 @@ _RESERVED = (
     "updated",
     "_",
     MESH,
+    SENT,
     TORCH_MESH.type,
     JAX_MESH.type,
     JAX_MESH.imports.rpartition(" ")[2],
@@ -97,10 +98,10 @@ def program(
             raise InputError(f"{library.name} has no bf16: choose torch or jax")
         table, types = typed(table, dtype)
         low = frozenset(name for name, dtype_of_name in types.items() if dtype_of_name == "bf16")
-    return _Writer(_closed(table), library, function_name, title, dict(sizes or {}), low).program()
+    return Writer(closed(table), library, function_name, title, dict(sizes or {}), low).program()
 
 
-def _closed(table: Table) -> Table:
+def closed(table: Table) -> Table:
     """The table with everything that its lines read and do not make among its inputs."""
     available: set[str] = {*table.inputs, *table.weights}
     free: list[str] = []
@@ -118,26 +119,37 @@ def _codes(table: Table) -> frozenset[str]:
 
 
 @dataclass
-class _Writer:
+class Writer:
+    """A function while it is written, with those of the turns of its repeats."""
+
     table: Table
     backend: Backend
     function: str
     title: str
     given: dict[str, int]
     low: frozenset[str]
+    reserved: tuple[str, ...] = ()  # what the text around it calls its classes and functions
+    before: Writer | None = None  # of the same text: the function of the same weights, whose records it has
+    is_part: bool = False  # whether it is a function of a step in several: its results are always a tuple
+    waits: bool = False  # whether it stops behind its forward pass, and goes on when it is asked to
+    stopped: bool = False  # whether it has done so
 
     def __post_init__(self) -> None:
-        table = self.table
+        table, before = self.table, self.before
         check_derived(table.lines, "no program computes it")
         self.lowered = lower(table, whole=True)
         self.steps = frozenset(name for name, value in self.lowered.known.items() if value.role == "step")
         words = [word.name for word in entries() if word.body and not word.inline]
-        reserved = (*_RESERVED, *words, *(f"{word.name}_gradient" for word in entries()), self.function)
-        self.identifiers = Identifiers(reserved)
+        gradients = (f"{word.name}_gradient" for word in entries())
+        reserved = (*_RESERVED, *words, *gradients, self.function, *self.reserved)
+        self.identifiers: Identifiers = before.identifiers if before else Identifiers(reserved)
         self.helpers = Helpers(self.backend)
-        self.weights = Weights.of(table, self.identifiers, self.backend.array, self._stack_title)
+        self.weights: Weights = (
+            before.weights if before else Weights.of(table, self.identifiers, self.backend.array, self._stack_title)
+        )
         axes = {axis for declared in self.lowered.axes.values() for axis in declared} | set(windows(self.lowered.lines))
         self.w = self.identifiers.of("weights" if "w" in axes else "w", "record") if self.weights.tree else ""
+        self.w = before.w if before else self.w
         self.identifiers.of("turn", "loop")  # before a value of this name
         self.states = self._states()
         paths = {name: f"{self.w}.{end}" for name, end in self.weights.paths.items()}
@@ -166,16 +178,19 @@ class _Writer:
         return f"{blocks.pop()}_block" if len(every) > 1 and len(blocks) == 1 and None not in blocks else "block"
 
     def _states(self) -> dict[str, dict[str, str]]:
-        """Inputs that belong to every weight, such as `W.M`: records like that of the weights."""
+        """Inputs that belong to every weight, such as `W.M` or gradients: records like that of the weights."""
         if self.weights.tree is None:
             return {}
         states: dict[str, dict[str, str]] = {}
         for name in self.table.inputs:
             end, weight = self._state(name)
+            if self.table.values[name].role == "gradient":
+                end, weight = "", self.table.values[name].of
             if weight in self.table.weights:
                 states.setdefault(end, {})[weight] = name
+        called = {end: f"state.{end}" if end else "gradients" for end in states}
         return {
-            self.identifiers.of(f"state.{end}", "record"): {w: names[w] for w in self.table.weights if w in names}
+            self.identifiers.of(called[end], "record"): {w: names[w] for w in self.table.weights if w in names}
             for end, names in states.items()
         }
 
@@ -212,6 +227,12 @@ class _Writer:
     # The whole.
 
     def program(self) -> Program:
+        """The whole text, of this function alone."""
+        inputs, _, results, sizes = self.written()
+        return Program(self._text(), self.function, self.identifiers.values, inputs, results, sizes, self.scope.meets)
+
+    def written(self) -> tuple[tuple[Tree, ...], list[Parameter], tuple[Tree, ...], dict[str, str]]:
+        """Write the function: what it takes, its parameters, what it returns, and the sizes among its parameters."""
         table, scope = self.table, self.scope
         inputs, parameters = self._parameters()
         self.statements(scope, self.lowered.lines, set(table.outputs))
@@ -228,7 +249,10 @@ class _Writer:
         parameters += [Parameter(scope.sizes[name], "int") for name in missing]
         if scope.meets:
             parameters.append(Parameter(MESH, self.backend.mesh.type))
-        about = f"Returns {', '.join(self._says(tree) for tree in results)}."
+        if self.waits:
+            parameters.append(Parameter(SENT, "list"))
+        about = f"{'Stops behind the forward pass. Gives' if self.waits else 'Returns'} "
+        about += f"{', '.join(self._says(tree) for tree in results)}."
         body = function.freed(scope, {*table.inputs, *table.weights})
         begin = [*constants, *first, *places, *mask_lines]
         if any(scope.like in re.findall(r"\w+", statement.text) for statement in (*begin, *body)):
@@ -236,15 +260,7 @@ class _Writer:
         self.turns.functions.append(function.text(self.function, parameters, about, begin, body))
         if scope.meets and self.backend.sharded:
             self.turns.functions.append(self.backend.sharded(self.function, inputs, results, table.axes))
-        return Program(
-            self._text(),
-            self.function,
-            self.identifiers.values,
-            inputs,
-            results,
-            {name: scope.sizes[name] for name in missing},
-            scope.meets,
-        )
+        return inputs, parameters, results, {name: scope.sizes[name] for name in missing}
 
     def _number(self, size: str) -> int | None:
         """A size that is given, or that is a part of one."""
@@ -303,6 +319,9 @@ class _Writer:
         else:
             updates = []
         for line in rest:
+            if self.waits and scope is self.scope and not self.stopped and _is_behind(line):
+                self.stopped = True
+                scope.put("yield", (), heading="behind the forward pass")
             if isinstance(line, Repeat):
                 self.turns.write(scope, line, lines, handed)
                 before = ""
@@ -339,7 +358,11 @@ class _Writer:
 
     def _return(self, results: Sequence[Tree]) -> str:
         built = [self.built(self.scope, tree) for tree in results]
-        return returned(built)
+        text = f"return ({built[0]},)" if self.is_part and len(built) == 1 else returned(built)
+        if not self.waits:
+            return text
+        given = text.replace("return", "yield", 1)
+        return given if self.stopped else f"yield\n{given}"
 
     def built(self, scope: Scope, tree: Tree) -> str:
         """A tree of names as Python: a record's own name where all its fields are that record's."""
@@ -407,6 +430,11 @@ def _last(lines: Sequence[Statement]) -> list[Line]:
     for line in reversed(steps):
         read |= set(line.reads) if not read.isdisjoint(line.makes) else set()
     return [line for line in steps if read.isdisjoint(line.makes)]
+
+
+def _is_behind(line: Statement) -> bool:
+    """Whether a line is none of the forward pass."""
+    return next(inner for inner, _ in walk((line,))).tag.macro != "forward"
 
 
 def _meets(lines: Iterable[Statement]) -> bool:

@@ -1,0 +1,111 @@
+"""What a program of several devices is asked for: its mesh, its batch, and the order of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.ledger.over import whole_batch
+from learncost.models.configuration import family_of
+from learncost.models.model import Model, run_sizes
+from learncost.models.sizes import check_size
+from learncost.placement.clauses import Clause
+from learncost.placement.mesh import Mesh
+from learncost.placement.mesh import mesh as parse_mesh
+from learncost.placement.padding import Padded
+from learncost.placement.presets import chosen
+from learncost.placement.stages import Pipeline, pipeline_of
+from learncost.schedule.pipeline import KINDS, Schedule
+from learncost.schedule.pipeline import schedule as schedule_of
+
+CHUNKS = 2
+"""Stages of a device where a schedule has several: as run-cost takes them."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A mesh and its clauses, the sequences of a step and their length, and of a pipeline its schedule."""
+
+    mesh: str
+    place: str | None
+    placement: str | None
+    batch_size: int | str | None
+    seq_len: int | str | None
+    kind: str | None
+    microbatches: int | str | None
+
+    @cached_property
+    def grid(self) -> Mesh:
+        """The devices."""
+        return parse_mesh(self.mesh)
+
+    @cached_property
+    def clauses(self) -> tuple[Clause, ...]:
+        """What is cut over them."""
+        return chosen(self.place, self.placement)
+
+    @property
+    def parts(self) -> int:
+        """Over how many devices the sequences are cut."""
+        return whole_batch(self.mesh, self.place, self.placement)
+
+    def has_stages(self, model: Model) -> bool:
+        """Whether its blocks are cut into stages. Raises `InputError` for a schedule where they are not."""
+        if pipeline_of(model.table, self.grid, self.clauses) is not None:
+            return True
+        if self.kind is not None or self.microbatches is not None:
+            raise InputError("--schedule and --microbatches are of stages of a pipeline: --mesh pp=2 --placement pp")
+        return False
+
+    def pipeline(self, model: Model) -> Pipeline:
+        """The pipeline that the clauses ask for."""
+        pipeline = pipeline_of(model.table, self.grid, self.clauses)
+        assert pipeline is not None
+        return pipeline
+
+    def sizes(self, model: Model, batch: int | None = None) -> dict[str, int]:
+        """The sizes of so many sequences, of all devices together; by default of those that are asked for."""
+        if batch is None:
+            batch = self.parts if self.batch_size is None else check_size("batch-size", self.batch_size)
+        length = None if self.seq_len is None else check_size("seq-len", self.seq_len)
+        return dict(run_sizes(model, batch, length, None))
+
+    def schedule(self, devices: int) -> tuple[Schedule, int]:
+        """The order of the passes of so many devices, and the sequences of a microbatch, of all devices together.
+
+        Raises `InputError` where microbatches are not of equal size, and for a schedule that no program has.
+        """
+        kind = self.kind or "1f1b"
+        if kind in KINDS and KINDS[kind].parted:
+            raise InputError(
+                f"{kind} puts weight updates apart from backward passes, which a block's backward turn has together: "
+                "gpipe, 1f1b and interleaved have programs"
+            )
+        number = None if self.microbatches is None else check_size("microbatches", self.microbatches)
+        batch = self.parts * (number or devices)
+        batch = batch if self.batch_size is None else check_size("batch-size", self.batch_size)
+        number = number or max(batch // self.parts, 1)
+        if batch % (number * self.parts):
+            parts = number * self.parts
+            raise InputError(
+                f"--batch-size {batch} cannot be cut into {number} microbatches for each of {self.parts} devices: the "
+                f"next that can is {-(-batch // parts) * parts}"
+            )
+        several = kind in KINDS and KINDS[kind].several
+        return schedule_of(kind, devices, number, CHUNKS if several else 1), batch // number
+
+
+def refuse_filled(model: Model, padded: Sequence[Padded]) -> None:
+    """Refuse sizes that would be filled up: `InputError` with the size to give."""
+    for each in padded:
+        said = family_of(model.configuration).axes.get(each.axis, each.axis)
+        raise InputError(f"{said} is {each.size:,}: give {each.filled:,}, which the mesh divides")
+
+
+def refuse_zigzag(table: Table) -> None:
+    """Refuse positions in another order."""
+    if table.zigzag:
+        raise InputError("the plan zigzag puts positions in another order, which learncost train does and no program")

@@ -34,6 +34,27 @@ def test_the_time_is_that_of_the_mesh():
     assert {("reduce_scatter", "dp", "gradients"), ("all_gather", "dp", "weights"), ("send", "pp", "values")} <= sent
 
 
+def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
+    sizes = {**SIZES, "batch_size": 32}
+    several = {"schedule": "interleaved", "microbatch": 4, "chunks": "2", "plan": "flash,fused,recompute=block"}
+    run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **several, **sizes)
+    usual = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="pp=2,dp=2,tp=2", **sizes)
+    way = run.spread.step.way
+    assert (way.microbatch, way.microbatches, way.chunks) == (4, 4, 2)
+    assert (usual.spread.step.way.microbatch, usual.spread.step.way.microbatches) == (1, 16)
+    assert run.spread.step.stages[1].activations < 4 * usual.spread.step.stages[1].activations
+    for wrong, why in (
+        ({"microbatch": 5}, "microbatches of 5 do not divide"),
+        ({"chunks": 2}, "1f1b has one stage on a device: take --schedule interleaved"),
+        ({"microbatch": "x"}, "microbatch must be a whole number"),
+        ({"mesh": None, "plan": "flash"}, "plan is said of a mesh"),
+    ):
+        with pytest.raises(lc.InputError, match=why):
+            lc.run_cost("llama-2-7b", 10**9, "DGX H100", 8, **{"mesh": "dp=8", **sizes, **wrong})
+    with pytest.raises(lc.InputError, match="plan is said of a step over devices"):
+        lc.run_cost("gpt2", 10**9, "A100-SXM-80GB", plan="flash")
+
+
 def test_a_vocabulary_that_does_not_divide_is_said_to_be_filled_up():
     run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="tp=4", **{**SIZES, "vocab_size": 1021})
     assert [(each.size, each.filled) for each in run.spread.step.padded] == [(1021, 1024)]

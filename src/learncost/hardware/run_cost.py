@@ -31,7 +31,7 @@ from learncost.readings.price import Book
 from learncost.readings.time import Rates
 
 if TYPE_CHECKING:
-    from learncost.parallel.spread import Spread
+    from learncost.parallel.spread import Asked, Spread
 
 # The books that are shown beside the chosen one: exact products, and the formulas of the field.
 BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
@@ -150,6 +150,8 @@ class RunCost(Shown):
             "mesh": dict(step.way.mesh),
             "placement": spread.placed,
             "schedule": step.way.schedule,
+            "chunks": step.way.chunks,
+            "microbatch": step.way.microbatch,
             "microbatches": step.way.microbatches,
             "memory": step.peak,
             "fits": spread.fits,
@@ -172,6 +174,9 @@ def run_cost(
     place: str | None = None,
     placement: str | None = None,
     schedule: str = "1f1b",
+    microbatch: int | str | None = None,
+    chunks: int | str | None = None,
+    plan: str | None = None,
     mfu: float | str | None = None,
     hfu: float | str | None = None,
     tokens_per_second: float | str | None = None,
@@ -204,8 +209,15 @@ def run_cost(
         The devices as axes, such as pp=4,dp=8,tp=8: the time is then that of a step over it, with the links of the
         cluster. On a cluster (`learncost list clusters`) without one, the fastest that fits is taken.
     schedule
-        The schedule of the pipeline, pp of the mesh: gpipe, 1f1b, interleaved, with two stages on a device, or
+        The schedule of the pipeline, pp of the mesh: gpipe, 1f1b, interleaved, with several stages on a device, or
         zb-h1.
+    microbatch
+        Sequences of a microbatch, on each part of the batch. The default is 1.
+    chunks
+        Stages on a device under the schedule interleaved. The default is 2.
+    plan
+        How the step over the mesh is rewritten, such as flash,fused,recompute=block (`learncost list plans`). The
+        default is flash,fused.
     price_book
         What counts as an operation: matmul, as utilization is counted, or another (`learncost list price-books`).
     dtype
@@ -315,11 +327,16 @@ def run_cost(
     if group is not None or mesh is not None or place is not None or placement is not None:
         if procedure != "bp":
             raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
-        many = _spread(model, group or cluster_with(machine), number, mesh, place, placement, schedule, kind, sizes)
+        from learncost.parallel.spread import asked  # only where a mesh is asked for: start-up counts
+
+        way = asked(schedule, microbatch, chunks, plan, mesh)
+        many = _spread(model, group or cluster_with(machine), number, mesh, place, placement, way, kind, sizes)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         seconds = _show_spread(figures, many)
         total_by = _time_of_mesh(figures, typed)
     else:
+        if named := [name for name, said in (("microbatch", microbatch), ("chunks", chunks), ("plan", plan)) if said]:
+            raise InputError(f"{named[0]} is said of a step over devices: give --mesh with it")
         seconds = _step(model, procedure, sizes, on, kind, attained is not None)
         if isinstance(seconds, Figure):
             _show_step(figures, seconds, step.tokens_per_step)
@@ -406,19 +423,17 @@ def _spread(
     mesh: str | None,
     place: str | None,
     placement: str | None,
-    schedule: str,
+    asked: Asked,
     dtype: str,
     sizes: Mapping[str, Any],
 ) -> Spread:
     """The step over a mesh. Raises `InputError` for what is not counted there, and where nothing fits."""
-    from learncost.parallel.spread import checked_schedule, spread  # only where a mesh is asked for: start-up counts
+    from learncost.parallel.spread import spread  # only where a mesh is asked for: start-up counts
 
     given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
     if adapting := [name for name in _ADAPTING if name in given_sizes]:
         raise InputError(f"{adapting[0]} is not counted over a mesh of devices: leave it out, or the mesh")
-    return spread(
-        model, group, int(number.value), mesh, place, placement, checked_schedule(schedule), dtype, given_sizes
-    )
+    return spread(model, group, int(number.value), mesh, place, placement, asked, dtype, given_sizes)
 
 
 def _show_spread(figures: dict[str, Figure], many: Spread) -> Figure:

@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any
 
 from learncost.devices.device import Device, devices
-from learncost.devices.rates import TILE, published
-from learncost.readings.time import Grid, Rates
+from learncost.devices.rates import BANDWIDTH, TILE, published
+from learncost.readings.time import Curve, Grid, Rates
 from learncost.readings.time.rates import ORIENTATIONS
 
 LARGE = 2048
@@ -67,6 +67,10 @@ def sustained(device: Device, dtype: str) -> Rates:
         f"products at {products:.0%} and attention at {attention:.0%} of the dense {peak / 1e12:,.0f} TFLOP/s in "
         f"{dtype} ({said}); {usual.source.partition('; ')[2]}"
     )
+    moved = _measured().get(device.name, {}).get("bandwidth")
+    if moved is not None:
+        usual = replace(usual, bandwidth=Curve((1.0,), (moved * max(device.bandwidth_gbs) * 1e9,)))
+        source = source.replace(f"{BANDWIDTH:.0%} of the published", f"{moved:.0%} (measured) of the published")
     return replace(usual, products=dict.fromkeys(ORIENTATIONS, grid), inner=flat, source=source)
 
 

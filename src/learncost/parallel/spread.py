@@ -12,7 +12,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.ledger.run import prepare
 from learncost.models.model import Model
-from learncost.models.wording import shown
+from learncost.models.wording import counted, shown
 from learncost.parallel.account import Account
 from learncost.parallel.candidates import CHUNKS
 from learncost.parallel.rates import sustained
@@ -29,6 +29,47 @@ PLAN = "flash,fused"
 """Attention without stored scores, and pointwise lines in kernels, as the libraries of large trainings have them."""
 
 SIZES = ("batch_size", "seq_len")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a step over a mesh is to run.
+
+    schedule    of the pipeline, and chunks: stages on a device, of schedules that have several; 0: the fewest
+    microbatch  sequences of a microbatch on each part of the batch
+    plan        what is kept for the backward pass, and what runs in one kernel
+    """
+
+    schedule: str = "1f1b"
+    microbatch: int = 1
+    chunks: int = 0
+    plan: str = PLAN
+
+
+def asked(
+    schedule: str, microbatch: object = None, chunks: object = None, plan: str | None = None, mesh: str | None = ""
+) -> Asked:
+    """What a command is asked for, checked. Raises `InputError`; also for what is said of no mesh."""
+    if schedule not in KINDS:
+        raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
+    said = {"microbatch": microbatch, "chunks": chunks, "plan": plan}
+    if mesh is None and (names := [name for name, value in said.items() if value is not None]):
+        raise InputError(f"{names[0]} is said of a mesh: give --mesh with it; without one the fastest is looked for")
+    whole = {name: 1 if said[name] is None else counted(said[name]) or 0 for name in ("microbatch", "chunks")}
+    if wrong := [name for name, value in whole.items() if not 1 <= value <= LARGEST]:
+        raise InputError(f"{wrong[0]} must be a whole number from 1 to {LARGEST:,}, not {shown(said[wrong[0]])}")
+    if whole["chunks"] > 1 and not KINDS[schedule].several:
+        several = " or ".join(name for name, kind in KINDS.items() if kind.several)
+        raise InputError(
+            f"{schedule} has one stage on a device: take --schedule {several} for {whole['chunks']} chunks"
+        )
+    return Asked(
+        schedule, whole["microbatch"], 0 if chunks is None else whole["chunks"], PLAN if plan is None else plan
+    )
+
+
+LARGEST = 10**6
+"""Sequences of a microbatch, and stages on a device."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +93,7 @@ def spread(
     mesh: str | None,
     place: str | None,
     placement: str | None,
-    schedule: str,
+    asked: Asked,
     dtype: str,
     sizes: Mapping[str, Any],
 ) -> Spread:
@@ -73,8 +114,8 @@ def spread(
     batch = batch_of(sizes.get("batch_size"), length, grid.devices)
     inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
     cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
-    number = prod(inner.sizes.values())
-    account = Account(run.model, {**run.axes, "B": number}, inner, cut, kind, PLAN)
+    number = asked.microbatch * prod(inner.sizes.values())
+    account = Account(run.model, {**run.axes, "B": number}, inner, cut, kind, asked.plan)
     shares = prod(inner.sizes.get(axis, 1) for axis in account.batch_axes)
     if batch % shares:
         larger = -(-batch // shares) * shares
@@ -82,10 +123,18 @@ def spread(
             f"{batch:,} sequences cannot be cut over {' and '.join(account.batch_axes)}, {shares:,} parts: the next "
             f"batch_size that can is {larger:,}"
         )
-    chunks = CHUNKS[0] if KINDS[schedule].several and grid.sizes.get(PIPELINE, 1) > 1 else 1
-    way = Way(grid.sizes, 1, batch // shares, schedule, chunks)
+    each = batch // shares
+    if each % asked.microbatch:
+        raise InputError(
+            f"a part of the batch has {each:,} sequences, which microbatches of {asked.microbatch:,} do not divide: "
+            f"the next batch_size that they do is {-(-each // asked.microbatch) * asked.microbatch * shares:,}"
+        )
+    several = KINDS[asked.schedule].several and grid.sizes.get(PIPELINE, 1) > 1
+    chunks = (asked.chunks or CHUNKS[0]) if several else 1
+    way = Way(grid.sizes, asked.microbatch, each // asked.microbatch, asked.schedule, chunks)
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
+    text += f"; plan {asked.plan}" if asked.plan != PLAN else ""
     return Spread(step, text, max(cluster.device.memory_gb) * 1e9, True)
 
 
@@ -119,10 +168,3 @@ def described(step: StepTakes) -> str:
     schedule = "" if way.stages == 1 else f", {way.schedule}" + (f" of {way.chunks} chunks" if way.chunks > 1 else "")
     several = "microbatch" if way.microbatches == 1 else "microbatches"
     return f"{way}{schedule}, {way.microbatches:,} {several} of {way.microbatch:,}"
-
-
-def checked_schedule(name: str) -> str:
-    """A schedule that a mesh may be asked for with."""
-    if name not in KINDS:
-        raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(name)}")
-    return name

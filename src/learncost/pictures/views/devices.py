@@ -17,7 +17,7 @@ from learncost.ledger.sheet import number, seconds_of, size_of
 from learncost.models.wording import counted, shown
 from learncost.parallel.candidates import PLANS, structures
 from learncost.parallel.search import Found, Search, search
-from learncost.parallel.spread import Spread, checked_schedule, described, spread, usual
+from learncost.parallel.spread import Spread, asked, described, spread, usual
 from learncost.parallel.step import ASSUMED, PIPELINE, StepTakes
 from learncost.pictures.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of
 from learncost.placement.mesh import mesh as parse_mesh
@@ -101,14 +101,14 @@ def over_devices(
             mesh = f"dp={several}"  # the simplest, where nothing is searched
         else:
             return _searched(model, answer, {"precision": precision, **given})
-    many = spread(model, group, 1, mesh, place, placement, checked_schedule(schedule), kind, given)
+    many = spread(model, group, 1, mesh, place, placement, asked(schedule), kind, given)
     step = many.step
     notes = (
         f"Over {described(step)} on {group.name}; cut by: {many.placed}.",
         f"Time is modelled: {step.low:g} to {step.high:g} of what stands here. {'; '.join(ASSUMED.values())}.",
     )
-    asked = {"on": group.name, "mesh": mesh, "place": place, "placement": placement, "schedule": schedule}
-    command = command_of(("run-cost",), model, {"tokens": "1e12", **asked, "precision": precision, **given})
+    flags = {"on": group.name, "mesh": mesh, "place": place, "placement": placement, "schedule": schedule}
+    command = command_of(("run-cost",), model, {"tokens": "1e12", **flags, "precision": precision, **given})
     title = (
         f"Over {step.way.devices:,} devices a step of {step.tokens:,} tokens takes {seconds_of(step.seconds)}, "
         f"and a device holds {size_of(step.peak)}"

@@ -1,15 +1,16 @@
-"""A digest of every number that the commands print: for all presets, price books and procedures.
+"""A digest of every number and formula that the commands print: for all presets, price books and procedures.
 
     python benchmarks/digest.py                      says which answers differ from the digest that is kept
     python benchmarks/digest.py --write              keeps today's
-    python benchmarks/digest.py --presets gpt2,t5-small
+    python benchmarks/digest.py --presets gpt2,t5-small      names and aliases
+    python benchmarks/digest.py --lines formulas,"memory table"
     python benchmarks/digest.py --answers FOLDER     writes every answer there, for --against
     python benchmarks/digest.py --against FOLDER     says of every answer that differs which numbers, before and after
 
 It holds a change that should move no number to that. The digest is `benchmarks/digest.txt`: a line for some questions
-of one kind, with a checksum of all numbers in the answers' JSON and the totals of the first for the eye. To see which
-numbers differ, write the answers of the commit before (`--answers`), and compare (`--against`). Two processes, some
-twenty minutes.
+of one kind, with a checksum of all numbers and formulas in the answers' JSON, and the totals of the first for the eye.
+To see which numbers differ, write the answers of the commit before (`--answers`), and compare (`--against`). Of presets
+of one family that have one table, at other sizes, the first is asked everything, and the others what depends on sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from multiprocessing import Pool
 from pathlib import Path
@@ -33,6 +34,8 @@ LEARNING = ("bp", "recompute", "pepita", "mempepita", "head-only")
 PLAIN = ("--batch-size", "1", "--optimizer", "sgd", "--dtype", "fp32")
 HEAD = ("parameters", "peak", "total", "maccs", "flops", "bytes", "seconds")
 """What is shown of the first answer beside the checksum."""
+WRITTEN = frozenset(("formula", "cheaper", "at_1"))
+"""Fields whose text is an answer: a formula, and who is cheaper. Others have names and sentences."""
 TOGETHER = 40
 """Models that a process answers for before another takes its place: it remembers all their tables."""
 
@@ -40,8 +43,8 @@ Question = tuple[str, tuple[str, ...]]
 """Its line of the digest, and the command line."""
 
 
-def questions(preset: str) -> Iterator[Question]:
-    """What is asked of every preset; all that a default could change is said."""
+def of_tables(preset: str) -> Iterator[Question]:
+    """What is asked of a preset whose table no other one has; all that a default could change is said."""
     from learncost.books.book import BOOKS
     from learncost.books.formula import formulas
     from learncost.models.configuration import configure
@@ -67,10 +70,9 @@ def questions(preset: str) -> Iterator[Question]:
     yield cost("head", "--train", "head", *PLAIN)
     yield cost("plan", "--plan", "flash,head,recompute=gelu+norm", *equation, *PLAIN)
     yield cost("on", "--on", "A100-SXM-80GB", *equation, *PLAIN)
-    yield f"{preset} conventions", ("conventions", preset, "--json")
-    yield f"{preset} rules", ("rules", preset, "--json")
+    for command in ("conventions", "rules", "formulas"):
+        yield f"{preset} {command}", (command, preset, "--json")
     yield f"{preset} compare", ("compare", preset, "--optimizer", "sgd", "--json")
-    yield f"{preset} formulas", ("formulas", preset, "--json")
 
     def memory(engine: str, *given: str) -> Question:
         return f"{preset} memory {engine}", ("memory", preset, "--engine", engine, *given, "--json")
@@ -85,7 +87,20 @@ def questions(preset: str) -> Iterator[Question]:
     yield f"{preset} fit", ("fit", preset, "--ram", "24GB", "--optimizer", "adamw", *length, "--json")
 
 
-def layer_questions(layer: str) -> Iterator[Question]:
+def of_sizes(preset: str) -> Iterator[Question]:
+    """What is asked of a preset whose table another one has at other sizes."""
+    short = {f"{preset} {line}" for line in ("cost by equation", "cost run", "conventions", "rules", "memory table")}
+    return ((line, asked) for line, asked in of_tables(preset) if line in short)
+
+
+def of_images(preset: str) -> Iterator[Question]:
+    """What is asked of a preset that is a table."""
+    yield f"{preset} cost run", ("cost", preset, *PLAIN, "--json")
+    yield f"{preset} cost matmul", ("cost", preset, "--price-book", "matmul", *PLAIN, "--json")
+    yield f"{preset} memory table", ("memory", preset, "--engine", "table", *PLAIN, "--json")
+
+
+def of_layers(layer: str) -> Iterator[Question]:
     """What is asked of a layer."""
     from learncost.books.book import BOOKS
 
@@ -106,21 +121,41 @@ def answer(asked: tuple[str, ...]) -> Any:
     return json.loads(out.getvalue()) if not code else err.getvalue().strip()
 
 
-def answers(subject: tuple[str, bool]) -> list[tuple[Question, Any]]:
+Subject = tuple[str, Callable[[str], Iterator[Question]]]
+
+
+def subjects() -> Iterator[Subject]:
+    """Every preset and layer, and what is asked of it."""
+    from learncost.equation.table import walk
+    from learncost.layers.layer import shipped
+    from learncost.models.configuration import configure
+    from learncost.models.model import build
+    from learncost.models.presets import presets, table_presets
+
+    tables = set[object]()  # the lines without the numbers in them
+    for preset in presets():
+        lines = walk(build(configure(preset.name)).table.lines)
+        table = preset.family, *((line.name, line.loops, turns) for line, turns in lines)
+        yield preset.name, of_sizes if table in tables else of_tables
+        tables.add(table)
+    yield from ((preset.name, of_images) for preset in table_presets())
+    yield from ((layer, of_layers) for layer in shipped())
+
+
+def answers(asked: list[Question]) -> list[tuple[Question, Any]]:
     """Of a preset, or a layer, in a process of the pool."""
-    name, is_layer = subject
-    return [(question, answer(question[1])) for question in (layer_questions if is_layer else questions)(name)]
+    return [(question, answer(question[1])) for question in asked]
 
 
 def numbers(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every number of an answer and where it stands."""
+    """Every number and formula of an answer and where it stands."""
     if isinstance(found, dict):
         for key, value in found.items():
             yield from numbers(value, f"{path}/{key}")
     elif isinstance(found, list):
         for place, value in enumerate(found):
             yield from numbers(value, f"{path}/{_name(value, place)}")
-    elif not isinstance(found, str) or not path:
+    elif not isinstance(found, str) or not path or path.rpartition("/")[2] in WRITTEN:
         yield path, found
 
 
@@ -144,24 +179,32 @@ def main() -> int:
         "benchmarks/digest.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--write", action="store_true", help="keep today's numbers; those of --presets among the others"
+        "--write", action="store_true", help="keep today's numbers; those of --presets and --lines among the others"
     )
     parser.add_argument("--answers", type=Path, help="a folder for every answer")
     parser.add_argument("--against", type=Path, help="a folder of answers to compare with")
     parser.add_argument("--presets", default="", help="with commas between; all of them and all layers by default")
+    parser.add_argument("--lines", default="", help="with commas between, such as formulas; all of them by default")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     given = parser.parse_args()
 
-    from learncost.layers.layer import shipped
-    from learncost.models.presets import presets
+    from learncost.models.presets import preset
 
-    names = given.presets.split(",") if given.presets else [preset.name for preset in presets()]
-    subjects = [(name, False) for name in names] + ([] if given.presets else [(name, True) for name in shipped()])
+    every = {name: list(questions(name)) for name, questions in subjects()}
+    asked_of = {name: preset(name) for name in given.presets.split(",") if name}
+    if unknown := [name for name, known in asked_of.items() if known is None]:
+        parser.error(f"no preset is called {unknown[0]}: learncost list models")
+    names = [known.name for known in asked_of.values() if known] or list(every)
+    lines_asked = set(filter(None, given.lines.split(",")))
+    chosen = (
+        [(line, command) for line, command in every[name] if not lines_asked or line.partition(" ")[2] in lines_asked]
+        for name in names
+    )
     kept = dict(row.split("\t", 1) for row in KEPT.read_text().splitlines()) if KEPT.exists() else {}
     digest: list[str] = []
     asked = differing = 0
     with Pool(given.processes, maxtasksperchild=TOGETHER) as pool:
-        for found in pool.imap(answers, subjects):
+        for found in pool.imap(answers, filter(None, chosen)):
             asked += len(found)
             own = list(lines(found))
             digest += own
@@ -177,9 +220,9 @@ def main() -> int:
                     print(line.replace("\t", "  "), f"    before: {before}", sep="\n")
     print(f"{asked:,} questions, {len(digest):,} lines, {differing:,} differ", file=sys.stderr)
     if given.write:
-        renewed = dict(line.split("\t", 1) for line in digest)
-        every = {**kept, **renewed} if given.presets else renewed
-        KEPT.write_text("".join(f"{name}\t{answer_line}\n" for name, answer_line in every.items()))
+        digested = kept | dict(line.split("\t", 1) for line in digest)
+        order = dict.fromkeys(line for questions in every.values() for line, _ in questions)
+        KEPT.write_text("".join(f"{line}\t{digested[line]}\n" for line in order if line in digested))
     return int(bool(differing))
 
 

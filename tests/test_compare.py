@@ -137,14 +137,15 @@ def test_who_is_named_and_refused_is_left_out_and_the_others_are_compared(tmp_pa
     file.write_text(json.dumps(contents("albert")))
     model = str(file)
     reason = f"galore needs matrices that blocks have for themselves: {model} has none that learn"
+    why = reason.replace("galore", "galore, which", 1)
     comparison = lc.compare(model, "bp,galore,pepita", **sizes)
     assert comparison.procedures == ("bp", "pepita")
-    assert comparison.left_out == comparison.to_dict()["left_out"] == f"left out: galore; {reason}"
+    assert comparison.left_out == comparison.to_dict()["left_out"] == f"left out: {why}"
     assert "left out: galore" in " ".join(str(comparison).split())
     held = lc.memory(model, procedure="bp,galore", engine="table", **sizes)
     assert held.to_dict()["left_out"] == {"galore": reason}
     assert "left out: galore" in " ".join(str(held).split())
-    assert lc.sweep(model, "bp,galore").left_out == f"left out: galore; {reason}"
+    assert lc.sweep(model, "bp,galore").left_out == f"left out: {why}"
     for ask in (lc.compare, lc.memory, lc.sweep):
         with pytest.raises(lc.InputError, match="galore needs matrices"):
             ask(model, "galore", **({} if ask is lc.sweep else sizes))
@@ -223,3 +224,8 @@ def test_procedures_go_by_both_names_of_the_argument():
 
 def test_one_procedure_is_overtaken_by_none():
     assert "The cheaper one" not in str(lc.compare("gpt2", "bp"))
+
+
+def test_a_procedure_alone_has_no_ratio_to_itself():
+    assert "One step over" not in str(lc.compare("gpt2", "bp", seq_len=8))
+    assert "One step over" in str(lc.compare("gpt2", "bp,pepita", seq_len=8))

@@ -208,7 +208,7 @@ def test_a_contest_that_is_stopped_has_what_was_done():
 def test_who_cannot_learn_there_is_left_out_and_the_others_take_part():
     found = contest(Setting(mlp([8]), "sgd"), entrants("bp,badam", "stable"), Budget("steps", 1), (0,), (0.1,))
     assert [result.entrant.name for result in found.results] == ["bp"]
-    assert "left out: badam; badam needs one stack of blocks" in " ".join(str(found).split())
+    assert "left out: badam, which needs one stack of blocks" in " ".join(str(found).split())
     assert list(found.to_dict()["left_out"]) == ["badam"]
     with pytest.raises(lc.InputError, match="badam needs one stack of blocks"):
         contest(Setting(mlp([8]), "sgd"), entrants("badam", "stable"), Budget("steps", 1), (0,), (0.1,))

@@ -20,7 +20,7 @@ from learncost.equation.precision import precision_of
 from learncost.faces.command import main
 from learncost.ledger.memory_fit import fit
 from learncost.ledger.memory_inference import Serving
-from learncost.ledger.memory_runner import largest_batch
+from learncost.ledger.search import largest_batch, longest_within
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.readings.live import live
@@ -293,3 +293,22 @@ def test_the_batch_is_what_is_found(model, batch, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent.parent)
     with pytest.raises(lc.InputError, match=rf"^{batch.replace('_', '-')} is what fit finds"):
         lc.fit(model, "1GB", **{batch: 8})
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_longest_that_fits_is_asked_few_peaks_for(power):
+    """Held to a count from below; lengths without positions do not fit, and the most is where nobody looks further."""
+    asked = []
+
+    def peak(length):
+        asked.append(length)
+        if length > 4_000:
+            raise lc.InputError("no positions")
+        return 50 + max(7 * length, length**power)
+
+    for room in (60, 1_000, 20_000, 3_000_000, 10**9):
+        asked.clear()
+        longest = longest_within(peak, room)
+        assert longest == max(length for length in range(1, 4_001) if 50 + max(7 * length, length**power) <= room)
+        assert len(asked) < 25
+    assert longest_within(lambda length: 3, 5, 1_000) == 1_023

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from learncost.contest.entrant import Cost
 from learncost.equation.errors import InputError
-from learncost.ledger.memory_runner import largest_batch
+from learncost.ledger.search import largest_batch
 from learncost.models.wording import BYTES, COUNTS, shown, whole_number
 
 UNITS = {

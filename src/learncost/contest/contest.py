@@ -151,7 +151,7 @@ class _Run:
     ) -> None:
         self.contest, self.report, self.stop, self.workers = contest_run, report, stop, workers
         self.rates, self.finer = rates, not rates
-        self.done = self.over = self.known = 0  # steps: done, of trainings that are over, of tasks that are
+        self.done = self.over = 0  # steps: done or passed, of tasks that are over
 
     def rates_of(self, result: Result) -> tuple[float, ...]:
         """Those that were given, or those that suit its optimizer."""
@@ -190,15 +190,13 @@ class _Run:
         self._at(self.done + 1)
         return self.stop()
 
-    def ended(self, steps: int) -> None:
-        self.over += steps
-        self._at(self.over)
+    def passed(self, steps: int) -> None:
+        self._at(self.done + steps)
 
     def _came(self, steps: int) -> None:
         """A task of so many steps is done, here, where every step was told, or elsewhere."""
-        self.known += steps
-        self.over = max(self.over, self.known)
-        self._at(self.over)
+        self.over += steps
+        self._at(max(self.done, self.over))
 
     def _at(self, done: int) -> None:
         self.done = done

@@ -50,8 +50,8 @@ class Told(Protocol):
     def stepped(self) -> bool:
         """A step is done: whether to stop."""
 
-    def ended(self, steps: int) -> None:
-        """A training of so many steps is over; those after a divergence are not done."""
+    def passed(self, steps: int) -> None:
+        """So many steps are not done: those of a training after a divergence."""
 
 
 def readied(
@@ -109,9 +109,8 @@ def outcome(
         if told.stepped():
             raise StoppedError
         if lost(losses[-1]):  # the loss before this step: the one before was too much
-            told.ended(share.steps)
+            told.passed(share.steps - step - 1)
             return Outcome(seed, rate, tuple(losses), seconds, before, None, step)
-    told.ended(share.steps)
     after = training.check(checked)
     if lost(after[0]):
         return Outcome(seed, rate, tuple(losses), seconds, before, None, share.steps)

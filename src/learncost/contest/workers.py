@@ -46,7 +46,7 @@ class _Silent:
     def stepped(self) -> bool:
         return False
 
-    def ended(self, steps: int) -> None: ...
+    def passed(self, steps: int) -> None: ...
 
 
 @contextmanager

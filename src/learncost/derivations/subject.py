@@ -71,10 +71,10 @@ def subject(
     chosen = book(price_book)
     through = chosen.jacobian if jacobian is None else jacobian
     learning = procedure(procedure_name or BP)
+    stepping = _optimizer(optimizer_name or default_optimizer(chosen))
     if name == "optimizer":
         if learning.name != BP:
             raise _of_models(learning.name, name)
-        stepping = _optimizer(optimizer_name or default_optimizer(chosen))
         return Subject(stepping, chosen, through, {"optimizer_step": stepping.table}, None)
     layer = read_layer(name)
     table = layer.table

@@ -105,7 +105,7 @@ def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
 
 def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str, str]]]:
     """Every line with those that make the values of its scope, and the stacks that names of its scope are slices of."""
-    scopes: list[Table | Repeat] = [table, *(line for line in table.lines if isinstance(line, Repeat))]
+    scopes: list[Table | Repeat] = [table, *table.repeats]
     for scope in scopes:
         makers = {name: line for line in scope.lines if isinstance(line, Line) for name in line.makes}
         outer = dict(scope.each) if isinstance(scope, Repeat) else {}

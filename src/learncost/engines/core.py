@@ -18,7 +18,7 @@ from learncost.equation.count import base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.table import Line, Repeat, Table, check_derived, each_line
+from learncost.equation.table import Line, Table, check_derived, each_line
 from learncost.equation.value import RANDOM, Same
 from learncost.layers.lower import lower
 from learncost.models.model import Model
@@ -258,7 +258,7 @@ class Core(Displayed):
         self.weights = self._keep({name: new.get(name, array) for name, array in self.weights.items()})
         self.state = self._keep({name: new.get(name, array) for name, array in self.state.items()})
         if (kind := BLOCKS.get(self.precision.states)) is not None:
-            stacks = {outer for line in table.lines if isinstance(line, Repeat) for _, outer in line.each}
+            stacks = {outer for line in table.repeats for _, outer in line.each}
             for name, array in self.state.items():  # in place: a tensor may lie there
                 array[...] = eight_bits(array, kind, len(array) if table.values[name].of in stacks else 1)
         self.steps += 1

@@ -539,6 +539,11 @@ class Table(Displayed):
     sizes: Mapping[str, int] = field(default_factory=dict)  # those that it states
 
     @cached_property
+    def repeats(self) -> tuple[Repeat, ...]:
+        """The repeats among its lines, but those within others."""
+        return tuple(line for line in self.lines if isinstance(line, Repeat))
+
+    @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:
         """The declared axes of every name."""
         return axes_of(self.values)

@@ -14,7 +14,7 @@ def alone(table: Table) -> Callable[[Line], bool]:
     whatever name a repeat hands it in or out; every line that touches none of these names stands alone.
     """
     conditioned = {term.name for line, _ in walk(table.lines) if line.where for term in line.left}
-    repeats = [line for line in table.lines if isinstance(line, Repeat)]
+    repeats = [*table.repeats]
     pairs = []
     while repeats:
         repeat = repeats.pop()

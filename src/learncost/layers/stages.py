@@ -50,7 +50,7 @@ class Stages(Displayed):
 
 def turns_of(table: Table, sizes: Mapping[str, int]) -> int:
     """How many turns the repeats of blocks have together."""
-    return sum(int(size_of(line.count, sizes)) for line in table.lines if isinstance(line, Repeat))
+    return sum(int(size_of(line.count, sizes)) for line in table.repeats)
 
 
 def even(turns: int, stages: int) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages
     turns = turns_of(table, sizes)
     if sum(layers) != turns or min(layers, default=0) < 0:
         raise InputError(f"stages of {', '.join(map(str, layers))} blocks are not the {turns} that the model has")
-    counts = [base(line.count).partition("/")[0] for line in table.lines if isinstance(line, Repeat)]
+    counts = [base(line.count).partition("/")[0] for line in table.repeats]
     if len(set(counts)) < len(counts):
         raise InputError(f"repeats of the same number of turns, {counts[0]}, cannot be cut into stages yet")
     return _Cut(table, sizes, tuple(layers)).stages()
@@ -194,4 +194,4 @@ class _Cut:
 
 def _sliced(stage: Stage, name: str) -> bool:
     """Whether a weight is a stack of the turns' own."""
-    return any(name == stack for line in stage.table.lines if isinstance(line, Repeat) for _, stack in line.each)
+    return any(name == stack for line in stage.table.repeats for _, stack in line.each)

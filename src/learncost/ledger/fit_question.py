@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.layers.layer import Layer
-from learncost.ledger.memory import memory_on
 from learncost.ledger.memory_inference import NAME, Serving
-from learncost.ledger.memory_runner import Chosen, largest, largest_batch, longest, runner_of
+from learncost.ledger.memory_runner import largest, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.run import Run, adaptation_of, prepare
 from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
+from learncost.ledger.search import largest_batch
 from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.vocabulary.optimizers import OPTIMIZERS
@@ -150,26 +150,29 @@ class FitQuestion:
         try:
             if procedure == NAME:
                 return self._serving(run).fitting.fits
-            step, chosen = self.step(run, procedure)
-            return self.stored(step.flash) and chosen.runner.peak(step, step.sizes()) <= self.ram
+            step = self.step(run, procedure)
+            if step.least > self.ram or not self.stored(step.flash):
+                return False
+            return runner_of(step, self.engine).runner.peak(step, step.sizes()) <= self.ram
         except InputError:
             return False
 
-    def step(self, run: Run, procedure: str) -> tuple[Step, Chosen]:
+    def step(self, run: Run, procedure: str) -> Step:
         planner = runners()[self.engine or TABLE].planner
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
         step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
-        if self.over:
-            step = step.over_mesh(self.over[0] or "", *self.over[1:])
-        return step, runner_of(step, self.engine)
+        return step.over_mesh(self.over[0] or "", *self.over[1:]) if self.over else step
 
     def _learning(self, run: Run, procedure: str) -> Way:
-        step, chosen = self.step(run, procedure)
-        runner, answer = chosen.runner, memory_on(step, chosen)
-        most = max(answer.split, key=lambda part: answer.split[part])
-        batch = self.stored(answer.flash) * largest(step, runner, self.ram)
-        fitting = Fitting(procedure, step.plan, runner.name, answer.peak, answer.flash, batch, most, chosen.why)
+        step = self.step(run, procedure)
+        chosen = runner_of(step, self.engine)
+        runner = chosen.runner
+        needs = runner.takes(step, step.sizes())
+        flash = step.flash if needs.flash is None else needs.flash
+        most = max(needs.split, key=lambda part: needs.split[part])
+        batch = self.stored(flash) * largest(step, runner, self.ram)
+        fitting = Fitting(procedure, step.plan, runner.name, needs.bytes, flash, batch, most, chosen.why)
         return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram), step.over)
 
     def _serving(self, run: Run) -> Way:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
-from learncost.equation.table import Product, Repeat, Term, walk
+from learncost.equation.table import Product, Term, walk
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.run import Run
 from learncost.models.purposes import weighs_tokens
@@ -41,7 +41,7 @@ class Measures:
     def blocks(self) -> tuple[Block, ...]:
         """The blocks that the model has, a repeat each: those of an encoder before those of a decoder."""
         result: list[Block] = []
-        repeats = [line for line in self.run.model.table.lines if isinstance(line, Repeat)]
+        repeats = self.run.model.table.repeats
         for repeat in repeats:
             softmaxes = [(line, turns) for line, turns in walk([repeat]) if weighs_tokens(line)]
             kinds, number = len(softmaxes), self.at(total(Count.of(turns) for _, turns in softmaxes))
@@ -91,7 +91,7 @@ class Measures:
     def block_parameters(self, block: Block) -> tuple[int | Fraction, int | Fraction]:
         """The parameters that one block reads, shared ones too: those of its matrices, and all."""
         table = self.run.model.table
-        (repeat,) = (line for line in table.lines if isinstance(line, Repeat) and line.count == block.count)
+        (repeat,) = (line for line in table.repeats if line.count == block.count)
         turns = {count for _, counts in walk([repeat]) for count in counts}
         lines = [line for line, _ in walk([repeat])]
         read = {name for line in lines for name in line.reads}

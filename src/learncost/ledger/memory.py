@@ -388,7 +388,7 @@ def memory_on(step: Step, chosen: Chosen) -> Memory:
         split=needs.split,
         witnesses=needs.witnesses,
         curve=needs.curve,
-        arrays=needs.stays,
+        arrays=tuple(needs.stays),
         flash=step.flash if needs.flash is None else needs.flash,
         arena=needs.arena,
         engine=runner.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from learncost.equation.count import Count, total
@@ -12,10 +12,12 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
 from learncost.equation.table import Table
 from learncost.ledger.memory_types import INDEX
-from learncost.models.model import Model, run_sizes
+from learncost.ledger.search import longest_within
+from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.quantization import quantized_widths
 from learncost.plans.plan import planned
-from learncost.procedures.inference import inference, to_logits
+from learncost.procedures.decoding import Kept
+from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.needed import needed
 from learncost.readings.live import levels, live
 from learncost.readings.price import parameters
@@ -81,25 +83,14 @@ class Serving:
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
         """One sequence's."""
-        sizes = self.sizes
-        try:
-            tables = inference(self.model.table, self.model.configuration.name)
-        except InputError:  # an encoder
-            return (self._pass(to_logits(self.model.table), sizes),)
-        prompt = self._pass(tables.prefill, sizes)
-        if sizes["M"] == 1:
+        sizes, tables = self.sizes, _tables(Structure(self.model), self.plan)
+        prompt = Pass(tables.prompt, tables.prompt, sizes)
+        if tables.passes is None or sizes["M"] == 1:
             return (prompt,)
-        step_lengths = {**sizes, **tables.lengths(sizes, sizes["M"] - 1, 1)}
-        grows = [array for array in tables.cache if array.tokens]
-        filled = {f"{array.name}.2" for array in grows}
-        logits = needed(tables.decode, tuple(name for name in tables.decode.outputs if name not in filled))
-        grown = int(total(array.elements for array in grows).at(step_lengths)) * self.kind.value
-        table = planned(tables.decode, self.plan)
-        return prompt, Pass(planned(logits, self.plan), table, step_lengths, grown)
-
-    def _pass(self, table: Table, sizes: Mapping[str, int]) -> Pass:
-        planned_table = planned(table, self.plan)
-        return Pass(planned_table, planned_table, sizes)
+        step_lengths = {**sizes, **tables.passes.lengths(sizes, sizes["M"] - 1, 1)}
+        grown = int(total(array.elements for array in _growing(tables.passes)).at(step_lengths)) * self.kind.value
+        logits, decode = tables.token
+        return prompt, Pass(logits, decode, step_lengths, grown)
 
     @property
     def _widths(self) -> dict[str, int]:
@@ -154,12 +145,45 @@ class Serving:
         """The longest sequence below this one that fits, 0 where none does; None where there is one length, or two."""
         if self.target_len is not None:
             return None
-        fits, fails = 0, self.seq_len
+        if self.weights - self.flash > budget:
+            return 0
+
+        def peak(length: int) -> int:
+            return replace(self, seq_len=length).peak()
+
         try:
-            while fails - fits > 1:
-                middle = (fits + fails) // 2
-                middle_fits = replace(self, seq_len=middle).peak() <= budget
-                fits, fails = (middle, fails) if middle_fits else (fits, middle)
+            return 0 if peak(1) > budget else longest_within(peak, budget, self.seq_len)
         except InputError:  # an image has all its patches
             return None
-        return fits
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The passes of a model under a plan, at whatever lengths; `passes` is None of a model that cannot decode."""
+
+    prompt: Table
+    passes: Inference | None
+    plan: str
+
+    @cached_property
+    def token(self) -> tuple[Table, Table]:
+        """The next token's, to its logits alone and whole."""
+        assert self.passes is not None
+        decode = self.passes.decode
+        filled = {f"{array.name}.2" for array in _growing(self.passes)}
+        logits = needed(decode, tuple(name for name in decode.outputs if name not in filled))
+        return planned(logits, self.plan), planned(decode, self.plan)
+
+
+@lru_cache(maxsize=8)
+def _tables(structure: Structure, plan: str) -> _Tables:
+    model = structure.model
+    try:
+        passes = inference(model.table, model.configuration.name)
+    except InputError:  # an encoder
+        return _Tables(planned(to_logits(model.table), plan), None, plan)
+    return _Tables(planned(passes.prefill, plan), passes, plan)
+
+
+def _growing(passes: Inference) -> list[Kept]:
+    return [array for array in passes.cache if array.tokens]

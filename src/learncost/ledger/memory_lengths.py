@@ -11,7 +11,7 @@ from learncost.ledger.fit_advice import refusal
 from learncost.ledger.fit_question import FitQuestion
 from learncost.ledger.memory_fit import each_of
 from learncost.ledger.memory_inference import NAME
-from learncost.ledger.memory_runner import largest, longest
+from learncost.ledger.memory_runner import largest, longest, runner_of
 from learncost.ledger.memory_types import said_bytes
 from learncost.ledger.runners import TABLE
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
@@ -149,7 +149,7 @@ def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[
             trained = unplanned.trained if name != NAME else trained
             for plan in question.plans(name):
                 run = replace(unplanned, plan=plan)
-                over = over or (question.step(run, name)[0].over if question.over else None)
+                over = over or (question.step(run, name).over if question.over else None)
                 rows_by_lines.append(
                     _served(question, run, lengths, why_not)
                     if name == NAME
@@ -173,8 +173,8 @@ def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[
 def _learned(
     question: FitQuestion, run: Any, procedure: str, lengths: tuple[int, ...], why_not: dict[int, str]
 ) -> FitAtLengths:
-    step, chosen = question.step(run, procedure)
-    runner = chosen.runner
+    step = question.step(run, procedure)
+    runner = runner_of(step, question.engine).runner
     batches: list[int | None] = []
     for length in lengths:
         try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from learncost.equation.errors import InputError, named_one
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner
 from learncost.ledger.runners import TABLE, USUAL, runners
+from learncost.ledger.search import largest_batch, longest_within
 from learncost.models.model import run_sizes
 from learncost.plans.plan import CHOSEN
 
@@ -73,23 +73,6 @@ def _largest(step: Step, runner: Runner, budget: int) -> int:
     return largest_batch(lambda batch: runner.peak(step, step.sizes(batch)), budget)
 
 
-def largest_batch(peak: Callable[[int], int], room: int) -> int:
-    """The largest batch whose peak fits, 0 where one sample does not.
-
-    peak    the bytes of a batch: lines that bend where another moment becomes the worst. A step of Newton's method
-            from a batch goes to where its own line meets the room.
-    """
-    batch = 1
-    for _ in range(64):
-        level, more = peak(batch), peak(batch + 1)
-        if level <= room < more:
-            return batch
-        if batch == 1 and level > room:
-            return 0
-        batch = max(1, batch + int((room - level) // max(1, more - level)))
-    raise InputError("the largest batch was not found: the peak does not grow with the batch")
-
-
 def longest(step: Step, runner: Runner, budget: int) -> int | None:
     """The longest sequence that fits the batch, 0 where none does, at most what the model has positions for.
 
@@ -115,34 +98,13 @@ def _longest(step: Step, runner: Runner, budget: int) -> int | None:
         return None
     batch, unit = step.run.axes["B"], step.shares.get("M", 1)
 
-    def fits(several: int) -> bool:
+    def peak(several: int) -> int:
         sizes = {**run_sizes(step.model, batch, several * unit, None), "B": batch // step.accumulate}
-        return runner.peak(step, sizes) <= budget
+        return runner.peak(step, sizes)
 
     try:
-        if not fits(1):
+        if step.least > budget or peak(1) > budget:
             return 0
     except InputError:  # an image has all its patches
         return None
-    return unit * longest_where(fits)
-
-
-def longest_where(fits: Callable[[int], bool], most: int = 2**24) -> int:
-    """The largest length at which something holds that holds at 1 and, from some length on, no more.
-
-    A length for which the model has no positions is refused by `InputError`, and does not fit.
-    """
-
-    def does(length: int) -> bool:
-        try:
-            return fits(length)
-        except InputError:
-            return False
-
-    low, high = 1, 2
-    while high < most and does(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if does(middle) else (low, middle)
-    return low
+    return unit * longest_within(peak, budget)

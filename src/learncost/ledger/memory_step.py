@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.equation.count import Count, base, shape_of, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES, Precision
-from learncost.equation.table import Line, Repeat, Table, each_line, walk
+from learncost.equation.table import Line, Table, each_line, walk
 from learncost.layers.names import scores
 from learncost.layers.quantized import Array, bytes_of_array
 from learncost.ledger.memory_types import INDEX
@@ -111,14 +111,16 @@ class Step:
             raise InputError(f"the plan in-product goes element by element, by one of {', '.join(OPTIMIZERS)}")
         self._levels_of: Callable[[_Turns], tuple[Count, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
-        self.table = _under_plan(structure, procedure, mode, self.plan, self.accumulate > 1)
-        self._counted()
+        self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
 
-    def _counted(self) -> None:
-        """Find the sizes that say how many turns the repeats of the table have."""
-        counts = sorted({count for _, turns in walk(self.table.lines) for count in turns if not count.isdigit()})
-        self._counts = tuple(sorted({_counting(count) for count in counts}))
-        self.turns = {size: tuple(count for count in counts if _counting(count) == size) for size in self._counts}
+    @cached_property
+    def table(self) -> Table:
+        """What runs at once, under the plan; it is made where it is asked for."""
+        return self._planned()
+
+    @cached_property
+    def turns(self) -> Mapping[str, tuple[str, ...]]:
+        return turns_of(self.table)
 
     def over_mesh(self, mesh: str, place: str | None, placement: str | None) -> Step:
         """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide."""
@@ -150,7 +152,7 @@ class Step:
         """
         self.table, self.over, self.shares = table, over, shares
         self.quantized = sum(bytes_of_array(array, self.sizes()) for array in self.packed)
-        self._counted()
+        self.turns = turns_of(table)
         sizes, name, widths = over.placed.mesh.sizes, _NAMES[self.kind.value], self.widths
 
         @cache
@@ -183,6 +185,13 @@ class Step:
         return self.state + self.master + self.quantized - self.flash
 
     @property
+    def least(self) -> int:
+        """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `beside`."""
+        table, codes = self.table if self.over else self.model.table, quantized_widths(self.model)
+        elements = total(Count.of(table.axes[name]) for name in table.weights if name not in codes)
+        return int(elements.at(self.sizes())) * self.kind.weight + self.beside
+
+    @property
     def beside_by_axes(self) -> dict[str, Count] | None:
         """The same by what it is, as polynomials in the axes; None where it is none, as with states in blocks."""
         if self.quantized or self.flash:
@@ -204,7 +213,7 @@ class Step:
 
         turns  of repeats, in the order of the sizes of `turns`; None stands for more than `FEW` of them
         """
-        known = {name: several for name, several in zip(self._counts, turns, strict=True) if several is not None}
+        known = {name: several for name, several in zip(self.turns, turns, strict=True) if several is not None}
         return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[_NAMES[self.kind.value]])
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
@@ -224,16 +233,16 @@ class Step:
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""
         sizes = {**sizes, **(self.over.placed.mesh.sizes if self.over else {})}
-        turns = tuple((name, sizes[name]) for name in self._counts)
+        turns = tuple((name, sizes[name]) for name in self.turns)
         return max(int(level.at(sizes)) for level in self._levels_of(turns)) + self.beside
 
     def largest(self, budget: int) -> int:
         """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
         sizes = {name: size for name, size in self.sizes().items() if name != "B"}
-        turns = tuple((name, sizes[name]) for name in self._counts if name != "B")
+        turns = tuple((name, sizes[name]) for name in self.turns if name != "B")
         levels = (level.with_sizes(sizes) for level in self._levels_of(turns))
         several = min(_solved(level, budget - self.beside) for level in levels)
-        if "B" in self._counts and several <= FEW:  # the turns of a batch are counted for more than a few alone
+        if "B" in self.turns and several <= FEW:  # the turns of a batch are counted for more than a few alone
             several = next((batch for batch in range(FEW, 0, -1) if self.peak({**sizes, "B": batch}) <= budget), 0)
         return several * self.accumulate
 
@@ -291,6 +300,13 @@ def gathering(table: Table) -> Table:
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 
+def turns_of(table: Table) -> dict[str, tuple[str, ...]]:
+    """The sizes that say how many turns repeats have, in order, each with the counts of those repeats."""
+    counts = sorted({count for _, turns in walk(table.lines) for count in turns if not count.isdigit()})
+    sizes = sorted({_counting(count) for count in counts})
+    return {size: tuple(count for count in counts if _counting(count) == size) for size in sizes}
+
+
 def _counting(count: str) -> str:
     """The size that says how many turns a repeat has: of n/2 it is n."""
     return base(count).partition("/")[0]
@@ -313,7 +329,7 @@ def points(shape: list[int]) -> int:
 
 def stacks_of(table: Table) -> frozenset[str]:
     """The weights that are stacks of every turn's own."""
-    return frozenset(outer for line in table.lines if isinstance(line, Repeat) for _, outer in line.each)
+    return frozenset(outer for line in table.repeats for _, outer in line.each)
 
 
 def state_bytes(of: Any, shape: list[int], stacked: bool, kind: str) -> int:

@@ -106,7 +106,8 @@ def left_out_text(refused: Mapping[str, str]) -> str:
     """Who is left out, and why: those of one reason together; empty where nobody is."""
     reasons = dict.fromkeys(refused.values())
     by_reason = {reason: [name for name in refused if refused[name] == reason] for reason in reasons}
-    return "; ".join(f"left out: {' and '.join(names)}; {reason}" for reason, names in by_reason.items())
+    parts = [(" and ".join(names), reason, reason.removeprefix(f"{names[0]} ")) for reason, names in by_reason.items()]
+    return "; ".join(f"left out: {who}{'; ' if said == reason else ', which '}{said}" for who, reason, said in parts)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ forward pass leaves for the backward pass, and what a line takes beside its resu
 @dataclass(frozen=True)
 class Taken:
     """What a step takes: the most bytes, when, what they are, and which arrays; the bytes at every line if known, and
-    the arrays over the lines, which sum to them.
+    the arrays over the lines, which sum to them: found where they are asked for, and once.
 
     said   the convention, where it is another than the runner's
     flash  bytes of flash, of a runner that says what lies there; None: those of frozen weights, where there is flash
@@ -43,7 +43,7 @@ class Taken:
     split: Mapping[str, int]
     witnesses: tuple[Held, ...]
     curve: tuple[Moment, ...] = ()
-    stays: tuple[Stay, ...] = ()
+    stays: Iterable[Stay] = ()
     said: str = ""
     flash: int | None = None
     arena: Arena | None = None

@@ -31,10 +31,10 @@ def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """Macro-operations by procedure; ratios to bp by book; who overtakes whom."""
+    """Macro-operations by procedure; ratios of others to bp by book; who overtakes whom."""
     return (
         _macro_operations(comparison, width),
-        _ratios(comparison),
+        *((_ratios(comparison),) if {*comparison.procedures} > {"bp"} else ()),
         *((_crossings(comparison),) if comparison.overtaking else ()),
     )
 
@@ -76,6 +76,8 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
         notes.append(f"Training on {first.training['tokens']:,} tokens takes {first.training['steps']:,} steps.")
     if comparison.left_out:
         notes.append(f"{comparison.left_out}.")
+    if len(costs) > 1 and not comparison.varied:
+        notes.append(f"{first.model} has no length that can vary: no procedure overtakes another.")
     return Sheet(heading, ("", *costs), tuple(rows), tuple(notes))
 
 
@@ -95,8 +97,6 @@ def _ratios(comparison: Comparison) -> Sheet:
             cells = ("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
             rows.append(Row((f"{book}, {kind}", *cells)))
     notes = [_JACOBIANS] if any(find_procedure(name).compares for name in comparison.procedures) else []
-    if not comparison.varied:
-        notes.append(f"{comparison.first.model} has no length that can vary: no procedure overtakes another.")
     return Sheet("One step over one step of bp, by price book", ("", *comparison.procedures), tuple(rows), tuple(notes))
 
 

@@ -18,7 +18,7 @@ from learncost.layers.reach import Reach
 from learncost.layers.rewrite_lora import RANK, with_lora
 from learncost.layers.split import Part, split
 from learncost.models.model import Model, masks_of
-from learncost.models.parts import Parts, repeats, sliced
+from learncost.models.parts import Parts, sliced
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
 
@@ -157,7 +157,7 @@ def adapted(model: Model, learned: Adaptation | Learned) -> Model:
         runs = _runs(learned, paths)
     else:
         learning = paths | _selected(parts, learned)
-        all_turns = ((0, sum(map(parts.turns, repeats(model.table)))),)
+        all_turns = ((0, sum(map(parts.turns, model.table.repeats))),)
         runs = [(a, b, learning) for a, b in parts.stretches(learned.layers) or all_turns]
     built = _apart(model, table, parts, learning, runs, paths)
     return replace(built, sizes={**model.sizes, RANK: learned.rank} if paths else model.sizes)
@@ -185,7 +185,7 @@ def _apart(
     reach = Reach(frozenset(table.weights))
     reach.needs(table.lines, {*model.differentiated, *learning})
     split_table, trained, before = table, set(learning - sliced(table)), 0
-    for repeat, plain in zip(repeats(table), repeats(model.table), strict=True):
+    for repeat, plain in zip(table.repeats, model.table.repeats, strict=True):
         turns = parts.turns(repeat)
         learning_here = learning & ({outer for _, outer in repeat.each} | {*repeat.shared})
         stacks = learning_here & sliced(table)

@@ -17,7 +17,7 @@ from learncost.equation.table import Line, Repeat, walk
 from learncost.models.adaptation import Learned
 from learncost.models.model import Model
 from learncost.models.modules import module_of
-from learncost.models.parts import Parts, repeats
+from learncost.models.parts import Parts
 from learncost.models.purposes import weighs_tokens
 
 _PATHS = ("lora_A", "lora_B")
@@ -81,7 +81,7 @@ def learned(model: Model, plain: list[Parameter], paths: list[Path]) -> Learned 
     """What learns of a model, of a module whose parameters these are; None where all do. Raises `InputError`."""
     if all(parameter.learns for parameter in plain) and not paths:
         return None
-    if any(isinstance(line, Repeat) for repeat in repeats(model.table) for line in repeat.lines):
+    if any(isinstance(line, Repeat) for repeat in model.table.repeats for line in repeat.lines):
         raise InputError(
             "a module whose blocks share weights is counted as a whole: say with train and lora what learns"
         )
@@ -112,7 +112,7 @@ class _Reader:
     def _blocks(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
         """Side, turn through all repeats and weights of every block, in order."""
         before = 0
-        for repeat in repeats(self.model.table):
+        for repeat in self.model.table.repeats:
             turns = self.parts.turns(repeat)
             lines = [line for line, _ in walk(repeat.lines)]
             stacks = [outer for _, outer in repeat.each if outer in self.model.table.weights]
@@ -207,7 +207,7 @@ class _Reader:
     def size(self, name: str) -> int:
         """The elements of a weight, of one turn where it is a stack."""
         axes = self.model.table.axes[name]
-        counts = {repeat.count for repeat in repeats(self.model.table)}
+        counts = {repeat.count for repeat in self.model.table.repeats}
         return int(Count.of(axis for axis in axes if axis not in counts).at(self.model.sizes))
 
     def learned(self, weights: frozenset[tuple[str, int | None]], paths: list[Path]) -> Learned:

@@ -19,14 +19,9 @@ _MOST_NAMES = 40  # of what is known, in one line that refuses another
 _PARTS = ("all", "none", "head", "embeddings", "biases")
 
 
-def repeats(table: Table) -> list[Repeat]:
-    """The repeats of a table, in order."""
-    return [line for line in table.lines if isinstance(line, Repeat)]
-
-
 def sliced(table: Table) -> set[str]:
     """The stacks that turns of repeats read slices of."""
-    return {outer for repeat in repeats(table) for _, outer in repeat.each}
+    return {outer for repeat in table.repeats for _, outer in repeat.each}
 
 
 def spans(text: str, count: int) -> tuple[tuple[int, int], ...]:
@@ -114,11 +109,11 @@ class Parts:
         if not layers:
             return None
         name = self.model.configuration.name
-        turns = sum(map(self.turns, repeats(self.table)))
+        turns = sum(map(self.turns, self.table.repeats))
         counted = self.model.configuration.sizes.get("num_hidden_layers", turns)
         if self.model.two_sided or counted != turns or not turns:
             raise InputError(f"train_layers: {name} has no single stack of layers, one after the other; use train")
-        if common := [n for repeat in repeats(self.table) for n in repeat.shared if n in self.table.weights]:
+        if common := [n for repeat in self.table.repeats for n in repeat.shared if n in self.table.weights]:
             raise InputError(f"train_layers: all layers of {name} share {common[0]}; use train")
         return spans(layers, counted)
 

@@ -13,7 +13,7 @@ from typing import Any
 from learncost.equation.count import base, size_of
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Table
+from learncost.equation.table import Table
 
 BACKWARD = frozenset(("backward", "weight_update", "recomputation"))
 """Macro-operations that begin the way back."""
@@ -42,7 +42,7 @@ class Part(Displayed):
 
 def blocks_of(table: Table) -> tuple[str, ...]:
     """The counts of a forward table's repeats of blocks, in order."""
-    return tuple(base(line.count).partition("/")[0] for line in table.lines if isinstance(line, Repeat))
+    return tuple(base(line.count).partition("/")[0] for line in table.repeats)
 
 
 def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[Part, ...]:
@@ -50,15 +50,14 @@ def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> t
 
     Raises `InputError` where the blocks are not all that there are.
     """
-    repeats = [line for line in table.lines if isinstance(line, Repeat)]
-    counts = [int(size_of(repeat.count, sizes)) for repeat in repeats]
+    counts = [int(size_of(repeat.count, sizes)) for repeat in table.repeats]
     if sum(layers) != sum(counts) or min(layers, default=0) < 0:
         text = ", ".join(map(str, layers))
         raise InputError(f"stages of {text} blocks are not the {sum(counts)} that the model has")
     stages: list[tuple[dict[str, int], set[int]]] = [({}, set()) for _ in layers]
     stage, left = 0, layers[0] if layers else 0
     stages[0][1].add(0)
-    for number, (repeat, turns) in enumerate(zip(repeats, counts, strict=True)):
+    for number, (repeat, turns) in enumerate(zip(table.repeats, counts, strict=True)):
         name, _, several = base(repeat.count).partition("/")
         while turns:
             while not left:
@@ -67,7 +66,7 @@ def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> t
             taken = min(left, turns)
             stages[stage][0][name] = stages[stage][0].get(name, 0) + taken * int(several or 1)
             left, turns = left - taken, turns - taken
-        stages[stage if number < len(repeats) - 1 else -1][1].add(2 * number + 2)
+        stages[stage if number < len(counts) - 1 else -1][1].add(2 * number + 2)
     return tuple(Part(dict(turns_of), frozenset(outside)) for turns_of, outside in stages)
 
 

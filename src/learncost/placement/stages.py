@@ -8,7 +8,7 @@ from typing import Protocol
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Table, Tag, Term, Word, walk
+from learncost.equation.table import Line, Statement, Table, Tag, Term, Word, walk
 from learncost.layers.stages import Sent, Stage, even
 from learncost.placement.clauses import Clause
 from learncost.placement.mesh import Mesh
@@ -59,7 +59,7 @@ def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline 
     `blocks over pp of 3 5 4` says how many each stage has. Raises `InputError` where such a clause has other NAMES or
     other axes, where several are over different axes, and where as many numbers as stages are not said.
     """
-    counts = {base(line.count).partition("/")[0] for line in table.lines if isinstance(line, Repeat)} | {BLOCKS}
+    counts = {base(line.count).partition("/")[0] for line in table.repeats} | {BLOCKS}
     chosen = tuple(chosen)
     cuts = [clause for clause in chosen if {*clause.axes} & counts]
     if not cuts:

@@ -65,7 +65,7 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
             chains.setdefault(gradient, []).append(line)
             gradient_of |= dict.fromkeys(line.makes, gradient)
     needed = {gradient: _needed(chain, before) for gradient, chain in chains.items()}
-    stacks = {outer for line in table.lines if isinstance(line, Repeat) for _, outer in line.keep}
+    stacks = {outer for line in table.repeats for _, outer in line.keep}
     readers = Counter(name for lines in needed.values() for line in lines for name in line.makes)
     common: set[str] = set()
     for gradient, lines in needed.items():

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Line, Repeat, Table, Word, walk
+from learncost.equation.table import Line, Table, Word, walk
 from learncost.layers.parts import NORM, is_norm
 from learncost.models.purposes import activates, attentions, layers_that
 from learncost.plans.plan import planned
@@ -146,7 +146,7 @@ def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
     k of L blocks: k divides the blocks of every repeat, and is at most the root of L, where L/k + k inputs are fewest.
     """
-    blocks = gcd(*(size_of(line.count, sizes) for line in table.lines if isinstance(line, Repeat) and line.reverse))
+    blocks = gcd(*(size_of(line.count, sizes) for line in table.repeats if line.reverse))
     several = [k for k in range(2, isqrt(blocks) + 1) if blocks % k == 0]
     within = ["", *(choice.replace("recompute=", "+") for choice in nearly_free(table)), "+all"]
     return tuple(f"recompute={SEGMENTS}{k}{more}" for more in within for k in several)

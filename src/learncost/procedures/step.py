@@ -31,9 +31,9 @@ def turns_of(model: Model, chosen: Procedure) -> int:
     """How many blocks take turns; 1 where none do. Raises `InputError` where a model has none."""
     if not chosen.by_turns:
         return 1
-    from learncost.models.parts import Parts, repeats
+    from learncost.models.parts import Parts
 
-    if number := sum(map(Parts(model).turns, repeats(model.table))):
+    if number := sum(map(Parts(model).turns, model.table.repeats)):
         return number
     raise _without_blocks(model, chosen)
 

@@ -13,7 +13,7 @@ from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word,
 from learncost.equation.value import Same, Value
 from learncost.layers.derive import derive
 from learncost.models.model import Model
-from learncost.models.parts import Parts, repeats
+from learncost.models.parts import Parts
 from learncost.procedures.forward_gradients import by_two_sides
 from learncost.procedures.places import blocks
 from learncost.procedures.procedure import Procedure
@@ -200,7 +200,7 @@ def _of_smaller_weights(table: Table, arrays: Mapping[str, Any], share: float) -
 def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """What the block whose turn it is has for gradients are bp's of that block, and nothing else has one."""
     plain, last = step(model, "bp"), turns_of(model, chosen) - 1
-    counts = {repeat.count: Parts(model).turns(repeat) for repeat in repeats(model.table) if not repeat.count.isdigit()}
+    counts = {repeat.count: Parts(model).turns(repeat) for repeat in model.table.repeats if not repeat.count.isdigit()}
     for turn in sorted({0, last}):
         table, learning = step(model, chosen, turn=turn), trained_by(model, chosen, turn).learning
         sizes = small_sizes(table) | counts

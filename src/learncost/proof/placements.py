@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.equation.count import base, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Table, Word, walk
+from learncost.equation.table import Line, Table, Word, walk
 from learncost.layers.lower import joined
 from learncost.layers.rewrite_padded import paddable
 from learncost.layers.stages import turns_of
@@ -179,7 +179,7 @@ def _uneven(
 
 def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) -> dict[str, int]:
     """Sizes with as many blocks as stages are said to have, or have equally many of."""
-    (*_, last) = [line for line in model.table.lines if isinstance(line, Repeat)]
+    (*_, last) = model.table.repeats
     count, _, parts = base(last.count).partition("/")
     said = sum(pipeline.blocks)
     if said:

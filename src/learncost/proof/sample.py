@@ -11,7 +11,7 @@ import numpy as np
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.roles import places_read
-from learncost.equation.table import Line, Operand, Read, Repeat, Table, Word, walk, windows
+from learncost.equation.table import Line, Operand, Read, Table, Word, walk, windows
 from learncost.layers.lower import joined
 from learncost.layers.spelling import condition_names
 from learncost.layers.tiles import read_place_by_place
@@ -34,9 +34,9 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
     """
     multiples = {**grouped(table), **multiples}
     least = {name: smallest * multiples.get(name, 1) for name in _names(table)}
-    for line in table.lines:
-        if isinstance(line, Repeat) and line.carry and line.count in least:
-            least[line.count] = max(least[line.count], 3)  # the third turn reads what the second made of the first's
+    for repeat in table.repeats:
+        if repeat.carry and repeat.count in least:
+            least[repeat.count] = max(least[repeat.count], 3)  # the third reads what the second made of the first's
     for line, _ in walk(table.lines):
         for read in _reads(line):
             if isinstance(read.at, Affine) and read.at.fixed and base(read.axis) in least:

@@ -213,12 +213,16 @@ def levels(
     widths: Mapping[str, int] | None = None,
     rules: Rules = IN_KERNELS,
 ) -> tuple[Count, ...]:
-    """The bytes at every line as polynomials in the sizes that are left out: what is solved for a size that fits.
+    """The bytes at a line as polynomials in the sizes that are left out: what is solved for a size that fits.
 
-    A repeat whose turns are left out is taken to have more than `FEW` of them.
+    A line has one where it may be the worst: where something goes after it, and it brings something. A repeat whose
+    turns are left out is taken to have more than `FEW` of them.
     """
-    walk = _walked(table, rules, sizes)
-    return tuple(walk.levels(lambda count: count.with_sizes(sizes), BYTES[dtype], widths or {}))
+    changes = _walked(table, rules, sizes).changes(lambda count: count.with_sizes(sizes), BYTES[dtype], widths or {})
+    grows = [all(part >= 0 for part in change.terms.values()) for change in changes]
+    falls = [bool(change) and all(part <= 0 for part in change.terms.values()) for change in changes]
+    every = zip(accumulate(changes), falls, [*grows[1:], False], strict=True)
+    return tuple(level for level, fell, grows_then in every if not fell and not grows_then)
 
 
 def moments(
@@ -387,10 +391,11 @@ class _Walk:
         return widths.get(_name(array), widths.get(self.role(array), width))
 
     def levels(self, value: Callable[[Count], Any], width: int, widths: Mapping[str, int]) -> Iterator[Any]:
-        """What is alive at every moment, a count becoming a number or another count by `value`.
+        """What is alive at every moment, as it `changes`."""
+        return accumulate(self.changes(value, width, widths))
 
-        What begins and what ends at a moment is added to what was alive at the one before.
-        """
+    def changes(self, value: Callable[[Count], Any], width: int, widths: Mapping[str, int]) -> list[Any]:
+        """What begins at every moment less what ended before, a count becoming a number or another count by `value`."""
         numbers: dict[tuple[tuple[str, ...], int], Any] = {}
         changes = [value(Count())] * (len(self.lines) + 2)
         for array in self.arrays:
@@ -402,7 +407,7 @@ class _Walk:
             change = numbers[key] if isinstance(array.times, int) and array.times == 1 else numbers[key] * array.times
             changes[array.first] = changes[array.first] + change
             changes[array.last + 1] = changes[array.last + 1] - change
-        return accumulate(changes[1:-1])
+        return changes[1:-1]
 
     def _kept(self) -> Iterator[Array]:
         """What is kept; of what no turn keeps for later ones, and every turn makes, that of one turn."""

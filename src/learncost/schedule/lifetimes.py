@@ -362,5 +362,4 @@ def _arrays(array: Array | Stack) -> Iterator[Array]:
 
 def _met(table: Table, name: str) -> tuple[str, ...]:
     """The axes of a name that a part of a table reads, and only that."""
-    repeats = [line for line in table.lines if isinstance(line, Repeat)]
-    return next(line.axes[name] for line in repeats if name in line.axes)
+    return next(line.axes[name] for line in table.repeats if name in line.axes)

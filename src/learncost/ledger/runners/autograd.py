@@ -9,7 +9,6 @@ from functools import partial
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
-from learncost.equation.table import Repeat
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
 from learncost.ledger.runners.logged import Logs
@@ -140,7 +139,7 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     inputs = dict.fromkeys(table.inputs, "activations")
     labels = inputs | dict.fromkeys(table.weights, "weights")
     state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
-    repeats = [line.count for line in table.lines if isinstance(line, Repeat)]
+    repeats = [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
     curve, stays = Logs(tape.account.log, table, labels, state, counts).account()
     return Taken(peak, at_line(line, peak), parts, grouped(rooms), curve, stays, convention)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from learncost.equation.count import shape_of
@@ -11,7 +11,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.over import part_of as part_over_devices
 from learncost.ledger.runner import FIXED, Runner, Taken
 from learncost.models.quantization import quantized_widths
-from learncost.readings.live import Held, Stay, Stretch
+from learncost.readings.live import Held, Live, Stay, Stretch
 
 SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
 """What memory holds. Activations are values of the forward pass that later passes read, and the batch; workspace is
@@ -36,11 +36,11 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
     split["optimizer state"], split["master weights"] = step.state, step.master
     curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in alive.curve)
     moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + beside)
-    stays = tuple(_stays(step, alive.stays, len(curve)))
+    stays = _stays(step, alive, len(curve))
     return Taken(alive.peak + beside, moment, split, _with_quantized(alive.witnesses, step), curve, stays)
 
 
-def _stays(step: Step, stays: Iterable[Stay], lines: int) -> Iterator[Stay]:
+def _stays(step: Step, alive: Live, lines: int) -> Iterator[Stay]:
     """The arrays over the lines with what they are for, as `SPLIT` has it, and what no line says beside them.
 
     Where frozen weights lie in flash, they are not among them.
@@ -50,7 +50,7 @@ def _stays(step: Step, stays: Iterable[Stay], lines: int) -> Iterator[Stay]:
         return Stay(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
 
     away = {*quantized_widths(step.model), *(step.frozen if step.in_flash else ())}
-    yield from (replace(stay, part=part_of(step, stay)) for stay in stays if stay.name not in away)
+    yield from (replace(stay, part=part_of(step, stay)) for stay in alive.stays if stay.name not in away)
     if not step.in_flash:
         for array in step.packed:
             shape = shape_of(array.axes, step.sizes())

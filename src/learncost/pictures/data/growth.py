@@ -12,7 +12,6 @@ from typing import Any
 from learncost.books.book import book as find_book
 from learncost.equation.count import total
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Repeat
 from learncost.ledger.compare import Cheaper, Comparison, length_axes, total_in
 from learncost.ledger.crossing import coefficients
 from learncost.ledger.run import Run
@@ -242,7 +241,7 @@ def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dic
 def _depths(configuration: Configuration) -> tuple[str, ...]:
     names: tuple[str, ...] = ("num_hidden_layers", "n_enc", "n_dec")
     if configuration.layer is not None:
-        names = tuple(line.count for line in configuration.layer.table.lines if isinstance(line, Repeat))
+        names = tuple(line.count for line in configuration.layer.table.repeats)
     return tuple(name for name in dict.fromkeys(names) if name in configuration.sizes)
 
 

@@ -114,8 +114,7 @@ def closed(table: Table) -> Table:
 def _codes(table: Table) -> frozenset[str]:
     """The names of indices that are kept in bytes, and of their slices."""
     codes = table.codes
-    repeats = [line for line in table.lines if isinstance(line, Repeat)]
-    return codes | {inside for line in repeats for inside, outer in line.each if outer in codes}
+    return codes | {inside for line in table.repeats for inside, outer in line.each if outer in codes}
 
 
 @dataclass

@@ -102,7 +102,7 @@ class _Step:
     @cached_property
     def cuts(self) -> int:
         """How many places a block has at which one value alone is alive, its end among them; 0: a turn is a block."""
-        repeats = [line for line in self.table.lines if isinstance(line, Repeat)]
+        repeats = self.table.repeats
         all_places = sum(size_of(repeat.count, self.sizes) * len(places(repeat)) for repeat in repeats)
         return (
             all_places // self.settings.blocks if self.settings.blocks and not all_places % self.settings.blocks else 0

@@ -1,0 +1,58 @@
+"""The largest batch and the longest sequence whose peak fits: few peaks are asked for, as each takes a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, isinf
+
+from learncost.equation.errors import InputError
+
+
+def largest_batch(peak: Callable[[int], int], room: int) -> int:
+    """The largest batch whose peak fits, 0 where one sample does not.
+
+    peak    the bytes of a batch: lines that bend where another moment becomes the worst. A step of Newton's method
+            from a batch goes to where its own line meets the room.
+    """
+    batch = 1
+    for _ in range(64):
+        level, more = peak(batch), peak(batch + 1)
+        if level <= room < more:
+            return batch
+        if batch == 1 and level > room:
+            return 0
+        batch = max(1, batch + int((room - level) // max(1, more - level)))
+    raise InputError("the largest batch was not found: the peak does not grow with the batch")
+
+
+def longest_within(peak: Callable[[int], int], room: int, most: int = 2**24) -> int:
+    """The largest length whose peak fits a room that one of 1 fits, where a longer one takes no less.
+
+    A length for which the model has no positions is refused by `InputError`, and does not fit. Between one that fits
+    and one that does not, the next that is tried is where a line through both meets the room, or, each second time,
+    the one in the middle: a peak takes a while.
+    """
+
+    def over(length: int) -> float:
+        try:
+            return peak(length) - room
+        except InputError:
+            return inf
+
+    low, under = 1, over(1)
+    high, above = 2, over(2)
+    while high < most and above <= 0:
+        low, under = high, above
+        high, above = 2 * high, over(2 * high)
+    if above <= 0:  # nobody looks further
+        above = inf
+    halve = isinf(above)
+    while high - low > 1:
+        middle = (low + high) // 2 if halve else low + int((high - low) * under / (under - above))
+        middle = min(max(middle, low + 1), high - 1)
+        if (level := over(middle)) <= 0:
+            low, under = middle, level
+        else:
+            high, above = middle, level
+        halve = isinf(above) or not halve
+    return low

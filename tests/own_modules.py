@@ -448,3 +448,21 @@ def dropped_shares():
             return functional.scaled_dot_product_attention(first, q, q, is_causal=True, dropout_p=0.5)
 
     return Drops(), (torch.randn(2, 3, 8),), {"x": "B M 8"}
+
+
+@case
+def loop_of_layers():
+    """Layers and norms side by side in a loop whose own lines add what they make, and what stands behind it."""
+
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+            self.norms = nn.ModuleList([nn.LayerNorm(8) for _ in range(4)])
+
+        def forward(self, x):
+            for layer, norm in zip(self.layers, self.norms, strict=True):
+                x = x + functional.gelu(layer(norm(x)))
+            return x.mean(1) * 2
+
+    return Loop(), (torch.randn(2, 3, 8, requires_grad=True),), {"x": "B M 8"}

@@ -25,7 +25,7 @@ def test_values_and_gradients_are_those_of_the_module(name):
     assert found.module < 1e-4 or name in DRAWN
 
 
-@pytest.mark.parametrize("name", ["nanogpt_manual", "encoder"])
+@pytest.mark.parametrize("name", ["nanogpt_manual", "encoder", "loop_of_layers"])
 def test_equal_blocks_become_a_repeat_that_costs_the_same(name):
     """Under a book that counts every operation, the table with a repeat and the one without have the same price."""
     module, inputs, symbols = CASES[name]()

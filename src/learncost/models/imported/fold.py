@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from learncost.models.imported.axes import Axis, equal
+from learncost.models.imported.axes import equal
+from learncost.models.imported.blocks import Block, containers_of, numbered, starred
 from learncost.models.imported.equations import Equation
-from learncost.models.imported.text import Writer
 from learncost.models.imported.views import Stored
 
-_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 LONGEST_PATTERN = 8
 """Blocks that take turns, such as local and global attention, are looked for up to so many in a pattern."""
 
@@ -31,7 +29,6 @@ class Fold:
 
     count: int
     body: list[Item]
-    container: str
     carry: list[tuple[Stored, Stored, Stored]]
     each: dict[Stored, list[Stored]]
     start: dict[Stored, Stored] = field(default_factory=dict)  # of what is carried: what the first turn is handed
@@ -72,83 +69,61 @@ def lines_of(items: Iterable[Item]) -> Iterator[Equation]:
             yield item
 
 
-@dataclass
-class _Block:
-    """The lines of one numbered module, or of several that take turns, and what they look like."""
-
-    items: list[Equation]
-    container: str
-    signature: tuple[str, ...] = ()
-    externals: list[Stored] = field(default_factory=list)
-    made: list[Stored] = field(default_factory=list)
-    axes: list[Axis] = field(default_factory=list)
-
-    def look(self, first: int, learns: Callable[[Stored], object]) -> None:
-        """Its lines as text in which names and axes are numbered in the order in which they are met."""
-        writer = _Numbering({}, made={read.view.stored for item in self.items for read in item.left}, learns=learns)
-        lines = []
-        for item in self.items:
-            path = _relative(item.module, self.container, first)
-            lines.append(f"{writer.line(item).rpartition(' @ ')[0]} @ {path} {item.operator}")
-        self.signature = tuple(lines)
-        self.externals, self.made, self.axes = writer.externals, writer.numbered, list(writer.letters)
-
-
-@dataclass
-class _Numbering(Writer):
-    made: set[Stored] = field(default_factory=set)
-    learns: Callable[[Stored], object] = bool
-    externals: list[Stored] = field(default_factory=list)
-    numbered: list[Stored] = field(default_factory=list)
-
-    def name(self, stored: Stored) -> str:
-        if stored not in self.names:
-            if stored in self.made:
-                self.names[stored] = f"made{len(self.numbered)}"
-                self.numbered.append(stored)
-            else:
-                shape = " ".join(self.letter(leaf) for axis in stored.axes for leaf in axis.leaves)
-                kind = stored.kind if stored.kind != "value" else "input"
-                kind = "carried" if kind in ("input", "value") else kind
-                self.names[stored] = f"given{len(self.externals)}({kind} {shape} {self.learns(stored)})"
-                self.externals.append(stored)
-        return self.names[stored]
-
-    def letter(self, axis: Axis) -> str:
-        root = axis.root
-        if root not in self.letters:
-            self.letters[root] = f"a{len(self.letters)}_{root.size}_"
-        return self.letters[root]
-
-
-def _relative(path: str, container: str, first: int) -> str:
-    """A path behind the container and the number of the block, the number counted from the first of the pattern."""
-    rest = path[len(container) :].lstrip(".") if container else path
-    number, _, inner = rest.partition(".")
-    return f"{int(number) - first}.{inner}" if number.isdigit() else rest
-
-
-def containers(items: Sequence[Equation]) -> list[str]:
-    """The paths of containers of numbered modules, outer ones first."""
-    repeated_paths: dict[str, None] = {}
-    for item in items:
-        for match in _NUMBER.finditer(item.module):
-            repeated_paths.setdefault(item.module[: match.start()])
-    return sorted(repeated_paths, key=lambda path: (path.count(".") + bool(path), path))
-
-
 def folded(items: list[Item], outputs: Sequence[Stored], learns: Callable[[Stored], object]) -> list[Item]:
     """The lines with equal blocks of numbered containers as repeats."""
     plain = [item for item in items if isinstance(item, Equation)]
-    for container in containers(plain):
+    every = containers_of(plain)
+    for container in every:
         items = _fold_container(items, container, outputs, learns)
+    for parent in dict.fromkeys(container.rpartition(".")[0] for container in every if container):
+        loop = [container for container in every if container and container.rpartition(".")[0] == parent]
+        items = _fold_loops(items, loop, outputs, learns)
     return items
+
+
+def _fold_loops(
+    items: list[Item], containers: Sequence[str], outputs: Sequence[Stored], learns: Callable[[Stored], object]
+) -> list[Item]:
+    """Turns of a loop over numbered modules, one container or several side by side, with the lines of the loop itself:
+    `for layer, norm in zip(layers, norms): x = x + layer(norm(x))`.
+    """
+    blocks: list[tuple[int | None, list[Item]]] = [(None, [])]
+    for item in items:
+        number = _number(item, containers)
+        if isinstance(item, Fold):
+            blocks.append((None, [item]))
+        elif number is None or number == blocks[-1][0]:
+            blocks[-1][1].append(item)
+        else:
+            blocks.append((number, [item]))
+    result: list[Item] = []
+    place = 0
+    while place < len(blocks):
+        stop = place + 1
+        while stop < len(blocks) and _follows(blocks[stop - 1][0], blocks[stop][0]):
+            stop += 1
+        lines = [item for _, inside in blocks[place:stop] for item in inside]
+        if stop - place > 1:
+            others = [*result, *(item for _, inside in blocks[stop:] for item in inside)]
+            turns = [
+                (number, [item for item in inside if isinstance(item, Equation)])
+                for number, inside in blocks[place:stop]
+                if number is not None
+            ]
+            lines = _fold_blocks(turns, containers, others, outputs, learns, loop=True)
+        result += lines
+        place = stop
+    return result
+
+
+def _follows(number: int | None, later: int | None) -> bool:
+    return number is not None and later is not None and later > number
 
 
 def _fold_container(
     items: list[Item], container: str, outputs: Sequence[Stored], learns: Callable[[Stored], object]
 ) -> list[Item]:
-    numbers = [_number(item, container) for item in items]
+    numbers = [_number(item, [container]) for item in items]
     result: list[Item] = []
     place = 0
     while place < len(items):
@@ -164,15 +139,10 @@ def _fold_container(
     return result
 
 
-def _number(item: Item, container: str) -> int | None:
+def _number(item: Item, containers: Sequence[str]) -> int | None:
     """The number of the block that a line is in."""
-    if isinstance(item, Fold):
-        return None
-    path = item.module
-    if container and not path.startswith(f"{container}."):
-        return None
-    number = path[len(container) :].lstrip(".").partition(".")[0]
-    return int(number) if number.isdigit() else None
+    place = None if isinstance(item, Fold) else numbered(item.module, containers)
+    return place and place[1]
 
 
 def _fold_run(
@@ -185,7 +155,7 @@ def _fold_run(
     """Consecutive lines of a container, each run of equal blocks as a repeat."""
     blocks: list[tuple[int, list[Equation]]] = []
     for item in items:
-        number = _number(item, container)
+        number = _number(item, [container])
         assert isinstance(item, Equation)
         assert number is not None
         if blocks and blocks[-1][0] == number:
@@ -194,14 +164,27 @@ def _fold_run(
             blocks.append((number, [item]))
     if len({number for number, _ in blocks}) < len(blocks):  # it comes back to a block: no order of turns
         return items
-    read_elsewhere = {stored for item in others for stored in reads_of(item)} | set(outputs)
+    return _fold_blocks(blocks, [container], others, outputs, learns)
+
+
+def _fold_blocks(
+    blocks: list[tuple[int, list[Equation]]],
+    containers: Sequence[str],
+    others: Sequence[Item],
+    outputs: Sequence[Stored],
+    learns: Callable[[Stored], object],
+    *,
+    loop: bool = False,
+) -> list[Item]:
+    """Blocks in the order of their numbers, each run of equal ones as a repeat; of a `loop`, with its own lines."""
+    elsewhere = {stored for item in others for stored in reads_of(item)} | set(outputs)
     result: list[Item] = []
     place = 0
     while place < len(blocks):
         for period in range(1, LONGEST_PATTERN + 1):
-            fold, length = _fold_at(blocks[place:], period, container, read_elsewhere, blocks, place, learns)
+            fold, length, rest = _fold_at(blocks[place:], period, containers, elsewhere, blocks, place, learns, loop)
             if fold is not None:
-                result.append(fold)
+                result += [fold, *rest]
                 place += length
                 break
         else:
@@ -213,42 +196,64 @@ def _fold_run(
 def _fold_at(
     blocks: Sequence[tuple[int, list[Equation]]],
     period: int,
-    container: str,
+    containers: Sequence[str],
     read_elsewhere: set[Stored],
     every: Sequence[tuple[int, list[Equation]]],
     start: int,
     learns: Callable[[Stored], object],
-) -> tuple[Fold | None, int]:
-    """The repeat that begins with these blocks, and how many it takes; none where fewer than two turns are equal."""
-    turns: list[_Block] = []
+    loop: bool,
+) -> tuple[Fold | None, int, list[Equation]]:
+    """The repeat that begins with these blocks, how many it takes, and the lines of the last that are behind a `loop`;
+    none where fewer than two turns are equal.
+    """
+    turns: list[Block] = []
+    rest: list[Equation] = []
     for place in range(0, len(blocks) - period + 1, period):
         group = blocks[place : place + period]
         if [number for number, _ in group] != list(range(group[0][0], group[0][0] + period)):
             break
-        block = _Block([item for _, lines in group for item in lines], container)
+        block = Block([item for _, lines in group for item in lines], containers)
         block.look(group[0][0], learns)
         if turns and block.signature != turns[0].signature:
+            length = len(turns[0].items)
+            if not loop or block.signature[:length] != turns[0].signature:
+                break
+            block, rest = Block(block.items[:length], containers), block.items[length:]
+            block.look(group[0][0], learns)
+            turns.append(block)
             break
         turns.append(block)
     while len(turns) > 1:
         folded_places = range(start, start + len(turns) * period)
         outside = (lines for place, (_, lines) in enumerate(every) if place not in folded_places)
-        later = {stored for lines in outside for item in lines for stored in item.reads}
-        fold = _repeat(turns, container, read_elsewhere | later)
+        later = {stored for lines in (*outside, rest) for item in lines for stored in item.reads}
+        fold = _repeat(turns, containers, read_elsewhere | later, learns if loop else None)
         if fold is not None:
-            return fold, len(turns) * period
+            return fold, len(turns) * period, rest
         turns.pop()
-    return None, 0
+        rest = []
+    return None, 0, []
 
 
-def _repeat(turns: Sequence[_Block], container: str, read_later: set[Stored]) -> Fold | None:
-    """Equal blocks as a repeat; None where a turn reads what no turn hands it."""
+def _repeat(
+    turns: Sequence[Block],
+    containers: Sequence[str],
+    read_later: set[Stored],
+    apart: Callable[[Stored], object] | None,
+) -> Fold | None:
+    """Equal blocks as a repeat; None where a turn reads what no turn hands it.
+
+    apart   what learns, where a repeat is to make no addition that the lines do not make: none of what all turns share
+            learns, and all that is carried is read behind it. Else a gradient would be added up from zeros.
+    """
     first, last = turns[0], turns[-1]
     carry: list[tuple[Stored, Stored, Stored]] = []
     each: dict[Stored, list[Stored]] = {}
     for place, stored in enumerate(first.externals):
         several = [turn.externals[place] for turn in turns]
         if all(other is stored for other in several):
+            if apart is not None and apart(stored):
+                return None
             continue
         made = first.made
         if several[1] in made:
@@ -271,6 +276,8 @@ def _repeat(turns: Sequence[_Block], container: str, read_later: set[Stored]) ->
         return None
     if not carry or len({made for _, made, _ in carry}) < len(carry):
         return None
+    if apart is not None and not handed <= read_later:
+        return None
     for turn in turns[1:]:
         for mine, theirs in zip(first.axes, turn.axes, strict=True):
             mine.join(theirs)
@@ -279,18 +286,10 @@ def _repeat(turns: Sequence[_Block], container: str, read_later: set[Stored]) ->
         leaves_after = [leaf for axis in made_anew.axes for leaf in axis.leaves]
         for leaf, leaf_after in zip(leaves_before, leaves_after, strict=True):
             leaf.join(leaf_after)
-    numbers = [_number(item, container) or 0 for item in first.items]
-    for item, number in zip(first.items, numbers, strict=True):
-        item.module = _starred(item.module, container, number - numbers[0], max(numbers) > min(numbers))
-    return Fold(len(turns), list(first.items), container, carry, each)
-
-
-def _starred(path: str, container: str, place: int, several: bool) -> str:
-    """A path with * for the number of the block; of a pattern of blocks, with its place in the pattern."""
-    rest = path[len(container) :].lstrip(".") if container else path
-    inner = rest.partition(".")[2]
-    number = f"*{place}" if several else "*"
-    return ".".join(part for part in (container, number, inner) if part)
+    numbers = [block for each in first.items if (block := _number(each, containers)) is not None]
+    for item in first.items:
+        item.module = starred(item.module, containers, numbers[0], max(numbers) > min(numbers))
+    return Fold(len(turns), list(first.items), carry, each)
 
 
 def _alike(first: Stored, second: Stored) -> bool:

@@ -1,0 +1,99 @@
+"""Blocks of numbered containers as text in which nothing is called after their numbers, to see which are equal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from learncost.models.imported.axes import Axis
+from learncost.models.imported.equations import Equation
+from learncost.models.imported.text import Writer
+from learncost.models.imported.views import Stored
+
+_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+
+
+@dataclass
+class Block:
+    """The lines of one numbered module, or of several that take turns, and what they look like."""
+
+    items: list[Equation]
+    containers: Sequence[str]
+    signature: tuple[str, ...] = ()
+    externals: list[Stored] = field(default_factory=list)
+    made: list[Stored] = field(default_factory=list)
+    axes: list[Axis] = field(default_factory=list)
+
+    def look(self, first: int, learns: Callable[[Stored], object]) -> None:
+        """Its lines as text in which names and axes are numbered in the order in which they are met."""
+        writer = _Numbering({}, made={read.view.stored for item in self.items for read in item.left}, learns=learns)
+        lines = []
+        for item in self.items:
+            path = _relative(item.module, self.containers, first)
+            lines.append(f"{writer.line(item).rpartition(' @ ')[0]} @ {path} {item.operator}")
+        self.signature = tuple(lines)
+        self.externals, self.made, self.axes = writer.externals, writer.numbered, list(writer.letters)
+
+
+@dataclass
+class _Numbering(Writer):
+    made: set[Stored] = field(default_factory=set)
+    learns: Callable[[Stored], object] = bool
+    externals: list[Stored] = field(default_factory=list)
+    numbered: list[Stored] = field(default_factory=list)
+
+    def name(self, stored: Stored) -> str:
+        if stored not in self.names:
+            if stored in self.made:
+                self.names[stored] = f"made{len(self.numbered)}"
+                self.numbered.append(stored)
+            else:
+                shape = " ".join(self.letter(leaf) for axis in stored.axes for leaf in axis.leaves)
+                kind = stored.kind if stored.kind != "value" else "input"
+                kind = "carried" if kind in ("input", "value") else kind
+                self.names[stored] = f"given{len(self.externals)}({kind} {shape} {self.learns(stored)})"
+                self.externals.append(stored)
+        return self.names[stored]
+
+    def letter(self, axis: Axis) -> str:
+        root = axis.root
+        if root not in self.letters:
+            self.letters[root] = f"a{len(self.letters)}_{root.size}_"
+        return self.letters[root]
+
+
+def numbered(path: str, containers: Sequence[str]) -> tuple[str, int, str] | None:
+    """The container that a path is in, the number of its block there, and what is behind it."""
+    for container in containers:
+        if container and not path.startswith(f"{container}."):
+            continue
+        number, _, inner = path[len(container) :].lstrip(".").partition(".")
+        if number.isdigit():
+            return container, int(number), inner
+    return None
+
+
+def _relative(path: str, containers: Sequence[str], first: int) -> str:
+    """A path with the number of its block counted from the first of the pattern."""
+    if (place := numbered(path, containers)) is None:
+        return path
+    container, number, inner = place
+    return f"{container}.{number - first}.{inner}"
+
+
+def containers_of(items: Sequence[Equation]) -> list[str]:
+    """The paths of containers of numbered modules, outer ones first."""
+    repeated_paths: dict[str, None] = {}
+    for item in items:
+        for match in _NUMBER.finditer(item.module):
+            repeated_paths.setdefault(item.module[: match.start()])
+    return sorted(repeated_paths, key=lambda path: (path.count(".") + bool(path), path))
+
+
+def starred(path: str, containers: Sequence[str], first: int, several: bool) -> str:
+    """A path with * for the number of the block; of a pattern of blocks, with its place in the pattern."""
+    if (place := numbered(path, containers)) is None:
+        return path
+    container, number, inner = place
+    return ".".join(part for part in (container, f"*{number - first}" if several else "*", inner) if part)

@@ -64,24 +64,24 @@ class Counted(TorchDispatchMode):
 def differences(family, mesh_text, names, optimizer, plan=""):
     """Of a placed step in fp64: the largest difference of a result, relative to its largest number; sent, priced."""
     model, grid = build(small(family, **SIZES)), mesh(mesh_text)
-    sizes = run_sizes(model, 8, *lengths_open(model.configuration, 8, 8))
+    sizes = run_sizes(model, 12, *lengths_open(model.configuration, 8, 8))
     table = planned(without_gradients(step(model, "bp", optimizer)), plan)
     arrays = sound_arrays(table, sizes)
     placed = place(table, grid, chosen(None, names), sizes)
     devices = torch.distributed.device_mesh.init_device_mesh(
         "cpu", tuple(number for _, number in grid.axes), mesh_dim_names=grid.names
     )
-    here = sizes | grid.sizes_at(dict(zip(grid.names, devices.get_coordinate(), strict=True)))
+    here = sizes | placed.sizes_at(dict(zip(grid.names, devices.get_coordinate(), strict=True)))
     axes, given = placed.table.axes, (*placed.table.inputs, *placed.table.weights)
     values = {name: np.array(part(arrays[name], axes[name], here), order="C") for name in given}
-    program = Emitted(placed.table, sizes | grid.sizes, "fp64", "cpu", devices=devices)
+    program = Emitted(placed.table, sizes | placed.sizes, "fp64", "cpu", devices=devices)
     tensors = {name: torch.from_numpy(values[name]) for name in placed.table.weights}
     with Counted() as counted:
         results = {name: tensor.numpy() for name, tensor in program(tensors, values).items()}
     ran = [(results, counted.sent)]
     changed = in_place(placed, values)
     try:
-        engine = InPlace(bucketed(placed.table), sizes | grid.sizes, "fp64", changed, devices=devices)
+        engine = InPlace(bucketed(placed.table), sizes | placed.sizes, "fp64", changed, devices=devices)
     except InputError:
         pass  # operators alone compute it
     else:
@@ -98,7 +98,9 @@ def differences(family, mesh_text, names, optimizer, plan=""):
     worst = 0.0
     for number, (results, _) in enumerate(ran):
         for name in results:
-            found = together([each[number][0][name] for each in everyones], placed.layouts[name], grid)
+            found = together(
+                [each[number][0][name] for each in everyones], placed.layouts[name], grid, whole[name].shape
+            )
             worst = max(worst, float(np.abs(found - whole[name]).max() / (np.abs(whole[name]).max() or 1)))
     priced = sum(one.payload_bytes * one.times for one in collectives(placed, sizes, dict.fromkeys(ROLES, 8)))
     sent = [sum(each[number][1] for each in everyones) / grid.devices for number in range(len(ran))]

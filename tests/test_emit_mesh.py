@@ -30,6 +30,14 @@ def test_a_program_for_jax_says_how_every_array_is_cut():
     assert "jax.lax.psum(X, over)" in text
 
 
+def test_a_program_for_pytorch_fills_parts_up_and_leaves_out_what_was_added():
+    text = lc.emit("gpt2", "torch", mesh="dp=5", placement="fsdp", n_layer=1)
+    assert (
+        'trimmed(all_gather(weights.wte, mesh, "dp", 0)' in text or 'trimmed(all_gather(w.wte, mesh, "dp", 0)' in text
+    )
+    assert "reduce_scatter(filled(" in text
+
+
 def test_a_program_for_pytorch_takes_a_mesh():
     text = lc.emit("gpt2", "torch", mesh="cp=2", placement="cp", n_layer=1)
     assert "from torch.distributed.device_mesh import DeviceMesh" in text
@@ -43,6 +51,11 @@ def test_a_program_for_pytorch_takes_a_mesh():
         ("jax", {"placement": "ddp"}, "give --mesh with it"),
         ("jax", {"mesh": "tp=2", "placement": "megatron"}, "vocab_size is 50,257: give 50,258, which the mesh divides"),
         ("jax", {"mesh": "pp=2", "placement": "pp"}, "stages of a pipeline are programs for PyTorch"),
+        (
+            "jax",
+            {"mesh": "dp=5", "placement": "fsdp"},
+            "v of wte is 50,257, which dp does not divide, and jax.shard_map",
+        ),
         ("jax", {"mesh": "cp=2", "placement": "cp", "plan": "zigzag"}, "puts positions in another order"),
     ],
 )

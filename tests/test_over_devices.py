@@ -326,9 +326,17 @@ def test_a_process_of_several_takes_what_its_program_lays_out():
         lc.memory("gpt2", engine="torch,c99", mesh="dp=2", placement="fsdp")
 
 
-@pytest.mark.parametrize(("devices", "share"), [(7, "all weights"), (3, "")])
-def test_weights_that_no_axis_of_theirs_lets_cut_are_named(devices, share):
-    over = lc.cost("gpt2", mesh=f"dp={devices}", placement="fsdp", seq_len=16).over
-    whole = over.placed.undivided.get("dp", ())
-    assert set(whole) == (set(over.placed.whole.weights) if share else set())
-    assert ("divides no axis of theirs: " + share in over.said) == bool(share)
+def test_weights_that_nothing_divides_lie_in_parts_that_are_filled_up():
+    over = lc.cost("gpt2", mesh="dp=7", placement="fsdp", seq_len=16).over
+    weights = {name: over.placed.whole.axes[name] for name in over.placed.whole.weights}
+    assert over.placed.filled == {
+        axis: -(-over.sizes[axis[0]] // 7) for axis in ("v/dp", "p/dp", "d/dp", "f/dp", "k/dp")
+    }
+    assert over.placed.undivided == {}
+    assert all("/dp" in " ".join(over.placed.table.axes[name]) for name in weights)
+    assert over.filled["d"] == 770
+    assert "d 768 to 770" in over.said
+    gathered = next(each for each in over.collectives if each.line == "ln_1.g.all_gather")
+    assert (gathered.payload_bytes, gathered.filled_bytes) == (4 * 770, 4 * 2)
+    assert gathered.why.endswith("; d is 768, filled up to 770")
+    assert not lc.cost("gpt2", mesh="dp=3", placement="fsdp", seq_len=16).over.filled

@@ -150,14 +150,15 @@ def test_every_preset_is_clauses():
         ("bart", "pp=2", "pp", "flash,at-once"),
         ("mixtral", "ep=2,dp=2", "ep,fsdp", "recompute=norm,keep=all_gather+dispatch"),
         ("gpt2", "pp=2,dp=2,tp=2", "pp,zero-1,megatron-sp", ""),
+        ("llama", "dp=3,tp=2", "fsdp,megatron-sp", "flash"),
     ],
 )
 def test_placements_are_proved_by_a_command(name, mesh_text, placement, plan):
     model = build(small(name, **SIZES))
     found = list(verify_placements(model, mesh_text, None, placement, plan, optimizer="sgd"))
-    filled = 4 if "tp" in mesh_text else 0  # a vocabulary that is filled up is tried as well
+    filled = 4 if "tp" in mesh_text or {*placement.split(",")} & {"fsdp", "zero-2"} else 0  # is tried as well
     assert [check.passed for check in found] == [True] * (4 + filled), [str(check) for check in found]
-    assert sum("filled up" in check.subject for check in found) == filled
+    assert any("filled up" in check.subject for check in found) == bool(filled)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def _over(model: Model, step_of: Callable[[Model], Table], asked: Asked) -> tupl
     refuse_filled(model, padded)
     placed = place_step(step_of(filled), asked.grid, asked.clauses, sizes)
     refuse_zigzag(placed.table)
-    return placed.table, {**sizes, **asked.grid.sizes}
+    return placed.table, {**sizes, **placed.sizes}
 
 
 def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ def in_stages(
     placed = place_stages(steps, over, grid, sizes, whole)
     refuse_zigzag(placed[0].table)
     tables = [in_halves(_at_devices(each.table, pipeline.axis, schedule.devices), whole.outputs) for each in placed]
-    numbers = [{**sizes, **each.turns, **grid.sizes} for each in placed]
+    numbers = [{**sizes, **each.sizes} for each in placed]
     return stages_program(tables, schedule, pipeline.axis, title, numbers)
 
 

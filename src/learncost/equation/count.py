@@ -52,13 +52,15 @@ def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
     """The size of an axis: a number as digits, a size by name, a part of one, or a sum, `M+N`.
 
     Parts are so many, `n_layer/3`, or one for each device on axes of a mesh, `f/tp/dp`. Raises `InputError` where the
-    parts are not whole, KeyError where the size is not known.
+    parts are not whole, KeyError where the size is not known. Of parts that are filled up the sizes have their own.
     """
     if axis in sizes:
         return sizes[axis]
     if len(several := summands(axis)) > 1:
         return sum(sign * size_of(summand, sizes) for sign, summand in several)
-    name, *parts = base(axis).split("/")
+    if (alone := base(axis)) in sizes:
+        return sizes[alone]
+    name, *parts = alone.split("/")
     size = int(name) if name.isdigit() else sizes[name]
     for part in parts:
         size = _part(size, part, name, sizes)
@@ -100,14 +102,22 @@ def here(mesh_axis: str) -> str:
 
 def first_of(axis: str, sizes: Mapping[str, Any]) -> int:
     """The first position that a device has of an axis that is cut over a mesh; 0 of one that is not."""
-    parts = cuts(axis)
-    if not parts:
-        return 0
-    place = 0
-    for part in parts:
-        is_round = part == parts[-1] and comes_round(axis)
-        place = place * sizes[part] + sizes[here(f"{part}{ROUND}" if is_round else part)]
-    return int(place * size_of(axis, sizes))
+    return held(axis, sizes)[0] if cuts(axis) else 0
+
+
+def held(axis: str, sizes: Mapping[str, Any]) -> tuple[int, int]:
+    """The first position that a device has of an axis, and how many: fewer than its size where the part is filled up.
+
+    A device that has nothing but what was added begins where the whole ends.
+    """
+    mesh_axes, outer = cuts(axis), whole(axis)
+    first, many = 0, int(size_of(outer, sizes))
+    for mesh_axis in mesh_axes:
+        is_round = mesh_axis == mesh_axes[-1] and comes_round(axis)
+        outer = f"{base(outer)}/{mesh_axis}"
+        size, place = int(size_of(outer, sizes)), sizes[here(f"{mesh_axis}{ROUND}" if is_round else mesh_axis)]
+        first, many = first + min(place * size, many), max(0, min(size, many - place * size))
+    return first, many
 
 
 def came_from(mesh_axis: str, turn: int, sizes: Mapping[str, Any]) -> dict[str, int]:

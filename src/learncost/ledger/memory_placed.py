@@ -50,11 +50,12 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
         result = step.of(with_filled(step.run.model, padded), {**step.run.axes, **sizes_of(padded)})
     over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)), sizes, padded)
     homes = Homes(table, grid, clauses, sizes)
-    local = {**sizes, **grid.sizes}
+    local = {**sizes, **placed.sizes}
     step, stacks = result, {*stacks_of(step.model.table), *step.stepped_beside}
 
     def shape_here(name: str, axes: Axes) -> list[int]:
-        return [*shape_of(_cut(homes, f"{name}.state", Value(axes, "state", name)), local)]
+        cut_axes = _cut(homes, f"{name}.state", Value(axes, "state", name))
+        return [*shape_of(cut_axes, {**local, **homes.filled})]
 
     names = (*step.model.learning, *step.stepped_beside)
     shapes = {name: shape_here(name, step.seen.get(name, table.axes[name])) for name in names}

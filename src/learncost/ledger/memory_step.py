@@ -153,7 +153,7 @@ class Step:
         self.table, self.over, self.shares = table, over, shares
         self.quantized = sum(bytes_of_array(array, self.sizes()) for array in self.packed)
         self.turns = turns_of(table)
-        sizes, name, widths = over.placed.mesh.sizes, _NAMES[self.kind.value], self.widths
+        sizes, name, widths = over.placed.sizes, _NAMES[self.kind.value], self.widths
 
         @cache
         def levels_of(turns: _Turns) -> tuple[Count, ...]:
@@ -218,7 +218,7 @@ class Step:
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
         """The sizes of what runs at once: a microbatch."""
-        several = self.over.placed.mesh.sizes if self.over else {}
+        several = self.over.placed.sizes if self.over else {}
         return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate, **several}
 
     def live(self) -> Live:
@@ -232,7 +232,7 @@ class Step:
 
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""
-        sizes = {**sizes, **(self.over.placed.mesh.sizes if self.over else {})}
+        sizes = {**sizes, **(self.over.placed.sizes if self.over else {})}
         turns = tuple((name, sizes[name]) for name in self.turns)
         return max(int(level.at(sizes)) for level in self._levels_of(turns)) + self.beside
 

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from learncost.devices.collective import kind_of
-from learncost.equation.count import shape_of
+from learncost.equation.count import cuts, shape_of, whole
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
 from learncost.equation.table import Table
@@ -138,20 +138,37 @@ class OverMesh:
     def cut_by(self) -> str:
         """The clauses, what was filled up for them, and what stands in zigzag."""
         zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in (self.placed.table.zigzag or {}).items()]
-        return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._undivided))
+        return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._filled, *self._undivided))
+
+    @property
+    def _filled(self) -> Iterator[str]:
+        """The axes that the mesh does not divide and that lie in parts filled up, and what of that is sent."""
+        wider = [f"{axis} {number(self.sizes[axis])} to {number(size)}" for axis, size in self.filled.items()]
+        if wider:
+            zeros = sum(each.filled_bytes * each.times for each in self.collectives)
+            sent = f", {size_of(zeros)} of the payload" if zeros else ""
+            yield f"parts that do not divide are filled up with zeros{sent}: {', '.join(wider)}"
+
+    @property
+    def filled(self) -> dict[str, int]:
+        """Axes of weights that the mesh does not divide, and how many places all of their parts have together."""
+        parts = sorted(self.placed.filled, key=lambda axis: axis.count("/"))
+        mesh = self.placed.mesh.sizes
+        return {
+            whole(axis): self.placed.filled[axis] * prod(mesh[name] for name in cuts(axis)) for axis in reversed(parts)
+        }
 
     @property
     def _undivided(self) -> Iterator[str]:
-        """The weights that an axis of the mesh should cut and divides no axis of, where they are more than a few."""
-        whole = self.placed.whole
-        elements = {name: prod(shape_of(whole.axes[name], self.sizes)) for name in whole.weights}
+        """Weights of a single place, which an axis of the mesh should cut, where they are more than a few."""
+        table = self.placed.whole
+        elements = {name: prod(shape_of(table.axes[name], self.sizes)) for name in table.weights}
         for mesh_axis, names in self.placed.undivided.items():
             share = sum(elements[name] for name in names) / sum(elements.values())
             if share > FEW:
-                number_of = self.placed.mesh.sizes[mesh_axis]
                 listed = f"{', '.join(names)}, {share:.0%} of the weights"
                 which = "all weights" if len(names) == len(elements) else listed
-                yield f"whole on every device, since {mesh_axis}={number_of} divides no axis of theirs: {which}"
+                yield f"whole on every device along {mesh_axis}, with no axis of several places: {which}"
 
     @property
     def of_model(self) -> dict[str, int]:
@@ -166,6 +183,7 @@ class OverMesh:
             "devices": self.devices,
             "clauses": [*self.clauses],
             "padded": [fields_of(row) for row in self.padded],
+            "filled": self.filled,
             "undivided": {mesh_axis: [*names] for mesh_axis, names in self.placed.undivided.items()},
         }
 

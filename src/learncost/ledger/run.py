@@ -155,7 +155,7 @@ class Run:
         """The ledger of one device's part of a step of a procedure, with what it sends, and its time on a cluster."""
         if book.rule not in ("executed", "matrix"):
             raise InputError(f"price book {book.name} is of one device: leave --mesh out, or take run or matmul")
-        rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.mesh.sizes}
+        rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.sizes}
         optimizer = self.optimizer or default_optimizer(book)
         chosen = find_procedure(procedure)
         model, tokens = trained_by(self.model, procedure), self.tokens

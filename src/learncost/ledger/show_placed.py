@@ -39,7 +39,7 @@ def _stages(step: PlacedStep) -> Sheet:
     """A row for each stage: its blocks, its weights, what its devices send."""
     rows, axis = [], step.over.placed.clauses[0].mesh
     for place, over in enumerate(step.stages):
-        table, sizes = over.placed.table, {**over.sizes, **over.placed.turns, **over.placed.mesh.sizes}
+        table, sizes = over.placed.table, {**over.sizes, **over.placed.sizes}
         weights = sum(prod(shape_of(table.axes[name], sizes)) for name in table.weights)
         sends = [collective for collective in over.collectives if collective.word == "send"]
         tied = sum(

@@ -1,7 +1,8 @@
 """What is cut over the mesh: clauses such as `h f v over tp`, and the home that they give every value.
 
 A clause is `AXES over MESH [of NAMES]`. Of its axes the first that a value has is cut, one of a single place aside; `*`
-is the largest one that divides. NAMES are roles or names of the table, or their beginnings; a gradient goes with its
+is the largest one that divides, or the largest of a weight that nothing divides, its gradient and states: those lie in
+parts that are filled up. NAMES are roles or names of the table, or their beginnings; a gradient goes with its
 value. For one axis of the mesh the first clause that fits a value wins.
 """
 
@@ -20,6 +21,9 @@ from learncost.placement.mesh import Mesh
 
 LARGEST = "*"
 """Stands in a clause for the largest axis that divides."""
+
+FILLED = ("weights", "gradients", "states")
+"""Roles of what lies in parts that are filled up where nothing divides it: what stands there is 0, and stays 0."""
 
 ROLES: Mapping[str, str] = {
     "weights": "what is trained, and what the optimizer makes of it",
@@ -114,6 +118,7 @@ class Homes:
         self._experts = frozenset(_read_at_a_choice(table))
         self._ranks: dict[tuple[str, str], int] = {}
         self._homes: dict[tuple[str, Value, frozenset[str]], Split] = {}
+        self.filled: dict[str, int] = {}
         self._check(self.known if part_of is None else part_of.known)
 
     def _check(self, known: Mapping[str, Value]) -> None:
@@ -202,7 +207,7 @@ class Homes:
         number = self.mesh.sizes[clause.mesh]
 
         def left(axis: str) -> int:
-            return int(size_of("/".join((base(axis), *cut.get(axis, ()))), self.sizes))
+            return self._part(axis, cut.get(axis, ()))
 
         if not clause.largest:
             axis = next(filter(self._long(value), clause.axes))
@@ -210,8 +215,11 @@ class Homes:
                 raise InputError(_not_dividing(axis, size_of(axis, self.sizes), cut.get(axis, []), clause, self.mesh))
             return axis
         axes = [axis for axis in value.axes if base(axis) not in self._counts and not base(axis)[0].isdigit()]
-        axes = [axis for axis in axes if left(axis) % number == 0]
-        return max(axes, key=left) if axes else None
+        if not (dividing := [axis for axis in axes if left(axis) % number == 0]):
+            role, owner = self.kind(name, value)
+            of_weight = self.known[owner].axes if role in FILLED else ()
+            dividing = [axis for axis in axes if axis in of_weight and left(axis) > 1]
+        return max(dividing, key=left) if dividing else None
 
     def home(self, name: str, value: Value, busy: frozenset[str] = frozenset()) -> Split:
         """The axes of the mesh that cut every axis of a value; those that are busy cut none."""
@@ -222,10 +230,23 @@ class Homes:
                 if mesh_axis not in busy:
                     split.setdefault(axis, []).append(mesh_axis)
             self._homes[key] = tuple(self.nested(axis, split.get(axis, ())) for axis in value.axes)
+            for axis, names in zip(value.axes, self._homes[key], strict=True):
+                if names:
+                    self._part(axis, names)
         return self._homes[key]
 
+    def _part(self, axis: str, names: Iterable[str]) -> int:
+        """The size of a part of an axis; one that does not divide is noted as filled up."""
+        text, size, divides = base(axis), self.size(base(axis)), True
+        for name in names:
+            number, text = self.mesh.sizes[name], f"{text}/{name}"
+            divides, size = divides and size % number == 0, -(-size // number)
+            if not divides:
+                self.filled[text] = size
+        return size
+
     def undivided(self) -> dict[str, tuple[str, ...]]:
-        """By the axis of the mesh the weights that it should cut on their largest axis, and divides no axis of."""
+        """By the axis of the mesh the weights that it should cut on their largest axis, and that have none to cut."""
         whole: dict[str, dict[str, None]] = {}
         for name in (*self.table.weights, *self.table.inputs):
             value = self.known[name]

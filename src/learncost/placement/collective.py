@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from learncost.equation.count import shape_of
-from learncost.equation.table import walk
+from learncost.equation.count import base, shape_of, size_of
+from learncost.equation.table import Word, walk
 from learncost.equation.value import INDICES, Value
 from learncost.layers.spelling import condition_names
 from learncost.placement.clauses import kind_of
@@ -30,6 +30,8 @@ class Collective:
         Bytes of one run: of the larger of what goes in and what comes out on one device. That is the array that is
         reduced, what is gathered in all, what is scattered in all, what is exchanged in all, a device's own part
         included. What a ring sends of it is a convention: 2(p-1)/p of an all_reduce, (p-1)/p of the others.
+    filled_bytes
+        How many of them are zeros that fill parts up, where an axis does not divide.
     line
         The name of the array that it makes.
     reader
@@ -53,6 +55,7 @@ class Collective:
     word: str
     mesh_axis: str
     payload_bytes: int
+    filled_bytes: int
     line: str
     reader: str
     times: int
@@ -72,6 +75,22 @@ BYTES_OF_A_CONDITION = 1
 """What holds or not, such as which keys a query sees, is sent as PyTorch's bool."""
 
 
+def elements(line: Word, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """How many numbers a collective moves, the larger of what goes in and what comes out; and without what fills up."""
+    mesh_axis, sides = line.axes[0], [term.declared for term in (line.left[0], line.right[0])]
+    real = max(prod(shape_of(axes, sizes)) for axes in sides)
+    if len(sides[0]) != len(sides[1]):  # rows that are sent
+        return real, real
+
+    def size(axis: str, other: str) -> int:
+        """As many as all parts have together, where the other side has one of them."""
+        is_whole = base(other) == f"{base(axis)}/{mesh_axis}"
+        return int(size_of(other, sizes) * sizes[mesh_axis] if is_whole else size_of(axis, sizes))
+
+    full = [prod(map(size, axes, others)) for axes, others in (sides, sides[::-1])]
+    return max(full), real
+
+
 def collectives(
     placed: Placed, sizes: Mapping[str, int], widths: Mapping[str, int] | None = None
 ) -> tuple[Collective, ...]:
@@ -81,7 +100,7 @@ def collectives(
     widths  bytes of a number by role: weights, gradients, states, values, inputs; 4 where a role is not there
     """
     table = placed.table
-    sizes = {**sizes, **placed.turns, **placed.mesh.sizes}
+    sizes = {**sizes, **placed.sizes}
     widths = widths or {}
     special = dict.fromkeys(condition_names(placed.whole.lines), BYTES_OF_A_CONDITION)
     special |= {name: BYTES_OF_AN_INDEX for name, value in placed.whole.known.items() if value.role in INDICES}
@@ -96,7 +115,7 @@ def collectives(
         name = placed.holds.get(line.name, line.name)
         role = kind_of(placed.whole, name, placed.whole.known.get(name, Value(())))[0]
         width = special.get(name) or widths.get(role, 4)
-        counts = [prod(shape_of(term.declared, sizes)) for term in (line.left[0], line.right[0])]
+        payload, real = elements(line, sizes)
         times = prod(shape_of(turns, sizes))
         meet = line.axes[1:] if line.word.startswith("all_reduce") else ()
         tag = line.tag
@@ -104,7 +123,8 @@ def collectives(
             Collective(
                 line.word,
                 line.axes[0],
-                max(counts) * width,
+                payload * width,
+                (payload - real) * width,
                 line.name,
                 readers.get(line.name, ""),
                 times,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -96,9 +96,21 @@ class Cutting:
             together = [q for q, site in self.sites.items() if site == (kind, axis)]
             for mesh_axis in reversed(self.scope.homes.nested(axis, together)):
                 parts = prod(self.scope.homes.mesh.sizes[q] for q in together)
-                if self.scope.homes.size(axis) % parts and mesh_axis not in forced:
+                divides = not self.scope.homes.size(axis) % parts or self._is_filled(kind, axis, together)
+                if not divides and mesh_axis not in forced:
                     together.remove(mesh_axis)
                     del self.sites[mesh_axis]
+
+    def _is_filled(self, kind: str, axis: str, over: Iterable[str]) -> bool:
+        """Whether a line is cut in parts that are filled up: where its result lives so, or sums what does."""
+        text = cut(base(axis), self.scope.homes.nested(axis, over))
+        if kind != ALONG or text not in self.scope.homes.filled:
+            return False
+        remains = any(axis in term.axes for term in self.line.left)
+        if not remains and not isinstance(self.line, Product):
+            return False
+        terms = self.line.left if remains else [term for each in self.line.right for term in terms_of(each)]
+        return any(text in self.scope.home(term.name).cut(self.scope.value(term.name).axes) for term in terms)
 
     # Partial operands that go through.
 

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import cuts, first_of, size_of
+from learncost.equation.count import cuts, held, here, size_of
 from learncost.equation.table import Line
 from learncost.equation.zigzag import devices_name, devices_of
 from learncost.layers.lower import lower
@@ -20,6 +21,7 @@ from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed
 from learncost.placement.zigzag import ordered
 from learncost.readings.run import execute
+from learncost.readings.run.collected import filled_up
 
 Array = Any
 Values = dict[str, Array]
@@ -128,7 +130,7 @@ def run_placed(
     def device(rank: int, place: Mapping[str, int]) -> None:
         stage = place.get(axis, 0)
         table = stages[stage].table
-        own_sizes = {**sizes, **stages[stage].turns, **mesh.sizes_at(place)}
+        own_sizes = {**sizes, **stages[stage].sizes, **mesh.sizes_at(place)}
         own_sizes |= {devices_name(axis): devices_of(axis, table.zigzag, own_sizes) for axis in table.zigzag or ()}
         try:
             given = (*table.inputs, *table.weights)
@@ -170,17 +172,33 @@ def _all(device: Callable[[int, Mapping[str, int]], None], mesh: Mesh) -> None:
 
 
 def part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
-    """A device's part of an array, by its axes: `f/tp` has one of tp parts of f."""
-    index = []
-    for axis in axes:
-        first = first_of(axis, sizes)
-        index.append(slice(first, first + size_of(axis, sizes)) if cuts(axis) else slice(None))
-    return np.asarray(array)[tuple(index)] if index else np.asarray(array)
+    """A device's part of an array, by its axes: `f/tp` has one of tp parts of f; zeros fill it up to its size."""
+    array = np.asarray(array)
+    for place, axis in enumerate(axes):
+        if cuts(axis):
+            first, many = held(axis, sizes)
+            array = array[(*[slice(None)] * place, slice(first, first + many))]
+            array = filled_up(array, place, size_of(axis, sizes))
+    return array
 
 
-def together(parts: list[Array], layout: Layout, mesh: Mesh) -> Array:
+def own_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[Array, tuple[int, ...]]:
+    """A device's part without what fills it up, and where it begins in the whole, along every axis."""
+    places = [held(axis, sizes) if cuts(axis) else (0, length) for axis, length in zip(axes, array.shape, strict=True)]
+    return array[tuple(slice(many) for _, many in places)], tuple(first for first, _ in places)
+
+
+def filled_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
+    """A device's part with what fills it up."""
+    for place, axis in enumerate(axes):
+        array = filled_up(array, place, size_of(axis, sizes))
+    return array
+
+
+def together(parts: list[Array], layout: Layout, mesh: Mesh, shape: Sequence[int] = ()) -> Array:
     """The whole of a value of which every device has a part; what is partial is joined.
 
+    shape  of the whole, where parts may be filled up
     Raises `AssertionError` where devices that have the same do not agree.
     """
     names = layout.over
@@ -199,26 +217,26 @@ def together(parts: list[Array], layout: Layout, mesh: Mesh) -> Array:
         if cut_key in joined and not np.array_equal(joined[cut_key], whole, equal_nan=True):
             raise AssertionError("devices that have the same array do not agree")
         joined.setdefault(cut_key, whole)
-    return _assembled(joined, [name for name in mesh.names if name in names], layout, mesh)
+    return _assembled(joined, [name for name in mesh.names if name in names], layout, mesh, shape)
 
 
-def _assembled(parts: Mapping[tuple[int, ...], Array], names: list[str], layout: Layout, mesh: Mesh) -> Array:
+def _assembled(
+    parts: Mapping[tuple[int, ...], Array], names: list[str], layout: Layout, mesh: Mesh, shape: Sequence[int]
+) -> Array:
     if not names:
         return parts[()]
     any_part = next(iter(parts.values()))
-    shape = list(any_part.shape)
-    for number, over in enumerate(layout.split):
+    numbers = [prod(mesh.sizes[name] for name in over) for over in layout.split]
+    shape = shape or [length * number for length, number in zip(any_part.shape, numbers, strict=True)]
+    sizes, axes = dict(mesh.sizes), layout.cut(tuple(f"axis{number}" for number in range(len(shape))))
+    for axis, length in zip(axes, shape, strict=True):
+        text, *over = axis.split("/")
+        sizes[text] = length
         for name in over:
-            shape[number] *= mesh.sizes[name]
+            text, length = f"{text}/{name}", -(-length // mesh.sizes[name])
+            sizes[text] = length
     result = np.empty(shape, any_part.dtype)
     for key, array in parts.items():
-        place = dict(zip(names, key, strict=True))
-        index = []
-        for number, over in enumerate(layout.split):
-            position = 0
-            for name in over:
-                position = position * mesh.sizes[name] + place[name]
-            size = array.shape[number]
-            index.append(slice(position * size, (position + 1) * size))
-        result[tuple(index)] = array
+        real, first = own_part(array, axes, {**sizes, **{here(n): at for n, at in zip(names, key, strict=True)}})
+        result[tuple(slice(at, at + length) for at, length in zip(first, real.shape, strict=True))] = real
     return result

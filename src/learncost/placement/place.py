@@ -9,6 +9,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.placement.check import check_placed
 from learncost.placement.clauses import Clause, Homes
+from learncost.placement.filled import check_filled
 from learncost.placement.keeping import keeping
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
@@ -36,7 +37,9 @@ class Placed:
     turns, first
         Of a stage of a pipeline: how many turns of each repeat it has, by its count, and which is the first of them.
     undivided
-        By the axis of the mesh the weights that stay whole, since it divides no axis of theirs.
+        By the axis of the mesh the weights that stay whole, as they are single numbers.
+    filled
+        The sizes of parts that do not divide, `d/dp`, each filled up with zeros to as many as the first device has.
     """
 
     table: Table
@@ -48,6 +51,16 @@ class Placed:
     turns: Mapping[str, int] = field(default_factory=dict)
     first: Mapping[str, int] = field(default_factory=dict)
     undivided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    filled: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that its table has beside those of the whole: of the mesh, of turns, and of parts filled up."""
+        return {**self.turns, **self.mesh.sizes, **self.filled}
+
+    def sizes_at(self, where: Mapping[str, int]) -> dict[str, int]:
+        """The same, and where a device stands on each axis of the mesh."""
+        return {**self.sizes, **self.mesh.sizes_at(where)}
 
 
 def place(
@@ -83,6 +96,9 @@ def place(
     if table.zigzag is not None:
         placed = in_zigzag(placed, mesh, sizes)
     check_placed(placed, (pair for pair in mesh.axes if pair[1] > 1))
+    undivided, filled = scope.homes.undivided(), dict(scope.homes.filled)
+    if filled:
+        check_filled(placed, filled)
     layouts = {names.get(name, name): held for name, held in scope.layouts.items()}
     holds |= {stack: holds.get(array, array) for stack, array in stacks.items()}
-    return Placed(placed, table, mesh, chosen, layouts, holds, undivided=scope.homes.undivided())
+    return Placed(placed, table, mesh, chosen, layouts, holds, undivided=undivided, filled=filled)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from learncost.equation.count import base
 from learncost.equation.table import Axis, Line, Repeat, Statement, Sum, Tag, Term, Word
 from learncost.equation.value import Value
 from learncost.placement.clauses import Homes, Split
@@ -128,8 +129,8 @@ class Scope:
         axes, line = self.value(name).axes, reason.line or self.line_of(name)
         for move in moves(start, goal):
             left = Term(self.fresh(name, move.word), move.layout.cut(axes))
-            why = f"{self.why(name, start, move, reason)} (rule {reason.rule})"
             right = Term(array, start.cut(axes))
+            why = f"{self.why(name, start, move, reason)} (rule {reason.rule}){self.filled_up(left, right)}"
             tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
             self.out.append(Word((left,), (right,), (), tag, move.word, (move.mesh_axis,), "body", ("X",), ("Y",)))
             self.give(name, move.layout, left.name)
@@ -249,6 +250,16 @@ class Scope:
         else:
             text += ", and as a result of the step it is " + (f"cut on {after}" if after else "whole")
         return text
+
+    def filled_up(self, left: Term, right: Term) -> str:
+        """Of an axis that a collective cuts or joins in parts that are filled up: to how many places."""
+        changed = {*left.declared} ^ {*right.declared}
+        for part, size in self.homes.filled.items():
+            outer, _, mesh_axis = part.rpartition("/")
+            if any(base(axis) == part for axis in changed):
+                places, full = self.homes.size(outer), size * self.homes.mesh.sizes[mesh_axis]
+                return f"; {outer} is {places:,}, filled up to {full:,}"
+        return ""
 
     def join_of(self, name: str, over: str) -> str:
         scope: Scope | None = self

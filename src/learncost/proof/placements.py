@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import base, size_of
+from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Table, Word, walk
 from learncost.layers.lower import joined
@@ -136,13 +136,16 @@ def _case(
             sizes = _with_whole_stages(sizes, model, pipeline)
         uneven = _uneven(model, table, *within, sizes)
         cases = []
-        for small in (sizes, uneven) if uneven else (sizes,):
+        for small in (sizes,) if uneven == sizes else (sizes, uneven):
             filled, large, padded = filled_up(model, table, *within, small)
             placed = _placed(
                 filled, step_of(filled) if padded else table, grid, pipeline, clauses, large, plan, optimizer
             )
-            said = f", {padded[0].axis} filled up from {padded[0].size} to {padded[0].filled}" if padded else ""
-            cases.append((f"{subject}{said}", placed, small, large))
+            wider = [f"{each.axis} filled up from {each.size} to {each.filled}" for each in padded]
+            several = placed if isinstance(placed, tuple) else (placed,)
+            if parts := sorted({axis for stage in several for axis in stage.filled}):
+                wider.append(f"parts {' '.join(parts)} filled up")
+            cases.append((", ".join((subject, *wider)), placed, small, large))
     except InputError as refusal:
         yield Check(subject, "a step", str(refusal), None)
         return
@@ -170,11 +173,18 @@ def _placed(
 def _uneven(
     model: Model, table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Sizes of which those that may be filled up do not divide; none where the clauses cut none of these."""
+    """Sizes of which those that may be filled up do not divide; the same where the clauses cut none of these."""
     parts = parts_of(table, grid, clauses, sizes)
+    counts = {axis: sizes[axis] for axis in _counted(table) & sizes.keys()}
+    sizes = {**dividing(table, grid, clauses, largest=False), **counts}
     cut = {axis for axis, number in parts.items() if number > 1} & paddable(model.table)
     # As small as fills up to the same: a device may have nothing but what is added.
-    return {**sizes, **{axis: sizes[axis] - parts[axis] + 1 for axis in cut}} if cut else {}
+    return {**sizes, **{axis: sizes[axis] - parts[axis] + 1 for axis in cut}}
+
+
+def _counted(table: Table) -> set[str]:
+    """Sizes that are numbers of turns."""
+    return {base(count).partition("/")[0] for _, turns in walk(table.lines) for count in turns}
 
 
 def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) -> dict[str, int]:
@@ -189,8 +199,8 @@ def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) 
     return sizes
 
 
-def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, int]:
-    """Small sizes, of which those that clauses cut divide."""
+def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool = True) -> dict[str, int]:
+    """Small sizes, of which those that clauses cut divide; `largest`: one of every weight too, that `*` cuts."""
     clauses = tuple(clauses)
     numbers = parts_of(table, grid, clauses, small_sizes(table))
     if table.zigzag is not None:  # two stretches for each device
@@ -202,7 +212,7 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause]) -> dict[str, i
     counts = {count for _, turns in walk(table.lines) for count in turns}
     for clause in clauses:
         number = grid.sizes.get(clause.mesh, 1)
-        for weight in table.weights if clause.largest else ():
+        for weight in table.weights if clause.largest and largest else ():
             axes = [axis for axis in map(base, table.axes[weight]) if axis in sizes and axis not in counts]
             if axes and all(sizes[axis] % number for axis in axes):
                 sizes[max(axes, key=lambda axis: sizes[axis])] *= number
@@ -255,7 +265,8 @@ class _Outcome:
             if name in stage.layouts:
                 places = zip(self.mesh.places(), self.devices, strict=True)
                 parts = [device[name] for place, device in places if place.get(self.axis, 0) == number]
-                pieces.append(together(parts, stage.layouts[name], inner))
+                shape = shape_of(stage.whole.axes[name], {**self.sizes, **stage.turns})
+                pieces.append(together(parts, stage.layouts[name], inner, shape))
         if self._stacked(self.stages[0], name):
             return np.concatenate(pieces)
         if any(not np.array_equal(each, pieces[0], equal_nan=True) for each in pieces):
@@ -275,7 +286,8 @@ def _comparisons(
     expected = values_of(table, arrays, sizes)
     sent: list[tuple[str, int]] = []
     given = {name: _filled(array, table.axes[name], filled) for name, array in arrays.items()}
-    devices = run_placed(placed, given, filled, watch=lambda line, values: _count(sent, line, values))
+    number_of = (placed if isinstance(placed, Placed) else placed[0]).mesh.sizes
+    devices = run_placed(placed, given, filled, watch=lambda line, values: _count(sent, line, values, number_of))
     outcome = _Outcome(table, placed, devices, filled)
     kinds = {"loss": "", "gradients": "gradient", "new weights and states": "new"}
     gradients = outcome.names("gradient", expected)
@@ -350,12 +362,16 @@ def _moved(
     return max(apart) / max(largest, float(np.abs(expected[name]).max(initial=0)))
 
 
-def _count(sent: list[tuple[str, int]], line: Line, values: Mapping[str, Any]) -> None:
+def _count(sent: list[tuple[str, int]], line: Line, values: Mapping[str, Any], number_of: Mapping[str, int]) -> None:
     if sends(line):
-        before, after = (np.asarray(values[name]).nbytes for name in (line.right[0].name, line.name))
+        before, after = (np.asarray(values[name]) for name in (line.right[0].name, line.name))
         # Of rows each device has as many as come to it: all together they are those that are priced.
-        rows = {"dispatch": after, "combine": before}
-        sent.append((line.axes[0], rows.get(line.word, max(before, after))))
+        rows = {"dispatch": after.nbytes, "combine": before.nbytes}
+        parts = {"all_gather": before.nbytes, "reduce_scatter": after.nbytes}  # all of them, with what fills them up
+        if line.word in parts:
+            sent.append((line.axes[0], parts[line.word] * number_of[line.axes[0]]))
+        else:
+            sent.append((line.axes[0], rows.get(line.word, max(before.nbytes, after.nbytes))))
 
 
 def _bytes(subject: str, stages: tuple[Placed, ...], sizes: Mapping[str, int], sent: list[tuple[str, int]]) -> Check:

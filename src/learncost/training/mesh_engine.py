@@ -14,11 +14,11 @@ import numpy as np
 
 from learncost.engines.adapted import merged
 from learncost.engines.weights import shape
-from learncost.equation.count import first_of
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.model import build, run_sizes
 from learncost.placement.clauses import Homes
+from learncost.placement.devices import filled_part, own_part
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import mesh
 from learncost.placement.presets import chosen_for
@@ -62,7 +62,7 @@ class MeshEngine(NumPyEngine):
         self._layouts = {
             name: Layout(homes.home(name, table.known[name])) for name in (*training.weights, *training.state)
         }
-        self._axes = {name: table.axes[name] for name in self._layouts}
+        self._axes, self._filled = {name: table.axes[name] for name in self._layouts}, dict(homes.filled)
         self._whole = {name: shape(table, name, sizes) for name in self._layouts}
         self._runner.placed(table, self._micro(options))  # what cannot be is said at once
         self._cut = False
@@ -88,14 +88,11 @@ class MeshEngine(NumPyEngine):
     def _own(self, arrays: Mapping[str, Any]) -> Arrays:
         """This process's parts of whole arrays."""
         here = self._sizes_here()
-        return {
-            name: np.array(mine(array, self._layouts[name].cut(self._axes[name]), here))
-            for name, array in arrays.items()
-        }
+        return {name: np.array(mine(array, self._cut_as(name), here)) for name, array in arrays.items()}
 
     def _sizes_here(self) -> Mapping[str, int]:
         """The sizes of the step, with where this process stands."""
-        return {**self._sizes, **self._mesh.sizes_at(self._runner.place)}
+        return {**self._sizes, **self._filled, **self._mesh.sizes_at(self._runner.place)}
 
     def _take_parts(self) -> None:
         """Keep this process's parts of weights and state alone; before the first step, by all processes together."""
@@ -107,7 +104,9 @@ class MeshEngine(NumPyEngine):
 
     def _gathered(self, arrays: Mapping[str, Any]) -> Arrays:
         """The wholes of which every process has a part, on all of them."""
-        return {name: self._runner.gathered(array, self._layouts[name]) for name, array in arrays.items()}
+        return {
+            name: self._runner.gathered(array, self._layouts[name], self._whole[name]) for name, array in arrays.items()
+        }
 
     @property
     def weights(self) -> Arrays:
@@ -158,21 +157,25 @@ class MeshEngine(NumPyEngine):
     def parts(self) -> Parts:
         self._take_parts()
         self._runner.pool.fetch()
-        here = self._sizes_here()
-        return {
-            f"{kind}.{name}": Part(
-                np.ascontiguousarray(array),
-                tuple(first_of(axis, here) for axis in self._layouts[name].cut(self._axes[name])),
-                self._whole[name],
-            )
-            for kind, arrays in zip(KINDS, (super().weights, super().state), strict=True)
-            for name, array in arrays.items()
-        }
+        here, parts = self._sizes_here(), dict[str, Part]()
+        for kind, arrays in zip(KINDS, (super().weights, super().state), strict=True):
+            for name, array in arrays.items():
+                real, first = own_part(array, self._cut_as(name), here)
+                parts[f"{kind}.{name}"] = Part(np.ascontiguousarray(real), first, self._whole[name])
+        return parts
+
+    def _cut_as(self, name: str) -> tuple[str, ...]:
+        return self._layouts[name].cut(self._axes[name])
 
     def load_parts(self, parts: Parts, steps: int) -> None:
         self._take_parts()
+        here = self._sizes_here()
         weights, state = (
-            {name.removeprefix(f"{kind}."): part.array for name, part in parts.items() if name.startswith(f"{kind}.")}
+            {
+                (name := full.removeprefix(f"{kind}.")): filled_part(part.array, self._cut_as(name), here)
+                for full, part in parts.items()
+                if full.startswith(f"{kind}.")
+            }
             for kind in KINDS
         )
         self._training.load(weights, state, steps)

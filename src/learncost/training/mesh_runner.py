@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +94,8 @@ class MeshRunner:
             flag = bool(agreed)
         return flag
 
-    def gathered(self, array: Any, layout: Layout) -> Any:
-        """The whole of which every process has a part, on all of them."""
+    def gathered(self, array: Any, layout: Layout, shape: Sequence[int] = ()) -> Any:
+        """The whole of which every process has a part, on all of them; its shape, where parts may be filled up."""
         if not layout.over:
             return array
         import torch
@@ -104,7 +104,7 @@ class MeshRunner:
         mine = torch.from_numpy(np.ascontiguousarray(array))
         parts = [torch.empty_like(mine) for _ in range(self.mesh.devices)]
         distributed.all_gather(parts, mine)
-        return together([each.numpy() for each in parts], layout, self.mesh)
+        return together([each.numpy() for each in parts], layout, self.mesh, shape)
 
 
 class _PlacedStep:
@@ -129,7 +129,7 @@ class _PlacedStep:
         for name in self._owned:
             if any(base(whole(axis)) in (placed.table.zigzag or ()) for axis in placed.table.axes[name]):
                 raise InputError(f"{name} has positions, which the plan zigzag puts in another order: leave it out")
-        self._here = self._sizes | placed.mesh.sizes_at(self._runner.place)
+        self._here = self._sizes | placed.sizes_at(self._runner.place)
 
     def _in_place(self, prepared: Prepared) -> InPlace:
         runner = self._runner
@@ -143,12 +143,12 @@ class _PlacedStep:
         tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
         is_double = np.float64 in {arrays[name].dtype for name in table.weights}
         precision = "fp64" if is_double else runner.training.precision.name
-        step = InPlace(table, self._sizes | self.placed.mesh.sizes, precision, tensors, pool.arena, runner.devices)
+        step = InPlace(table, self._sizes | self.placed.sizes, precision, tensors, pool.arena, runner.devices)
         pool.arena = step.arena
         return step
 
     def _emitted(self) -> Emitted:
-        runner, sizes = self._runner, self._sizes | self.placed.mesh.sizes
+        runner, sizes = self._runner, self._sizes | self.placed.sizes
         precision = runner.training.precision.name
         return Emitted(bucketed(self.placed.table), sizes, precision, runner.device, devices=runner.devices)
 

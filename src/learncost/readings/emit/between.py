@@ -150,6 +150,15 @@ def combine(X, I, mesh, over, owned):
     Y = torch.empty_like(X)
     Y[order] = {_SENT}.wait_tensor(X)
     return Y.view(*I.shape, *Y.shape[1:])''',
+    "filled": '''\
+def filled(X, mesh, over, place):
+    """An array with zeros at the end of an axis, as many as let the devices along an axis of the mesh cut it."""
+    more = -X.shape[place] % mesh[over].size()
+    return torch.nn.functional.pad(X, [0, 0] * (X.ndim - 1 - place) + [0, more])''',
+    "trimmed": '''\
+def trimmed(X, size, place):
+    """An array without what filled up the parts of an axis."""
+    return X.narrow(place, 0, size)''',
     "part": '''\
 def part(X, first, size, place):
     """So many places of an axis from the first one on."""
@@ -193,6 +202,15 @@ def pass_on(X, mesh, over):
     """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
     number = mesh.shape[over]
     return jax.lax.ppermute(X, over, [(place, (place + 1) % number) for place in range(number)])''',
+    "filled": '''\
+def filled(X, mesh, over, place):
+    """An array with zeros at the end of an axis, as many as let the devices along an axis of the mesh cut it."""
+    more = -X.shape[place] % mesh.shape[over]
+    return jnp.pad(X, [(0, more if axis == place else 0) for axis in range(X.ndim)])''',
+    "trimmed": '''\
+def trimmed(X, size, place):
+    """An array without what filled up the parts of an axis."""
+    return jax.lax.slice_in_dim(X, 0, size, axis=place)''',
     "part": '''\
 def part(X, first, size, place):
     """So many places of an axis from the first one on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.equation.count import place_cut
+from learncost.equation.count import base, place_cut
 from learncost.equation.errors import InputError
 from learncost.equation.table import Term, Word
 from learncost.readings.emit.between import MESH, SENT
@@ -29,11 +29,22 @@ def collected(scope: Scope, line: Word) -> Code:
         return _part(scope, line)
     (mesh_axis,), (before,), after = line.axes, line.right, line.left[0]
     assert isinstance(before, Term)
-    places = [place for term in (before, after) if (place := place_cut(term.declared, mesh_axis)) is not None]
-    arguments = [scope.settled(before.name).text, MESH, f'"{mesh_axis}"']
-    if before.declared != after.declared:
-        arguments += map(str, places)
-    return Code(f"{line.word}({', '.join(arguments)})")
+    source, target = (_place_moved(term, other, mesh_axis) for term, other in ((before, after), (after, before)))
+    text, over = scope.settled(before.name).text, f'{MESH}, "{mesh_axis}"'
+    if target is not None and base(after.declared[target]) in scope.filled:
+        scope.helpers.library("filled")
+        text = f"filled({text}, {over}, {target})"
+    text = f"{line.word}({', '.join((text, over, *(str(place) for place in (source, target) if place is not None)))})"
+    if source is not None and base(before.declared[source]) in scope.filled:
+        scope.helpers.library("trimmed")
+        text = f"trimmed({text}, {scope.size(after.declared[source])}, {source})"
+    return Code(text)
+
+
+def _place_moved(term: Term, other: Term, mesh_axis: str) -> int | None:
+    """Which axis of a term a mesh axis cuts that does not cut it in the other one."""
+    place = place_cut(term.declared, mesh_axis)
+    return None if term.declared == other.declared else place
 
 
 def _stages(scope: Scope, line: Word, name: str) -> Code:

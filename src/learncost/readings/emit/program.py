@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from learncost.equation.count import cuts, size_of
+from learncost.equation.count import cuts, size_of, whole
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import Line, Repeat, Statement, Table, check_derived, walk, windows
@@ -40,6 +40,8 @@ _RESERVED = (
     "math",
     "einsum",
     "erf",
+    "filled",
+    "trimmed",
     "NamedTuple",
     "axis",
     "stack",
@@ -155,6 +157,7 @@ class Writer:
         for part, names in self.states.items():
             paths |= {identifier: f"{part}.{self.weights.paths[name]}" for name, identifier in names.items()}
         self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
+        self.scope.filled = frozenset(name for name in self.given if cuts(name))
         self.scope.codes = _codes(table)
         self.scope.zigzag = table.zigzag or {}
         self.scope.narrow = frozenset(name for name, value in table.known.items() if value.dtype)
@@ -258,8 +261,20 @@ class Writer:
             begin = [*self.made_first, *begin]
         self.turns.functions.append(function.text(self.function, parameters, about, begin, body))
         if scope.meets and self.backend.sharded:
+            self._check_equal(table)
             self.turns.functions.append(self.backend.sharded(self.function, inputs, results, table.axes))
         return inputs, parameters, results, {name: scope.sizes[name] for name in missing}
+
+    def _check_equal(self, table: Table) -> None:
+        """Refuse weights in parts that are filled up: whole arrays are cut into equal parts there."""
+        for name in (*table.weights, *table.inputs):
+            for axis in table.axes[name]:
+                if axis in self.scope.filled:
+                    raise InputError(
+                        f"{whole(axis)} of {name} is {size_of(whole(axis), self.given):,}, which "
+                        f"{' and '.join(cuts(axis))} does not divide, and jax.shard_map cuts equally: give a size that "
+                        "it divides, or take --backend torch"
+                    )
 
     def _number(self, size: str) -> int | None:
         """A size that is given, or that is a part of one."""

@@ -68,6 +68,7 @@ class Scope:
     )  # names of whole numbers of few bits, which PyTorch multiplies by none of another type
     zigzag: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # axes in another order, over what devices
     product: bool = False  # whether the line being written is a matrix product in bf16
+    filled: Set[str] = frozenset()  # parts of axes that are filled up, `d/dp`
     meets: bool = False  # whether the function needs the mesh, as its lines are between devices
 
     # Values.

@@ -64,6 +64,7 @@ class _Loop:
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
         axes = {**scope.axes, **slices, **line.axes}
         self.inner = Scope(scope.backend, self.names, scope.helpers, axes, low=scope.low, codes=scope.codes)
+        self.inner.filled = scope.filled
         self.inner.narrow, self.inner.zigzag = scope.narrow, scope.zigzag
         self.parameters: list[Parameter] = []
         self.sources: list[Source] = []

@@ -57,15 +57,16 @@ def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], excha
     source, target = (place_cut(term.declared, mesh_axis) for term in (before, after))
     if line.word == "all_gather":
         assert source is not None
-        return np.concatenate(arrays, axis=source)
+        return _whole(arrays, source, size_of(after.declared[source], sizes))
     assert target is not None
+    own = [_part(each, target, here, size_of(after.declared[target], sizes), len(arrays)) for each in arrays]
     if line.word == "reduce_scatter":
-        return np.add.reduce([_part(each, target, here, len(arrays)) for each in arrays], axis=0)
+        return np.add.reduce(own, axis=0)
     if line.word == "shard":
-        return _part(array, target, here, len(arrays))
+        return own[here]
     assert line.word == "all_to_all", line.word
     assert source is not None
-    return np.concatenate([_part(each, target, here, len(arrays)) for each in arrays], axis=source)
+    return _whole(own, source, size_of(after.declared[source], sizes))
 
 
 _JOINS = {"all_reduce": np.add, "all_reduce_max": np.maximum, "all_reduce_min": np.minimum}
@@ -102,9 +103,22 @@ def _rows(line: Word, operands: list[Array], sizes: Mapping[str, int], exchange:
     return result.transpose([(*rows, *rest).index(axis) for axis in after.loops])
 
 
-def _part(array: Array, place: int, here: int, parts: int) -> Array:
-    """A device's part of an array along one of its axes."""
-    size, rest = divmod(array.shape[place], parts)
-    if rest:
+def _part(array: Array, place: int, here: int, size: int, parts: int) -> Array:
+    """A device's part of an array along one of its axes, filled up with zeros where parts are larger than the whole."""
+    if size != -(-array.shape[place] // parts):
         raise InputError(f"an axis of {array.shape[place]} places cannot be cut over {parts} devices")
-    return array[(*[slice(None)] * place, slice(here * size, (here + 1) * size))]
+    return filled_up(array[(*[slice(None)] * place, slice(here * size, (here + 1) * size))], place, size)
+
+
+def filled_up(array: Array, place: int, size: int) -> Array:
+    """An array with zeros at the end of one of its axes, up to a size."""
+    if array.shape[place] == size:
+        return array
+    wider = [(0, size - length if at == place else 0) for at, length in enumerate(array.shape)]
+    return np.pad(array, wider)
+
+
+def _whole(parts: list[Array], place: int, size: int) -> Array:
+    """Parts one behind another, without what fills them up."""
+    whole = np.concatenate(parts, axis=place)
+    return whole if whole.shape[place] == size else whole[(*[slice(None)] * place, slice(size))]

@@ -226,8 +226,13 @@ def _word(line: Word, roles: Mapping[str, Value], values: Mapping[str, Array], s
     operands = [_operand(term, want, values, sizes) for term in line.right]
     if len(operands) < len(row.inputs):  # what to choose, the line's own condition says
         operands.insert(0, _inside(line.where, want, sizes))
-    function: Callable[..., Array] = _OWN.get(row.name) or getattr(np, row.called or row.name)
+    function = function_of(row)
     return function(*operands)
+
+
+def function_of(row: Entry) -> Callable[..., Array]:
+    """What computes a primitive of arrays."""
+    return _OWN.get(row.name) or getattr(np, row.called or row.name)
 
 
 def _along(line: Word, row: Entry, values: Mapping[str, Array], sizes: Sizes) -> Array:

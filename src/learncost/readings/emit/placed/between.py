@@ -28,7 +28,11 @@ def all_gather(mesh, over, *arrays):
     parts = {_SENT}.all_gather_into_tensor(sent, number, group.group_name)
     parts = {_SENT}.wait_tensor(parts).view(number, -1).split(sizes, 1)
     for (whole, _, rows), each in zip(arrays, parts, strict=True):
-        whole.view(rows, number, -1).copy_(each.view(number, rows, -1).transpose(0, 1))''',
+        each = each.view(number, rows, -1).transpose(0, 1)
+        if whole.numel() < each.numel():  # the last parts are filled up
+            whole.view(rows, -1).copy_(each.flatten(1)[:, : whole.numel() // rows])
+        else:
+            whole.view(rows, number, -1).copy_(each)''',
     # An exchange and a sum of its own, as gloo's reduce_scatter sends what an all_reduce does, twice as much.
     "reduce_scatter": f'''\
 def reduce_scatter(mesh, over, *arrays):
@@ -36,7 +40,12 @@ def reduce_scatter(mesh, over, *arrays):
     before the cut."""
     group = mesh.get_group(over)
     number, sizes = group.size(), [part.numel() for part, _, _ in arrays]
-    sent = [whole.view(rows, number, -1).transpose(0, 1).reshape(number, -1) for _, whole, rows in arrays]
+    sent = []
+    for part, whole, rows in arrays:
+        if whole.numel() < number * part.numel():  # the last parts are filled up
+            more = (number * part.numel() - whole.numel()) // rows
+            whole = torch.nn.functional.pad(whole.view(rows, -1), (0, more))
+        sent.append(whole.view(rows, number, -1).transpose(0, 1).reshape(number, -1))
     ones = [1] * number
     parts = {_SENT}.all_to_all_single(torch.cat(sent, 1), ones, ones, group.group_name)
     parts = {_SENT}.wait_tensor(parts).sum(0).split(sizes)
@@ -77,8 +86,11 @@ def all_to_all(mesh, over, result, array, before, after):
     "shard": '''\
 def shard(mesh, over, result, array, place):
     """This device's part of what it has whole."""
-    group = mesh.get_group(over)
-    result.copy_(array.chunk(group.size(), place)[group.rank()])''',
+    size, there = result.shape[place], array.shape[place]
+    first = min(mesh.get_group(over).rank() * size, there)
+    many = min(size, there - first)
+    result.narrow(place, 0, many).copy_(array.narrow(place, first, many))
+    result.narrow(place, many, size - many).zero_()''',
 }
 """The helper of every collective that can be in place, by its word."""
 
@@ -107,6 +119,8 @@ def written(lines: Sequence[Word], of: Callable[[str], str], shape: Shape) -> tu
     if name in ("all_to_all", "shard"):
         made, read = _terms(first)
         arguments += [f"{of(term.name)}.view({', '.join(map(str, shape(term.declared)))})" for term in (made, read)]
+        if name == "all_to_all" and prod(shape(made.declared)) != prod(shape(read.declared)):
+            raise InputError(f"{first.word} of parts that are filled up is not done in place")
         places = (place_cut(term.declared, over) for term in ((read, made) if name == "all_to_all" else (made,)))
         return name, [*arguments, *map(str, places)]
     if name == "all_reduce":

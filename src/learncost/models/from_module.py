@@ -116,7 +116,9 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     from learncost.models.imported.room import with_room
     from learncost.models.imported.running import Stepping
     from learncost.models.imported.whole import table_of
+    from learncost.models.imported.wrappers import readable
 
+    module = readable(module)
     given = examples(inputs, module, symbols)
     called, module = type(module).__name__, with_room(module)
     text, _ = table_of(module, given, called, symbols=symbols, as_run=as_run, unknown=unknown, fold=fold)

@@ -14,9 +14,11 @@ from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.imported.export import arguments, as_called, flattened
+from learncost.models.imported.reader import operator_name
 from learncost.models.imported.running.ends import ends
 from learncost.models.imported.values import run_graph
-from learncost.models.imported.walk import Imported
+from learncost.models.imported.walk import WITHOUT_GRADIENT, Imported
+from learncost.models.imported.wrappers import plain
 from learncost.readings.run import run
 
 
@@ -154,7 +156,7 @@ def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: M
     if stored in imported.reader.numbers:
         return np.asarray(imported.reader.numbers[stored])
     value = of_node[stored.target]
-    if stored.kind == "constant" and value.requires_grad:
+    if stored.kind == "constant" and value.requires_grad and not _stops(stored, imported):
         raise InputError(
             f"{stored.name} follows from what learns and stands outside of the table: a fault of the reader"
         )
@@ -179,6 +181,12 @@ def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: M
     return value.astype(float) if value.dtype == bool else value
 
 
+def _stops(stored: Any, imported: Imported) -> bool:
+    """Whether an operator made it whose gradient is zero everywhere."""
+    node = next(each for each in imported.exported.program.graph.nodes if each.name == stored.target)
+    return node.op == "call_function" and operator_name(node.target).partition(".")[0] in WITHOUT_GRADIENT
+
+
 def _shaped(array: Any, read: Layer, name: str, sizes: Mapping[str, int]) -> Any:
     return np.asarray(array).reshape(shape_of(read.table.axes[name], sizes))
 
@@ -199,7 +207,7 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
 
     row, by_name = as_called(module, given)
     result = module(*row, **by_name)  # under autograd: it may take gradients itself
-    tensors = [t.detach() for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    tensors = [t.detach() for t in torch.utils._pytree.tree_leaves(plain(result)) if isinstance(t, torch.Tensor)]
     theirs = [graph.of_node[node].detach() for node in imported.output_nodes]
     worst = 0.0
     for mine in theirs:
@@ -228,7 +236,7 @@ def _gradients_apart(
         answer = twin(*row, **by_name)
     except Exception:  # code of the user's, which may not be for float64, nor be copied
         return 0.0
-    tensors = [t for t in torch.utils._pytree.tree_leaves(answer) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in torch.utils._pytree.tree_leaves(plain(answer)) if isinstance(t, torch.Tensor)]
     pairs = []
     for mine, seed in results:
         near = [t for t in tensors if t.shape == mine.shape and t.dtype == mine.dtype]

@@ -12,6 +12,7 @@ from learncost.faces.importing.user_file import Ran, Target, UserError, run, use
 from learncost.models.files import read_path
 from learncost.models.imported.inputs import Input, examples
 from learncost.models.imported.room import give_room, without_memory
+from learncost.models.imported.wrappers import readable
 from learncost.models.wording import shown
 
 INPUTS = "inputs"
@@ -70,6 +71,7 @@ def _built(wanted: Target) -> Built:
             value = value()
     if not isinstance(value, nn.Module):
         raise InputError(f"{wanted} returns {_kind(value)}, and not a torch.nn.Module")
+    value = readable(value)
     return Built(value, _inputs(ran, value))
 
 

@@ -87,9 +87,9 @@ def simple(size: Size) -> Size:
     """A size as an int where it is a number."""
     if isinstance(size, int):
         return size
-    if size.is_Integer:
-        return int(size)
-    return _counted(size) if size.free_symbols else size
+    if not size.is_Integer:
+        size = _counted(size)
+    return int(size) if size.is_Integer else size
 
 
 def _counted(size: Any) -> Any:
@@ -99,6 +99,10 @@ def _counted(size: Any) -> Any:
 
     for part in sorted(size.atoms(FloorDiv), key=str):
         above, below = part.args
+        ratio = sympy.cancel(above / below)
+        if ratio.is_Integer:
+            size = size.xreplace({part: ratio})
+            continue
         steps = sympy.cancel((above - below + 1) / below) if below.free_symbols else None
         if steps is not None and steps.is_polynomial(*steps.free_symbols):
             size = size.xreplace({part: steps})

@@ -9,8 +9,11 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.composed import attention_with_dropout, drops
-from learncost.models.imported.functions import check_hooks, held_to_their_lines
+from learncost.models.imported.functions import check_hooks, check_registered, held_to_their_lines
+from learncost.models.imported.refusals import GradientTakenError
+from learncost.models.imported.sized import exact
 from learncost.models.imported.unseen import check_changes
+from learncost.models.imported.wrappers import plain, readable
 
 
 @dataclass
@@ -73,6 +76,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     """The graph of a module in functional form, composite operators whole. Raises `InputError`."""
     import torch
 
+    readable(module)
     check_hooks(module)
     given = arguments(module, inputs)
     for name in symbols:
@@ -85,7 +89,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     if unnamed:
         raise InputError(
             f"forward has no parameter {unnamed[0]}, and PyTorch keeps no size open of what `**` takes; "
-            "name it in forward, or leave symbols out"
+            "name it in forward, or give its sizes as numbers"
         )
     shapes = {name: _dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
     apart = _apart(given, symbols)
@@ -123,6 +127,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
                 same_sizes[expression] = first_of[word]
             first_of.setdefault(word, expression)
             letters.setdefault(str(first_of[word]), word)
+    same_sizes |= exact(placeholders.values())
     outputs = [
         spec.arg.name if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name") else None
         for spec in signature.output_specs
@@ -176,8 +181,16 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     row, by_name = as_called(module, given)
     hook = module.register_forward_hook(_of_known_types)
     try:
-        with held_to_their_lines():
-            program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
+        with held_to_their_lines() as taken:
+            try:
+                program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
+            except InputError:
+                raise
+            except Exception:
+                if taken:
+                    raise GradientTakenError(taken[0]) from None
+                raise
+        check_registered(program, module)
         check_changes(program, _with_gradient(program, module, given))
         _stop_gradients(program)
         program = program.run_decompositions({})
@@ -195,7 +208,7 @@ def _of_known_types(module: Any, given: Any, results: Any) -> Any:
     """Results without objects that no exported program hands out, such as an encoder-decoder's cache beside a loss."""
     import torch
 
-    tree = torch.utils._pytree
+    tree, results = torch.utils._pytree, plain(results)
     if not any(isinstance(each, torch.Tensor) for each in tree.tree_leaves(results)):
         return results
 

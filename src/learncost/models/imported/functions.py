@@ -17,9 +17,13 @@ TOLERANCE = 1e-6
 
 
 @contextmanager
-def held_to_their_lines() -> Iterator[None]:
-    """Refuse, inside, what has another backward pass than its forward lines. Raises `InputError` there."""
+def held_to_their_lines() -> Iterator[list[str]]:
+    """Refuse, inside, what has another backward pass than its forward lines. Raises `InputError` there.
+
+    Yields the functions that took a gradient of something inside.
+    """
     import torch
+    import torch.utils.checkpoint
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -28,6 +32,9 @@ def held_to_their_lines() -> Iterator[None]:
 
     def apply(kind: Any, *arguments: Any) -> Any:
         run = super(function, kind).apply
+        if kind is torch.utils.checkpoint.CheckpointFunction:  # it computes again, and nothing else
+            compute, _, *given = arguments
+            return compute(*given)
         if not kind.__module__.startswith("torch."):
             key = kind, tuple(_described(each) for each in arguments)
             if key not in known:
@@ -40,9 +47,15 @@ def held_to_their_lines() -> Iterator[None]:
                 )
         return run(*arguments)
 
-    take, register = torch.autograd.grad, torch.Tensor.register_hook
+    take, register, run_back = torch.autograd.grad, torch.Tensor.register_hook, torch.autograd.backward
+    taken: list[str] = []
+
+    def backward(*arguments: Any, **named: Any) -> None:
+        taken.append("backward")
+        run_back(*arguments, **named)
 
     def grad(*arguments: Any, **named: Any) -> Any:
+        taken.append("torch.autograd.grad")
         gradients = take(*arguments, **named)
         if named.get("create_graph") or (len(arguments) > 4 and arguments[4]):
             return gradients
@@ -66,11 +79,27 @@ def held_to_their_lines() -> Iterator[None]:
 
     setattr(torch.Tensor, "data", property(read_data, set_data))  # noqa: B010
     setattr(function, "apply", classmethod(apply))  # noqa: B010 - as the others, for a type checker
+    without = torch.inference_mode  # an export has no word for it, but one for no_grad
+    enter, leave = without.__enter__, without.__exit__
+
+    def stop(mode: Any) -> None:
+        mode.before = torch.is_grad_enabled()
+        torch.set_grad_enabled(mode.before and not mode.mode)
+
+    def go_on(mode: Any, *_: Any) -> None:
+        torch.set_grad_enabled(mode.before)
+
+    setattr(without, "__enter__", stop)  # noqa: B010
+    setattr(without, "__exit__", go_on)  # noqa: B010
     setattr(torch.autograd, "grad", grad)  # noqa: B010
+    setattr(torch.autograd, "backward", backward)  # noqa: B010
     setattr(torch.Tensor, "register_hook", register_hook)  # noqa: B010
     try:
-        yield
+        yield taken
     finally:
+        setattr(without, "__enter__", enter)  # noqa: B010
+        setattr(without, "__exit__", leave)  # noqa: B010
+        setattr(torch.autograd, "backward", run_back)  # noqa: B010
         delattr(torch.Tensor, "data")
         delattr(function, "apply")
         setattr(torch.autograd, "grad", take)  # noqa: B010
@@ -88,6 +117,36 @@ def check_hooks(module: Any) -> None:
             f"{path or type(module).__name__} has a hook on its gradient, which runs backward alone, where no export "
             "sees it: remove it from what is read"
         )
+
+
+def check_registered(program: Any, module: Any) -> None:
+    """Refuse a tensor that has a gradient and is no parameter: nobody would count it, or update it."""
+    hidden = {each.untyped_storage()._cdata for each in _hidden(module)}
+    for name, value in program.constants.items():
+        if not hasattr(value, "requires_grad"):
+            continue
+        if value.requires_grad or (hidden and value.untyped_storage()._cdata in hidden):
+            shape = " by ".join(map(str, value.shape)) or "one number"
+            raise InputError(
+                f"{name}, a tensor of {shape} that requires a gradient, is none of the parameters: make it an "
+                "nn.Parameter of a module, and keep modules in an nn.ModuleList"
+            )
+
+
+def _hidden(module: Any) -> Iterator[Any]:
+    """Parameters in rows and mappings of a module, where PyTorch does not see them."""
+    import torch
+
+    known = {id(each) for each in module.parameters()}
+    for part in module.modules():
+        values = [value for name, value in vars(part).items() if name not in ("_modules", "_parameters", "_buffers")]
+        for leaf in torch.utils._pytree.tree_leaves([each for each in values if isinstance(each, list | tuple | dict)]):
+            several = leaf.parameters() if isinstance(leaf, torch.nn.Module) else (leaf,)
+            yield from (
+                each
+                for each in several
+                if isinstance(each, torch.nn.Parameter) and each.requires_grad and id(each) not in known
+            )
 
 
 def _described(value: Any) -> Any:

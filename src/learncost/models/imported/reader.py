@@ -258,7 +258,7 @@ class Reader:
             return number_of(expression)
         if isinstance(value, Outside):
             known = self.constant(value)
-            return None if known is None else Number(known)
+            return None if known is None else self.number(known)
         return None
 
     def constant(self, value: Outside) -> float | None:
@@ -413,7 +413,7 @@ class Reader:
         self.recorder.module, self.recorder.operator = module_of(node), name.partition(".")[0]
         self.recorder.name = name.partition(".")[0]
         known = RULES.get(name) or RULES.get(name.partition(".")[0])
-        if any(isinstance(each, Complex) for each in (*arguments, *named.values())):
+        if any(isinstance(each, Complex | complex) for each in (*arguments, *named.values())):
             known = COMPLEX_RULES.get(name) or COMPLEX_RULES.get(name.partition(".")[0])
             if known is None and (name in RULES or name.partition(".")[0] in RULES):
                 raise self.refusal(f"{name} of complex numbers")

@@ -50,6 +50,14 @@ class NotExportedError(InputError):
     """What PyTorch's export refuses, with the user's line."""
 
 
+class GradientTakenError(InputError):
+    """A gradient that a forward pass takes by this function, and that PyTorch does not export."""
+
+
+class RaisedError(NotExportedError):
+    """What a module's code raises itself."""
+
+
 class FixedError(InputError):
     """A size that was to stay open, and that a module's code fixes."""
 
@@ -65,6 +73,9 @@ _NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols t
 
 _DERIVATIVES = ("functorch tensor", "TensorWrapper")
 """What PyTorch speaks of where `torch.func.grad` or `vjp` runs while it exports."""
+
+_TRANSFORMS = f"{os.sep}_functorch{os.sep}eager_transforms.py"
+"""Where PyTorch has `torch.func.grad` and its like."""
 
 
 @contextmanager
@@ -95,6 +106,8 @@ def exports(called: str) -> Iterator[None]:
         raise refusal(error.__cause__, called) from None
     except Exception as error:
         raise refusal(error, called) from None
+    except SystemExit as error:
+        raise RaisedError(f"{called} ended Python (exit {error.code}) in its forward pass: it must return") from None
 
 
 def refusal(error: Exception, called: str) -> InputError:
@@ -107,17 +120,20 @@ def refusal(error: Exception, called: str) -> InputError:
         )
     if type(error).__name__ in _ON_VALUES:
         return OnValuesError(
-            f"{place}: `{code}` depends on values, which {called} has only when it runs: write it with torch.where, "
-            "or take the branch of one run, --as-run (in Python as_run=True)"
-        )
-    if any(words in str(error) for words in _DERIVATIVES):
-        return NotExportedError(
-            f"{called} takes a derivative by torch.func in its forward pass, which PyTorch does not export: "
-            "write out what it computes; a table derives the gradients of a step itself"
+            f"{place}: `{code}` depends on values, which {called} has only when it runs: leave it out where it only "
+            "checks, write it with torch.where, or take the branch of one run, --as-run (in Python as_run=True)"
         )
     frames = traceback.extract_tb(error.__traceback__)
+    of_func = any(words in str(error) for words in _DERIVATIVES) or any(_TRANSFORMS in each.filename for each in frames)
+    if of_func or isinstance(error, GradientTakenError):
+        by = "torch.func" if of_func else str(error)
+        return NotExportedError(
+            f"{called} takes a derivative by {by} in its forward pass, which PyTorch does not export: "
+            "write out what it computes; a table derives the gradients of a step itself"
+        )
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
-    return NotExportedError(f"{called} cannot be {what}: {told(error)}")
+    kind = RaisedError if frames and is_local(Path(frames[-1].filename)) else NotExportedError
+    return kind(f"{called} cannot be {what}: {told(error)}")
 
 
 def _place_of(error: Exception) -> tuple[str, str]:

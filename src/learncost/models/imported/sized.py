@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from learncost.models.imported.axes import Axis
@@ -56,7 +57,9 @@ def lines_of(reader: Reader, expression: Any) -> Number | View:
     from torch.utils._sympy.functions import FloorDiv, Max, Min
 
     if free_unbacked_symbols(expression):
-        raise reader.refusal("a number that depends on values")
+        raise reader.refusal(
+            "a number that depends on values", "; --as-run takes that of one run (in Python as_run=True)"
+        )
     if (number := number_of(expression)) is not None:
         return number
     several = [lines_of(reader, each) for each in _parts(expression)]
@@ -92,3 +95,22 @@ def _parts(expression: Any) -> tuple[Any, ...]:
 
 def _is_negative(term: Any) -> bool:
     return bool(term.as_coeff_mul()[0] < 0)
+
+
+def exact(inputs: Iterable[Any]) -> dict[Any, Any]:
+    """Quotients of sizes, M // 2, that a view of the graph has without a rest: M/2."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv
+
+    sizes = [size for node in inputs for size in getattr(node.meta.get("val"), "shape", ()) if hasattr(size, "node")]
+    exact: dict[Any, Any] = {}
+    for guard in sizes[0].node.shape_env.guards if sizes else ():
+        for part in guard.expr.atoms(FloorDiv) if isinstance(guard.expr, sympy.Eq) else ():
+            above, below = part.args
+            whole = sympy.Dummy()
+            apart = sympy.expand((guard.expr.lhs - guard.expr.rhs).xreplace({part: whole}))
+            times = apart.coeff(whole)
+            rest = apart - sympy.expand(times * whole)
+            if below.is_number and times != 0 and not rest.has(whole) and sympy.cancel(-rest / times) == above / below:
+                exact[part] = above / below
+    return exact

@@ -97,17 +97,22 @@ def tail(path: str) -> str:
 
 @dataclass
 class Names:
-    """Names that nothing else has: of values, of axes."""
+    """Names that nothing else has: of values, which may have a gradient, `dX` of X, and of axes."""
 
     taken: set[str] = field(default_factory=set)
+    with_gradients: bool = False
 
     def unique(self, name: str, between: str = "_") -> str:
         unique, number = name, 1
-        while unique in self.taken:
+        while self._is_taken(unique):
             number += 1
             unique = f"{name}{between}{number}"
         self.taken.add(unique)
         return unique
+
+    def _is_taken(self, name: str) -> bool:
+        gradients = {f"d{name}", name.removeprefix("d")} if self.with_gradients else set()
+        return name in self.taken or not gradients.isdisjoint(self.taken)
 
 
 @dataclass
@@ -119,7 +124,7 @@ class Writer:
     symbols: dict[str, str]
     stated: Mapping[int, Size] = field(default_factory=dict)
     met: list[Size] = field(default_factory=list)
-    values: Names = field(default_factory=Names)
+    values: Names = field(default_factory=lambda: Names(with_gradients=True))
     axes: Names = field(default_factory=Names)
     names: dict[Stored, str] = field(default_factory=dict)
     letters: dict[Axis, str] = field(default_factory=dict)

@@ -288,9 +288,12 @@ def _written(
 
 
 def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -> list[Stored]:
-    """Values of the table that inputs from outside are computed from, as a mask of what is no number: they are made."""
+    """Values of the table that inputs from outside are computed from, as a mask of what is no number, or whole numbers
+    that the module returns: they are made."""
     nodes = {node.name: node for node in exported.program.graph.nodes}
     left = [nodes[stored.target] for each in equations for stored in each.reads if stored.target in nodes]
+    returned = [nodes[name] for name in exported.outputs if name in nodes and nodes[name].op == "call_function"]
+    left += [node for node in returned if not isinstance(reader.values.get(node), View | Complex)]
     seen, values = set(left), dict[Stored, None]()
     while left:
         for node in left.pop().all_input_nodes:

@@ -102,7 +102,8 @@ def taken(X, axis, sizes, factors, first, outside=0):
     ends = [factor * (size - 1) for size, factor in zip(sizes, factors, strict=True)]
     low = max(0, -first - sum(min(0, end) for end in ends))
     high = max(0, first + sum(max(0, end) for end in ends) - X.shape[axis] + 1)
-    X = functional.pad(X, (0, 0) * (X.ndim - axis - 1) + (low, high), value=outside)
+    if low or high:
+        X = functional.pad(X, (0, 0) * (X.ndim - axis - 1) + (low, high), value=outside)
     return X.index_select(axis, (places + low).flatten()).unflatten(axis, places.shape)"""
 TORCH_LAID = f"""\
 def laid(X, axis, sizes, factors, first, size):

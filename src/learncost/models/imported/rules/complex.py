@@ -69,6 +69,15 @@ def conjugate(reader: Reader, x: Complex) -> Complex:
     return Complex(x.real, reader.multiply(-1.0, x.imaginary))
 
 
+@complex_rule("exp")
+def exp(reader: Reader, x: Complex) -> Complex:
+    """e^(a + ib) = e^a (cos b + i sin b)."""
+    parts = [reader.word(word, x.imaginary) for word in ("cos", "sin")]
+    if isinstance(x.real, float) and x.real == 0.0:
+        return Complex(*parts)
+    return Complex(*(reader.multiply(reader.word("exp", x.real), part) for part in parts))
+
+
 @complex_rule("neg")
 def neg(reader: Reader, x: Complex) -> Complex:
     return Complex(*(reader.multiply(-1.0, each) for each in (x.real, x.imaginary)))
@@ -79,12 +88,17 @@ def mul(reader: Reader, x: Any, z: Any) -> Complex:
     """(a + ib)(c + id) = ac - bd + i(ad + bc); times a real number each part."""
     x, z = pair(reader, x), pair(reader, z)
     if _is_real(z):
-        return Complex(reader.multiply(x.real, z.real), reader.multiply(x.imaginary, z.real))
+        return Complex(*(_times(reader, part, z.real) for part in (x.real, x.imaginary)))
     if _is_real(x):
-        return Complex(reader.multiply(x.real, z.real), reader.multiply(x.real, z.imaginary))
+        return Complex(*(_times(reader, part, x.real) for part in (z.real, z.imaginary)))
     real = reader.add(reader.multiply(x.real, z.real), reader.multiply(x.imaginary, z.imaginary), signs=[1, -1])
     imaginary = reader.add(reader.multiply(x.real, z.imaginary), reader.multiply(x.imaginary, z.real))
     return Complex(real, imaginary)
+
+
+def _times(reader: Reader, part: Any, number: Any) -> Any:
+    """A part of a number times a real one; nothing where there is none."""
+    return 0.0 if isinstance(part, float) and part == 0.0 else reader.multiply(part, number)
 
 
 def _is_real(x: Complex) -> bool:

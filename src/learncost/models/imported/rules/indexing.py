@@ -173,6 +173,10 @@ def written(reader: Reader, base: Any, dim: int, places: Any, source: Any) -> Vi
     recorder = reader.recorder
     whole = Axis(shape[dim], whole=True)
     index = reader.index(places, whole)
+    if len(index.dims) > 1 and source.dims[dim] and index.spread.issuperset(index.dims[dim]):  # all at one place
+        total = reader.along("sum", source, [dim], keep=False)
+        source = total.with_dims([*total.dims[:dim], (), *total.dims[dim:]])
+        index = index.with_dims([() if place == dim else row for place, row in enumerate(index.dims)])
     if len(index.dims) == 1:  # one place for each row
         letters: list[Any] = [dim]
     else:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from learncost.models.imported.wrappers import plain
+
 
 def ends(result: Any) -> list[Any]:
     """Of what a module returns, all floats that have a gradient; the loss alone, a number to which all others lead."""
     import torch
     from torch.utils._pytree import tree_leaves
 
-    floats = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
+    floats = [each for each in tree_leaves(plain(result)) if isinstance(each, torch.Tensor) and each.requires_grad]
     for loss in floats:
         ways = set() if loss.dim() else _ways(loss)
         if ways and all(each is loss or _node(each) in ways or _node(each._base) in ways for each in floats):

@@ -1,0 +1,60 @@
+"""What stands around a module or around its results, and what an export takes: the module itself, rows and mappings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from learncost.equation.errors import InputError
+
+_AROUND: Mapping[str, str] = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+}
+"""PyTorch's modules around another that compute what it computes, and where they have it."""
+
+_OTHER_FORMS: Mapping[str, str] = {
+    "torch.jit": "is compiled by torch.jit",
+    "torch.ao.nn.quantized": "is quantized, and its weights are packed",
+    "torch.ao.nn.intrinsic.quantized": "is quantized, and its weights are packed",
+}
+"""Where PyTorch has modules of another form than its own, which no export reads, and what they are."""
+
+
+def readable(module: Any) -> Any:
+    """A module without what spreads it over devices or compiles it. Raises `InputError` for one that is not written in
+    Python any more, or that computes nothing."""
+    from torch import nn
+
+    while type(module).__module__.startswith("torch.") and type(module).__name__ in _AROUND:
+        module = getattr(module, _AROUND[type(module).__name__])
+    for path, part in module.named_modules():
+        for home, what in _OTHER_FORMS.items():
+            if any(kind.__module__.startswith(home) for kind in type(part).__mro__):
+                raise InputError(
+                    f"{path or type(module).__name__} {what}, which no export reads: "
+                    "give the module that it was made of"
+                )
+        if any(nn.parameter.is_lazy(each) for each in part.parameters(recurse=False)):
+            raise InputError(
+                f"{path or type(module).__name__} is lazy, and has no sizes before a first call: "
+                "call the module once before it is given"
+            )
+    if getattr(module.forward, "__func__", None) is nn.Module.forward:
+        raise InputError(f"{type(module).__name__} has no forward, so there is nothing to read")
+    return module
+
+
+def plain(results: Any) -> Any:
+    """Results in rows and mappings: a dataclass or a namespace is one of its fields."""
+    import torch
+
+    def fields(leaf: Any) -> Any:
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            return plain({each.name: getattr(leaf, each.name) for each in dataclasses.fields(leaf)})
+        return plain(vars(leaf)) if type(leaf) is SimpleNamespace else leaf
+
+    return torch.utils._pytree.tree_map(fields, results)

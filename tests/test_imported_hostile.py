@@ -1,0 +1,122 @@
+"""Modules that do what few do: they are read right, or refused in one line that says what is wrong."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import learncost as lc
+from learncost.models.imported.walk import read_module
+from learncost.proof.imported import parity, products
+
+
+class Computes(nn.Module):
+    """A function of a linear layer and an input."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(6, 4)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+def without_autograd(m, x):
+    with torch.inference_mode():
+        scale = m.linear(x)
+    return m.linear(x) * scale.clone()
+
+
+READ = {
+    "a dataclass": lambda m, x: Result(m.linear(x)),
+    "whole numbers that it returns, too": lambda m, x: (m.linear(x), m.linear(2 * x).argmax(-1)),
+    "inference mode": without_autograd,
+    "a complex exponential": lambda m, x: (m.linear(x) * torch.exp(1j * x[:, :4])).real,
+    "rows that are added at the same places": lambda m, x: torch.zeros(5, 4).scatter_add(
+        0, torch.tensor([[0, 1, 2, 3]]).expand(len(x), 4), m.linear(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("function", READ.values(), ids=READ.keys())
+def test_it_is_read(function):
+    module, given = Computes(function), (torch.randn(3, 6, requires_grad=True),)
+    apart = parity(module, given, read_module(module, given))
+    assert max(apart.value, apart.gradient) < 1e-12
+    assert apart.module < 1e-6
+
+
+def test_whole_numbers_that_it_returns_are_computed():
+    module, given = Computes(READ["whole numbers that it returns, too"]), (torch.randn(3, 6),)
+    assert products(module, given, read_module(module, given)).equal
+
+
+def test_a_reentrant_checkpoint_has_the_gradients_of_what_it_computes_again():
+    module, given = Computes(lambda m, x: checkpoint(m.linear, x, use_reentrant=True)), (torch.randn(3, 6),)
+    plain = Computes(lambda m, x: m.linear(x))
+    texts = [read_module(each, given).text.partition("\n")[2] for each in (module, plain)]
+    assert texts[0] == texts[1]
+
+
+def test_names_whose_gradients_would_be_called_alike():
+    module, given = nn.ModuleDict({"d": nn.Linear(6, 6), "dd": nn.Linear(6, 4)}), (torch.randn(3, 6),)
+    module.forward = lambda x: module["dd"](module["d"](x))
+    apart = parity(module, given, read_module(module, given))
+    assert max(apart.value, apart.gradient) < 1e-12
+
+
+def test_half_of_an_open_size_is_an_axis_of_its_own():
+    module = Computes(lambda m, x: m.linear(x.view(x.shape[0], x.shape[1] // 2, 6)))
+    assert "x[B n n2 d]" in read_module(module, (torch.randn(3, 8, 3),), {"x": "B M 3"}).text
+
+
+def test_what_is_wrapped_is_the_module_inside():
+    inside = nn.Linear(6, 4)
+    texts = {lc.from_module(each, {"input": "float 3 6"}).text for each in (inside, nn.DataParallel(inside))}
+    assert len(texts) == 1
+
+
+def exits(m, x):
+    raise SystemExit(3)
+
+
+REFUSED = {
+    r"takes a derivative by torch.autograd.grad in its forward pass": lambda: Computes(
+        lambda m, x: torch.autograd.grad(m.linear(x).tanh().sum(), x)[0]
+    ),
+    r"ended Python \(exit 3\) in its forward pass": lambda: Computes(exits),
+    r"requires a gradient, is none of the parameters": lambda: Computes(
+        lambda m, x: m.hidden[0](x), hidden=[nn.Linear(6, 4)]
+    ),
+    r"linear is compiled by torch.jit, which no export reads": lambda: nn.Sequential(
+        Computes(lambda m, x: m.linear(x), linear=torch.jit.trace(nn.Linear(6, 4), torch.ones(2, 6)))
+    ),
+    r"Module has no forward": nn.Module,
+    r"^0 is lazy, and has no sizes before a first call": lambda: nn.Sequential(nn.LazyLinear(4)),
+    r"nan, for which the notation has no number": lambda: Computes(
+        lambda m, x: torch.where(x[:, :4] > 0, m.linear(x), torch.tensor(float("nan")))
+    ),
+    r"AssertionError: seven$": lambda: Computes(asserts),
+}
+
+
+def asserts(m, x):
+    assert x.shape[1] == 7, "seven"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("said", REFUSED, ids=[f"refusal{place}" for place in range(len(REFUSED))])
+def test_it_is_refused_in_one_line(said):
+    with pytest.raises(lc.InputError, match=said) as caught:
+        lc.from_module(REFUSED[said](), (torch.randn(3, 6, requires_grad=True),))
+    assert "\n" not in str(caught.value)

@@ -121,9 +121,11 @@ def check_hooks(module: Any) -> None:
 
 def check_registered(program: Any, module: Any) -> None:
     """Refuse a tensor that has a gradient and is no parameter: nobody would count it, or update it."""
+    import torch
+
     hidden = {each.untyped_storage()._cdata for each in _hidden(module)}
     for name, value in program.constants.items():
-        if not hasattr(value, "requires_grad"):
+        if not hasattr(value, "requires_grad") or torch._C._functorch.is_functorch_wrapped_tensor(value):
             continue
         if value.requires_grad or (hidden and value.untyped_storage()._cdata in hidden):
             shape = " by ".join(map(str, value.shape)) or "one number"

@@ -98,12 +98,14 @@ def laid(X, axis, sizes, factors, first, size):
 TORCH_TAKEN = f"""\
 def taken(X, axis, sizes, factors, first, outside=0):
     {_TAKEN}
+    if factors == (1,) and first < X.shape[axis] and first + sizes[0] > 0:
+        ends = (-first, first + sizes[0] - X.shape[axis])
+        return functional.pad(X, (0, 0) * (X.ndim - axis - 1) + ends, value=outside)
     {_places("torch.arange({}, device=X.device)")}
     ends = [factor * (size - 1) for size, factor in zip(sizes, factors, strict=True)]
     low = max(0, -first - sum(min(0, end) for end in ends))
     high = max(0, first + sum(max(0, end) for end in ends) - X.shape[axis] + 1)
-    if low or high:
-        X = functional.pad(X, (0, 0) * (X.ndim - axis - 1) + (low, high), value=outside)
+    X = functional.pad(X, (0, 0) * (X.ndim - axis - 1) + (low, high), value=outside)
     return X.index_select(axis, (places + low).flatten()).unflatten(axis, places.shape)"""
 TORCH_LAID = f"""\
 def laid(X, axis, sizes, factors, first, size):

@@ -9,7 +9,7 @@ pass has the logarithm of that sum from the forward pass, and gradients of what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError
@@ -21,6 +21,7 @@ from learncost.placement.mesh import Mesh
 from learncost.placement.ring_regions import Region, regions
 from learncost.placement.ring_rounds import Rounds
 from learncost.placement.ring_turn import Normalizer, Ring
+from learncost.placement.ring_twice import in_two
 
 
 def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
@@ -76,6 +77,11 @@ class _Scope:
             self.outer.slice_of(stack)
         self.values[name] = before.values[name]
         self.frame = replace(self.frame, each=(*self.frame.each, (name, stack)))
+
+    def have(self, name: str) -> None:
+        """Have a value here, of these lines or of the turns before."""
+        if name not in self.values:
+            self.slice_of(name)
 
     def assembled(self) -> tuple[Statement, ...]:
         """Its lines with all repeats as they are now."""
@@ -148,31 +154,56 @@ class _Rings:
         normalizers = scope.before.normalizers if scope.before else {}
         why = next((self.gathered[name] for line in region.lines for name in line.makes if name in self.gathered), "")
         region.why = region.why or why
+        twice = in_two(region, scope.lines, normalizers, self.fresh) if not region.why else None
+        if twice is None:
+            if why := self.ring(scope, region, normalizers, scope.slice_of):
+                self.stay(why, region, normalizers)
+            return
+        lines, values, holds = [*scope.lines], {**scope.values}, {**self.holds}
+        scope.lines[:] = twice.lines
+        scope.values |= {copy: scope.values[name] for copy, name in twice.copies.items()}
+        self.holds |= {copy: self.holds.get(name, name) for copy, name in twice.copies.items()}
+        shared = {name: scope.values[name] for name in twice.second.at}
+        if not (why := self.ring(scope, twice.first, {}, scope.slice_of)):
+            scope.values |= shared
+            sums = {name: scope.normalizers[first] for name, first in twice.shares.items()}
+            why = self.ring(scope, twice.second, {**normalizers, **sums}, scope.have)
+        if why:
+            scope.lines[:], scope.values, self.holds = lines, values, holds
+            self.stay(why, region, normalizers)
+
+    def ring(
+        self,
+        scope: _Scope,
+        region: Region,
+        normalizers: Mapping[str, Normalizer],
+        slice_of: Callable[[str], None],
+    ) -> str:
+        """Make a ring of a region; why that cannot be, else nothing."""
         order = _order(scope.lines, region) if not region.why else None
         if order is None:
-            self.stay(region.why, region, normalizers)
-            return
+            return region.why
         before, after = order
         work = Ring(
             region,
             self.mesh.sizes[region.mesh_axis],
             known=scope.values,
-            before=scope.before.values if scope.before else {},
+            before={**(scope.before.values if scope.before else {}), **scope.values},
             whole=self.whole.known,
             holds=self.holds,
             fresh=self.fresh,
             around=scope.around,
         )
-        lines = Rounds(work, normalizers, scope.slice_of).lines()
+        lines = Rounds(work, normalizers, slice_of).lines()
         if work.why:
-            self.stay(work.why, region, normalizers)
-            return
+            return work.why
         self.number += 1
         scope.normalizers |= work.normalizers
         scope.lines[:] = [*before, *lines, *after]
         gone = region.at.keys()
         scope.values = {name: value for name, value in scope.values.items() if name not in gone} | work.values
         self.holds |= work.holds
+        return ""
 
     def stay(self, why: str, region: Region, normalizers: Mapping[str, Normalizer]) -> None:
         """Note why a region stays as it is, and which of the pass before it has to stay with it."""

@@ -1,0 +1,144 @@
+"""What would go round twice: lines that read what all parts made together are a ring of their own, behind the first.
+
+A block that runs again in its backward turn has attention forward, of which gradients are made from what it gives: a
+ring for what it gives, and one for the gradients, which makes the scores of each part once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.table import Line, Statement, Tag, Word
+from learncost.placement.ring_regions import Region
+from learncost.placement.ring_turn import makes_shares
+
+
+@dataclass(frozen=True)
+class Twice:
+    """A region in two.
+
+    lines   of the scope, with those that are there twice
+    copies  of what is made twice: the names in the second ring with those in the first
+    shares  softmaxes of the second ring, each with the one in the first of the same scores
+    """
+
+    first: Region
+    second: Region
+    lines: list[Statement]
+    copies: Mapping[str, str]
+    shares: Mapping[str, str]
+
+
+def in_two(
+    region: Region, lines: Sequence[Statement], earlier: Iterable[str], fresh: Callable[[str, str], str]
+) -> Twice | None:
+    """A region in two rings; None where one will do.
+
+    earlier  softmaxes of which the sums are known from the pass before
+    """
+    known, later = {*earlier}, _behind(region, lines)
+    totals = [name for name in region.totals if name not in later]
+    if not later:
+        totals = _of_fresh(region, known) if region.scatters else []
+    others = [name for name in region.totals if name not in totals]
+    first = _before(region, totals)
+    second = _before(region, (*others, *region.scatters))
+    if not totals or not second:
+        return None
+    names = {name: fresh(name, "once_more") for line in first if _is_in(line, second) for name in line.makes}
+    copies = [_copy(line, names) for line in second if _is_in(line, first)]
+    behind = {id(line): line.renamed(names) for line in second if not _is_in(line, first)}
+    place = min(at for at, line in enumerate(lines) if id(line) in behind)
+    last = [*copies, *behind.values()]
+    return Twice(
+        _part(region, first, totals, {}, {}),
+        _part(region, last, others, region.scatters, names),
+        [*lines[:place], *copies, *(behind.get(id(line), line) for line in lines[place:])],
+        {copy: name for name, copy in names.items()},
+        _same(first, last),
+    )
+
+
+def _behind(region: Region, lines: Sequence[Statement]) -> set[str]:
+    """What its lines make of what reads its totals."""
+    totals, result, late = {*region.totals}, set[str](), set[str]()
+    for line in lines:
+        if late & {*line.reads}:
+            late |= {*line.makes}
+            if _is_in(line, region.lines):
+                result |= {*line.makes}
+        elif _is_in(line, region.lines):
+            late |= totals & {*line.makes}
+    return result
+
+
+def _of_fresh(region: Region, known: Collection[str]) -> list[str]:
+    """The totals that are made of shares whose sums are not known."""
+    of_shares: set[str] = set()
+    for line in region.lines:
+        is_fresh = makes_shares(line) and line.part == "body" and line.name not in known
+        if is_fresh or of_shares & {*line.reads}:
+            of_shares |= {*line.makes}
+    return [name for name in region.totals if name in of_shares]
+
+
+def _before(region: Region, names: Iterable[str]) -> list[Line]:
+    """The lines that make something, with those that make what they read, in their order."""
+    wanted, result = {*names}, list[Line]()
+    for line in reversed(region.lines):
+        if wanted & {*line.makes}:
+            wanted |= {*line.reads}
+            result.append(line)
+    return result[::-1]
+
+
+def _is_in(line: Statement, lines: Iterable[Line]) -> bool:
+    return any(line is each for each in lines)
+
+
+def _copy(line: Line, names: Mapping[str, str]) -> Line:
+    """A line once more: no part of the kernel that the first one is in."""
+    copy = line.renamed(names)
+    return copy.with_changed(tag=replace(line.tag, kernel=None, macro="recomputation", local=copy.name))
+
+
+def _part(
+    region: Region, lines: list[Line], totals: list[str], scatters: Mapping[str, Word], names: Mapping[str, str]
+) -> Region:
+    """Some lines of a region, of which copies have other names."""
+    used = {name for line in lines for name in (*line.reads, *line.makes)}
+    at = {**region.at, **{copy: region.at[name] for name, copy in names.items() if name in region.at}}
+    partial = region.partial | {copy for name, copy in names.items() if name in region.partial}
+    return replace(
+        region,
+        gathers={name: line for name, line in region.gathers.items() if name in used},
+        at={name: place for name, place in at.items() if name in used},
+        lines=lines,
+        totals=totals,
+        slices={name: place for name, place in region.slices.items() if name in used},
+        scatters={**scatters},
+        partial=partial & used,
+    )
+
+
+def _same(first: Iterable[Line], last: Iterable[Line]) -> dict[str, str]:
+    """Softmaxes among the last lines, each with the one among the first that is of the same numbers."""
+    numbers: dict[str, str] = {}
+    made: dict[Line, tuple[str, ...]] = {}
+    result = {}
+    for line in first:
+        made.setdefault(_plain(line, numbers), line.makes)
+    for line in last:
+        twin = made.get(_plain(line, numbers))
+        if twin is not None:
+            numbers |= dict(zip(line.makes, twin, strict=True))
+            if makes_shares(line) and line.part == "body":
+                result[line.name] = twin[0]
+    return result
+
+
+def _plain(line: Line, numbers: Mapping[str, str]) -> Line:
+    """A line without what it is for, and without the names that it makes."""
+    places = {name: f"#{place}" for place, name in enumerate(line.makes)}
+    return line.with_changed(tag=Tag("")).renamed({**numbers, **places})

@@ -122,6 +122,7 @@ def diagonals_and_complex_numbers(a, b, c):
         torch.view_as_real(pairs * turn).flatten(2),
         (pairs * pairs.conj()).real,
         pairs.abs(),
+        (torch.einsum("abc,cd->bad", pairs, turn.T @ pairs[0]) + 1).real.sum(),
         torch.roll(a, 3),
     )
 
@@ -156,4 +157,16 @@ def sides_of_one_place(a, w, g):
         torch.cat([a, a * a], 2),
         a[:, :, 0].unfold(2, 1, 1),
         torch.cat([a[:, :0], a], 1),
+    )
+
+
+@group((3, 1, 6))
+def of_one_place_or_none(a):
+    values, places = a.topk(1, 1)
+    rest, _, last = a.split([4, 0, 2], 2)
+    return (
+        values * 2,
+        a.sort(1)[0] + 1,
+        a * torch.zeros_like(a).scatter_(1, places, 1.0),
+        torch.cat([last * 2, a[:, :, :0], rest], 2),
     )

@@ -8,7 +8,8 @@ import learncost as lc
 
 torch = pytest.importorskip("torch")
 
-from learncost.models.imported.walk import read_module  # noqa: E402 - it needs torch
+from learncost.models.imported.as_run import straight  # noqa: E402 - it needs torch
+from learncost.models.imported.walk import read_module  # noqa: E402
 from learncost.proof.imported import parity  # noqa: E402
 from own_modules import Of  # noqa: E402
 
@@ -69,3 +70,45 @@ def test_a_length_that_code_makes_a_number_of_stays_open():
 def test_what_a_length_decides_besides_is_refused(function):
     with pytest.raises(lc.InputError, match=r"M open: its code fixes it to .*; write the number"):
         lc.from_module(Of(function), {"x": "float B M 6"})
+
+
+class Selected(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = torch.nn.Linear(4, 6)
+
+    def forward(self, x, mask):
+        (places,) = torch.where(mask)
+        return torch.cat([self.inside(x[places]), self.inside(x)])
+
+
+def test_sizes_that_values_decide_are_named_and_taken_of_one_run():
+    inputs = {"x": torch.randn(5, 4), "mask": torch.tensor([True, False, True, True, False])}
+    read = lc.from_module(Selected(), inputs)
+    (size,) = read.undecided
+    with pytest.raises(lc.InputError, match=f"values of an input of Selected decide {size}: .*as_run=True"):
+        lc.cost(read)
+    assert lc.cost(lc.from_module(Selected(), inputs, as_run=True)).total == lc.cost(read, **{size: 3}).total
+    with pytest.raises(lc.NotationError, match="`undecided:` names m, which is the size of no axis"):
+        lc.layer(f"{read.text}\nundecided: m")
+
+
+class ByMask(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x, kind):
+        result = torch.zeros_like(x)
+        for number, part in enumerate(self.parts):
+            result[kind == number] = part(x[kind == number])
+        return result
+
+
+def test_what_a_mask_selects_in_one_run_is_read():
+    module, inputs = ByMask(), {"x": torch.randn(2, 3, 4), "kind": torch.tensor([[0, 1, 0], [1, 1, 2]])}
+    with pytest.raises(lc.InputError, match=r"by a mask, .*; --as-run \(in Python as_run=True\) takes the places of"):
+        lc.from_module(module, inputs)
+    run = straight(module, inputs)
+    apart = parity(run, inputs, read_module(run, inputs))
+    assert max(apart.value, apart.gradient) < 1e-14

@@ -18,7 +18,7 @@ from learncost.equation.value import Same
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard
 
-_STATEMENT = re.compile(r"^\s*(sizes|frozen|unread|follows)\s*:(.*)$")
+_STATEMENT = re.compile(r"^\s*(sizes|frozen|unread|follows|undecided)\s*:(.*)$")
 _FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")
 _SIZE = re.compile(r"([^\W\d]\w*)=(\d[\d_]*)")
 
@@ -31,18 +31,26 @@ class Stated:
     frozen  weights that do not learn
     follows  sizes that follow from others, with an expression each: `follows: y=(H-1)//2+1`
     unread  how many parameters are stored with it that no line reads; None: nothing is said
+    undecided  sizes that the values of an input decide, such as how many places a mask selects
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
     unread: int | None = None
     follows: dict[str, str] = field(default_factory=dict)
+    undecided: list[str] = field(default_factory=list)
 
     def take(self, line: str) -> bool:
         """Whether the line states such a thing, which is kept. Raises `NotationError`."""
         match = _STATEMENT.match(line)
         if match:
-            takes = {"sizes": self._sizes, "frozen": self._frozen, "unread": self._unread, "follows": self._follows}
+            takes = {
+                "sizes": self._sizes,
+                "frozen": self._frozen,
+                "unread": self._unread,
+                "follows": self._follows,
+                "undecided": self._undecided,
+            }
             takes[match[1]](match[2], line)
         return match is not None
 
@@ -68,6 +76,9 @@ class Stated:
                 raise NotationError(f"{problem}, not {item!r}", line)
             self.follows[match[1]] = match[2]
 
+    def _undecided(self, text: str, line: str) -> None:
+        self.undecided += [name for name in split_names(text) if name not in self.undecided]
+
     def _unread(self, text: str, line: str) -> None:
         if not text.strip().isdecimal():
             raise NotationError("how many parameters nothing reads is a whole number, as in `unread: 4096`", line)
@@ -77,9 +88,11 @@ class Stated:
 
     def check(self, table: Table) -> None:
         """Refuse what the table does not have: sizes of no axis, frozen names that are no weights."""
-        known = {"sizes": tuple(size_names(table)), "frozen": table.weights}
-        meant = {"sizes": "the size of no axis, count or window", "frozen": "no weight"}
-        for kind, given in {"sizes": [*self.sizes, *self.follows], "frozen": self.frozen}.items():
+        sizes, of_none = tuple(size_names(table)), "the size of no axis, count or window"
+        known = {"sizes": sizes, "undecided": sizes, "frozen": table.weights}
+        meant = {"sizes": of_none, "undecided": of_none, "frozen": "no weight"}
+        stated = {"sizes": [*self.sizes, *self.follows], "undecided": self.undecided, "frozen": self.frozen}
+        for kind, given in stated.items():
             for name in given:
                 if name not in known[kind]:
                     near = difflib.get_close_matches(name, known[kind], n=1)

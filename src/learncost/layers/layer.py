@@ -64,6 +64,8 @@ class Layer(Displayed):
         The sizes that it fixes, of axes, counts and windows; the others are given where it is priced or run.
     follows
         Sizes that follow from others, by their names, each as an expression such as `(H-1)//2+1`.
+    undecided
+        Sizes that the values of an input decide, such as how many places a mask selects.
     frozen
         Weights that do not learn.
     unread
@@ -89,6 +91,7 @@ class Layer(Displayed):
     cache: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     follows: Mapping[str, str] = field(default_factory=dict)
+    undecided: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     unread: int = 0
     steps: Callable[..., None] | None = field(default=None, compare=False, repr=False)
@@ -180,6 +183,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         cache=(*parsed.cache, *cache),
         sizes=stated.sizes,
         follows=stated.follows,
+        undecided=tuple(stated.undecided),
         frozen=tuple(stated.frozen),
         unread=stated.unread or 0,
     )

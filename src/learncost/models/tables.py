@@ -45,8 +45,15 @@ def check_open(layer: Layer, name: str, given: Container[str]) -> None:
     said = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
     known = {*layer.sizes, *layer.follows}
     left = [size for size in names if size not in known and not any(s in given for s in said.get(size, (size,)))]
-    if left:
-        raise InputError(f"{name} leaves {', '.join(left)} open: give {' '.join(f'--{size} N' for size in left)}")
+    if not left:
+        return
+    flags = f"give {' '.join(f'--{size} N' for size in left)}"
+    if undecided := [size for size in left if size in layer.undecided]:
+        raise InputError(
+            f"the values of an input of {name} decide {', '.join(undecided)}: read it with --as-run (in Python "
+            f"as_run=True), which takes the sizes of one run, or {flags}"
+        )
+    raise InputError(f"{name} leaves {', '.join(left)} open: {flags}")
 
 
 def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -293,31 +293,60 @@ def products(module: Any, inputs: Any, imported: Imported) -> Products:
     theirs = _counted(module, inputs, {})
     if ours == theirs:
         return Products(ours, theirs)
-    put_right = _counted(module, inputs, _formulas())
-    reason = "PyTorch's formulas of grouped convolutions backward, and of mv and dot, put right: equal"
-    return Products(ours, theirs, reason if put_right == ours else "")
+    if _counted(module, inputs, _formulas()) == ours:
+        return Products(ours, theirs, f"{_PUT_RIGHT}: equal")
+    if _counted_of_export(module, inputs, imported, {}) == ours:
+        return Products(ours, theirs, f"{_OF_EXPORT}: equal")
+    put_right = _counted_of_export(module, inputs, imported, _formulas()) == ours
+    return Products(ours, theirs, f"{_PUT_RIGHT}, {_OF_EXPORT}: equal" if put_right else "")
+
+
+_PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, and of mv and dot, put right"
+_OF_EXPORT = "the exported graph, without what the module computes and nothing reads or computes again backward"
 
 
 def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int, int]:
     """What FlopCounterMode counts of a module's forward and backward pass."""
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
 
     module.zero_grad(set_to_none=True)
     given = {
         name: v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
         for name, v in arguments(module, inputs).items()
     }
+    row, by_name = as_called(module, given)
+    return _flops_of(lambda: ends(module(*row, **by_name)), formulas)
+
+
+def _counted_of_export(module: Any, inputs: Any, imported: Imported, formulas: Mapping[Any, Any]) -> tuple[int, int]:
+    """The same of the graph that PyTorch exports of it."""
+    weights = {
+        path: parameter.detach().double().requires_grad_(bool(parameter.requires_grad))
+        for path, parameter in module.named_parameters()
+    }
+    given = flattened({name: _double(value) for name, value in arguments(module, inputs).items()})
+
+    def results() -> list[Any]:
+        graph = run_graph(imported, module, given, weights)
+        several = (graph.of_node[node] for node in imported.output_nodes)
+        return [each for each in several if each.requires_grad]
+
+    return _flops_of(results, formulas)
+
+
+def _flops_of(results: Callable[[], Sequence[Any]], formulas: Mapping[Any, Any]) -> tuple[int, int]:
+    """What FlopCounterMode counts of a forward pass that gives these results, and of the backward pass from them."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
     with (
         sdpa_kernel(SDPBackend.MATH),
         torch.backends.mkldnn.flags(enabled=False),  # else a recurrence is one operator that counts nothing
         FlopCounterMode(display=False, custom_mapping=dict(formulas)) as counter,
     ):
-        row, by_name = as_called(module, given)
-        result = module(*row, **by_name)
+        floats = results()
         forward = int(counter.get_total_flops())
-        floats = ends(result)
         if floats:
             torch.autograd.backward(floats, [torch.ones_like(t) for t in floats])
         return forward, int(counter.get_total_flops()) - forward

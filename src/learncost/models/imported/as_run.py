@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from learncost.models.imported.export import as_called
@@ -24,7 +24,8 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
         return module(*row, **by_name)
 
     trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
-    traced = trace(*(values[name].detach() for name in names))
+    given = [values[name].detach() for name in names]
+    traced = _with_its_places(trace(*given), given)
     paths = {id(value): path for path, value in (*module.named_parameters(), *module.named_buffers())}
     root = _skeleton(module)
     graph = traced.graph
@@ -43,6 +44,69 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
             else:
                 setattr(root, node.target, value)
     return torch.fx.GraphModule(root, graph, type(module).__name__)
+
+
+def _with_its_places(traced: Any, given: Sequence[Any]) -> Any:
+    """A traced run in which places that values select, as `torch.where(mask)` and `x[mask]` do, are those of this run:
+    their number is a size of the graph, which an export would leave open."""
+    import torch
+
+    aten = torch.ops.aten
+    by_parts = (aten.where.default, aten.nonzero_numpy.default, aten.argwhere.default)
+    selects: list[Any] = []
+    masked: list[Any] = []
+    for node in traced.graph.nodes:
+        if node.target in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+            several = len(node.args) < 3 or node.args[2].meta["val"].dim() > 0  # one number is written without places
+            masked += [node] if several and any(map(_is_mask, node.args[1])) else []
+        elif torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) or node.target in by_parts:
+            parts = node.users if isinstance(node.meta["val"], tuple | list) else [node]
+            selects += [each for each in parts if not _is_float(each.meta["val"])]
+    wanted = {*selects, *(mask for node in masked for mask in filter(_is_mask, node.args[1]))}
+    if not wanted:
+        return traced
+    of_node: dict[Any, Any] = {}
+
+    class Kept(torch.fx.Interpreter):
+        def run_node(self, node: Any) -> Any:
+            result = super().run_node(node)
+            if node in wanted:
+                of_node[node] = result
+            return result
+
+    Kept(traced).run(*given)
+
+    def constant(before: Any, value: Any) -> Any:
+        name = f"places_{before.name}_{len(of_node)}"
+        while hasattr(traced, name):
+            name += "_"
+        traced.register_buffer(name, value)
+        with traced.graph.inserting_before(before):
+            made = traced.graph.get_attr(name)
+        made.meta = {key: each for key, each in before.meta.items() if key != "val"} | {"val": value}
+        return made
+
+    for node in masked:
+        places: list[Any] = []
+        for each in node.args[1]:
+            rows_of = of_node[each].nonzero(as_tuple=True) if _is_mask(each) else ()
+            places += [constant(node, rows) for rows in rows_of] if _is_mask(each) else [each]
+        node.args = (node.args[0], places, *node.args[2:])
+    for node in selects:
+        node.replace_all_uses_with(constant(node, of_node[node]))
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _is_mask(index: Any) -> bool:
+    """Whether an index of a graph is a tensor of truths."""
+    import torch
+
+    return index is not None and index.meta["val"].dtype == torch.bool
+
+
+def _is_float(value: Any) -> bool:
+    return bool(value.is_floating_point() or value.is_complex())
 
 
 def _looks(target: Any) -> bool:

@@ -177,6 +177,8 @@ class LayerText:
             lines.append(f"sizes: {' '.join(fixed)}")
         if follows := writer.follows():
             lines.append(f"follows: {' '.join(follows)}")
+        if undecided := writer.undecided():
+            lines.append(f"undecided: {' '.join(undecided)}")
         if frozen := [writer.name(s) for s in self.given if s in self.weights and not exported.learns[self.weights[s]]]:
             lines.append(f"frozen: {' '.join(frozen)}")
         read = {self.weights[each] for s in self.given if s in self.weights for each in self.stacks.get(s, [s])}

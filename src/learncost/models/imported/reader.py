@@ -391,6 +391,9 @@ class Reader:
         import torch
 
         self.node = node
+        if _is_empty(node.meta.get("val")):  # an expert's rows, say, where a run chose it for none
+            self.values[node] = Outside(node)
+            return
         arguments = [self.argument(value) for value in node.args]
         named = {name: self.argument(value) for name, value in node.kwargs.items()}
         if node.target is operator.getitem:
@@ -413,7 +416,7 @@ class Reader:
         self.recorder.module, self.recorder.operator = module_of(node), name.partition(".")[0]
         self.recorder.name = name.partition(".")[0]
         known = RULES.get(name) or RULES.get(name.partition(".")[0])
-        if any(isinstance(each, Complex | complex) for each in (*arguments, *named.values())):
+        if _is_complex([*arguments, *named.values()]):
             known = COMPLEX_RULES.get(name) or COMPLEX_RULES.get(name.partition(".")[0])
             if known is None and (name in RULES or name.partition(".")[0] in RULES):
                 raise self.refusal(f"{name} of complex numbers")
@@ -507,6 +510,18 @@ def _inside(value: Any) -> bool:
     return isinstance(value, View | Chosen | Whole | Masked | Complex)
 
 
+def _is_complex(value: Any) -> bool:
+    """Whether anything of an argument is of complex numbers."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_complex, value))
+    return isinstance(value, Complex | complex)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a tensor has no numbers: nothing is computed of it, and nothing has a gradient through it."""
+    return any(isinstance(size, int) and size == 0 for size in getattr(value, "shape", ()))
+
+
 def _placed(value: Any) -> Any:
     """Whole numbers in a row, as indices are given, as what they are outside."""
     return Outside(value.node) if isinstance(value, Whole) else value
@@ -520,9 +535,14 @@ def _learns(value: Any) -> bool:
 
 
 def _as_long(size: Size, read: Size, of_graph: Any) -> bool:
-    """Whether a size is what was read; where symbols cannot tell, at the sizes of the example."""
+    """Whether a size is what was read; where symbols cannot tell, at the sizes of the example. What values decide has
+    none, and PyTorch itself checks it in a run."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
     if equal(size, read) or not hasattr(of_graph, "node"):
         return equal(size, read)
+    if free_unbacked_symbols(size) or free_unbacked_symbols(read):
+        return True
     hint = of_graph.node.shape_env.size_hint
     return bool(hint(size) == hint(read))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sysconfig
 import traceback
 import warnings
@@ -71,6 +72,9 @@ _ON_VALUES = frozenset({"GuardOnDataDependentSymNode", "DynamicOutputShapeExcept
 _NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols to int")
 """What PyTorch and SymPy say, as a TypeError, where code makes a number of what is none while it is exported."""
 
+_NO_SHAPES = "NotImplementedType"
+"""What PyTorch speaks of where an operation says nothing of shapes, as those on sparse tensors do."""
+
 _DERIVATIVES = ("functorch tensor", "TensorWrapper")
 """What PyTorch speaks of where `torch.func.grad` or `vjp` runs while it exports."""
 
@@ -123,6 +127,11 @@ def refusal(error: Exception, called: str) -> InputError:
             f"{place}: `{code}` depends on values, which {called} has only when it runs: leave it out where it only "
             "checks, write it with torch.where, or take the branch of one run, --as-run (in Python as_run=True)"
         )
+    if _NO_SHAPES in str(error):
+        return NotExportedError(
+            f"{place}: `{code}`, which PyTorch does not export for these tensors, as for sparse ones: "
+            f"write in {called} what it does with dense ones"
+        )
     frames = traceback.extract_tb(error.__traceback__)
     of_func = any(words in str(error) for words in _DERIVATIVES) or any(_TRANSFORMS in each.filename for each in frames)
     if of_func or isinstance(error, GradientTakenError):
@@ -138,8 +147,10 @@ def refusal(error: Exception, called: str) -> InputError:
 
 def _place_of(error: Exception) -> tuple[str, str]:
     """The user's file and line that an error is from, and what stands there; else of the last that is no part of
-    PyTorch."""
-    frames = traceback.extract_tb(error.__traceback__)
+    PyTorch. Of an operation that is run out of a graph, PyTorch says in the error where it stood."""
+    frames = [*traceback.extract_tb(error.__traceback__)]
+    said = re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
+    frames += [traceback.FrameSummary(file, int(line), name) for file, line, name in said]
     mine = [frame for frame in frames if is_local(Path(frame.filename))]
     others = [frame for frame in frames if "/torch/" not in frame.filename and "learncost" not in frame.filename]
     frame = (mine or others or frames)[-1]

@@ -154,23 +154,48 @@ class Writer:
     def line(self, equation: Equation) -> str:
         return _Line(self, equation).text()
 
+    def undecided(self) -> list[str]:
+        """The sizes that the values of a run decide, up to those that follow from others."""
+        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+        told = {text.partition("=")[0] for text in self.follows()}
+        return [
+            letter
+            for letter, size in self.sizes.items()
+            if letter not in told and not _is_number(size) and free_unbacked_symbols(size)
+        ]
+
     def follows(self) -> list[str]:
         """The sizes that follow from open ones, each with its expression, where the notation has one."""
+        decided = self.decided()
         known = {letter for root, letter in self.letters.items() if letter not in self.sizes}
-        known |= set(self.symbols.values())
+        known |= {*decided.values(), *self.symbols.values()}
         texts = {
-            letter: self.size(size).replace(" ", "") for letter, size in self.sizes.items() if not _is_number(size)
+            letter: self.size(size, decided).replace(" ", "")
+            for letter, size in self.sizes.items()
+            if not _is_number(size)
         }
         return [
             f"{letter}={text}"
             for letter, text in texts.items()
-            if _EXPRESSION.fullmatch(text) and "**" not in text and known.issuperset(re.findall(r"[^\W\d]\w*", text))
+            if text != letter
+            and _EXPRESSION.fullmatch(text)
+            and "**" not in text
+            and known.issuperset(re.findall(r"[^\W\d]\w*", text))
         ]
 
-    def size(self, size: Size) -> str:
-        """A size as an expression in letters."""
-        text = str(size)
-        return re.sub(r"[A-Za-z_]\w*", lambda match: self.symbols.get(match.group(), match.group()), text)
+    def decided(self) -> dict[str, str]:
+        """What sizes are called that have a name in the graph alone, as those that values decide, by that name."""
+        letters: dict[str, str] = {}
+        for letter, size in self.sizes.items():
+            if not _is_number(size) and str(size).isidentifier():
+                letters.setdefault(str(size), letter)
+        return letters
+
+    def size(self, size: Size, more: Mapping[str, str] = {}) -> str:
+        """A size as an expression in letters; `more` are letters beside the open ones."""
+        letters = {**more, **self.symbols}
+        return re.sub(r"[A-Za-z_]\w*", lambda match: letters.get(match.group(), match.group()), str(size))
 
 
 def _is_number(size: Size) -> bool:
@@ -314,7 +339,7 @@ def _signed(writer: Writer, size: Size, axis: str) -> str:
             words = []
             for factor in factors:
                 base, power = factor.as_base_exp()
-                words += [f"#{writer.size(base)}"] * int(power)
+                words += [f"#{writer.size(base, writer.decided())}"] * int(power)
             if coefficient.q != 1:
                 words[0] += f"/{coefficient.q}"
             monomials.append((int(coefficient.p), words))

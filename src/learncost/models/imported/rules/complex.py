@@ -7,6 +7,7 @@ from typing import Any
 from learncost.models.imported.reader import Complex, Outside, Reader, complex_rule, rule
 from learncost.models.imported.rules import views
 from learncost.models.imported.rules.movement import joined
+from learncost.models.imported.rules.products import einsum, multiplied
 from learncost.models.imported.rules.views import narrowed
 from learncost.models.imported.views import View
 
@@ -112,6 +113,28 @@ def add(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> Complex:
     sign = -1 if reader.recorder.operator == "sub" else 1
     x, z = pair(reader, x), pair(reader, z)
     return Complex(*(reader.add(a, b, signs=[1, sign]) for a, b in ((x.real, z.real), (x.imaginary, z.imaginary))))
+
+
+@complex_rule("einsum", "mm", "bmm", "matmul")
+def product(reader: Reader, *arguments: Any, **_: Any) -> Complex:
+    """Four products of real matrices, two where an operand is real."""
+    equation, operands = arguments if reader.recorder.name == "einsum" else ("", arguments)
+    if len(operands) != 2:
+        raise reader.refusal(f"a product of {len(operands)} tensors of complex numbers")
+    x, z = (pair(reader, each) for each in operands)
+
+    def made(first: Any, second: Any) -> View:
+        reader.recorder.operator = reader.recorder.name
+        if equation:
+            return einsum(reader, equation, [first, second])
+        return multiplied(reader, first, second)
+
+    if _is_real(z):
+        return Complex(made(x.real, z.real), made(x.imaginary, z.real))
+    if _is_real(x):
+        return Complex(made(x.real, z.real), made(x.real, z.imaginary))
+    real = reader.add(made(x.real, z.real), made(x.imaginary, z.imaginary), signs=[1, -1])
+    return Complex(real, reader.add(made(x.real, z.imaginary), made(x.imaginary, z.real)))
 
 
 def _each(name: str, function: Any) -> None:

@@ -87,6 +87,9 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, *_: A
     return reader.word("select", kept.with_dims([*kept.dims, ()]), rows, reader.word("stop_gradient", rows))
 
 
+AS_RUN = "; --as-run (in Python as_run=True) takes the places of one run"
+
+
 @rule("index_select")
 def index_select(reader: Reader, x: View, dim: int, places: Any) -> View:
     dim %= len(x.dims)
@@ -102,7 +105,7 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
     import torch
 
     if any(isinstance(i, Outside) and i.node.meta["val"].dtype == torch.bool for i in indices):
-        raise reader.refusal("a selection by a mask, whose size depends on values,")
+        raise reader.refusal("a selection by a mask, whose size depends on values,", AS_RUN)
     if any(isinstance(i, View) for i in indices):
         raise reader.refusal("an index that is computed from values that learn")
     most = max(len(_dims(indices[dim])) for dim in dims)
@@ -283,7 +286,7 @@ def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, ac
         (mask,) = masks if len(masks) == 1 else (None,)
         values = reader.view(source)
         if mask is None or len(dims) != 1 or dims[0] != 0 or any(row for row in values.dims) or accumulate:
-            raise reader.refusal("values that are written at a mask, whose number depends on it,")
+            raise reader.refusal("values that are written at a mask, whose number depends on it,", AS_RUN)
         rest = len(reader.node.meta["val"].shape) - len(_dims(mask))
         held = reader.view(mask)
         return reader.word("select", held.with_dims([*held.dims, *[()] * rest]), values.with_dims([]), base)

@@ -21,16 +21,9 @@ def cat(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
     views = [
         reader.view(each)
         for each in several
-        if not (
-            isinstance(each, Outside | View) and len(_shape(each)) == 1 and equal(_shape(each)[0], 0) and len(shape) > 1
-        )
+        if not (isinstance(each, Outside | View) and any(equal(size, 0) for size in each.shape))
     ]
-    views = [view for view in views if not equal(view.shape[dim], 0)]
     return joined(reader, views, dim, shape)
-
-
-def _shape(each: Any) -> tuple[Size, ...]:
-    return tuple(each.shape)
 
 
 def joined(reader: Reader, views: Sequence[View], dim: int, shape: Sequence[Size]) -> View:

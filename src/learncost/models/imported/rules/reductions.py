@@ -225,9 +225,11 @@ def topk(
         word = "topk"
         if not named.get("largest", largest):  # the largest of what is turned round
             ordered = reader.multiply(-1.0, x)
-    dim %= len(x.dims)
-    places = chosen(reader, word, ordered, dim, count)
     indices = next((user for user in reader.node.users if user.args[1] == 1), None)
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:  # of one place
+        return [x, Outside(indices) if indices is not None else None]
+    places = chosen(reader, word, ordered, dim, count)
     return [read_at(reader, x, dim, places), Chosen(places, indices) if indices is not None else None]
 
 

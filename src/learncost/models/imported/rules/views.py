@@ -283,16 +283,16 @@ def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any =
     "tensor_split.indices",
     "hsplit.int",
 )
-def _split(reader: Reader, x: View, _: Any, dim: int = 0, **__: Any) -> list[View]:
+def _split(reader: Reader, x: View, _: Any, dim: int = 0, **__: Any) -> list[View | None]:
     dim %= len(x.dims)
-    parts = []
+    parts: list[View | None] = []
     start: Size = 0
     sizes_of_parts = [size_of(value.shape[dim]) for value in reader.node.meta["val"]]
     alike = all(equal(size, sizes_of_parts[0]) for size in sizes_of_parts)
     if not alike:
         x = merged(reader, x, dim)
     for size in sizes_of_parts:
-        parts.append(narrowed(reader, x, dim, start, size, parts=alike))
+        parts.append(None if equal(size, 0) else narrowed(reader, x, dim, start, size, parts=alike))
         start = start + size
     return parts
 

@@ -45,6 +45,17 @@ def test_what_is_found_fits_and_the_fastest_stands_first(found):
     )
 
 
+def test_what_needs_no_product_is_made_again_before_whole_blocks(found):
+    """Of ways that do not fit, those are tried that keep less, and the screen says what they make again."""
+    room = min(each.step.peak for each in found.found)
+    asked = {"batch_size": 64, "seq_len": 64, "top": 20, **SMALL}
+    less = lc.search("llama-2-7b", "DGX H100", 16, budget=room - 1, **asked)
+    plans = {each.plan for each in less.found}
+    assert any("norm" in plan for plan in plans)
+    assert all(each.step.peak < room for each in less.found)
+    assert "recomputes activations, norms" in " ".join(str(less).split())
+
+
 def test_the_days_are_the_steps(found):
     best = found.best
     steps = 1e9 / (64 * 64)

@@ -37,8 +37,15 @@ BALANCED = "zigzag"
 ZERO = {"zero-1": "states", "zero-3": "weights gradients states"}
 """What is cut over the devices that have different sequences."""
 
-PLANS = ("flash,fused", "flash,fused,recompute=block")
-"""What is kept of a block for its backward pass: all that it needs, or its input alone."""
+PLANS = {
+    "flash,fused": "",
+    "flash,fused,recompute=gelu+norm+relu+silu": "recomputes activations, norms",
+    "flash,fused,recompute=block": "recomputes blocks",
+}
+"""What is kept of a block for its backward pass, each plan less than the one before and never faster: all that it
+needs; all but what is made again without a product; its input alone. With what screens say of it."""
+
+KEEPING_ALL = next(iter(PLANS))
 
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (2, 4)
@@ -336,10 +343,13 @@ def candidates(
     batch: int,
     rates: Mapping[str, Rates],
     room: float,
+    kept: set[tuple[Any, ...]],
 ) -> tuple[list[Candidate], int, Candidate | None]:
-    """The ways that fit, the fastest first; how many do not, and the smallest of these."""
+    """The ways that fit, the fastest first; how many do not, and the smallest of these.
+
+    kept  ways that fit under a plan that keeps more, which is never slower; those that fit here are added
+    """
     fitting: list[Candidate] = []
-    kept: set[tuple[Any, ...]] = set()  # ways that fit with all that is kept: recomputing is never faster there
     others = 0
     nearest: Candidate | None = None
     for reading in readings:

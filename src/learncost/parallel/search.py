@@ -18,6 +18,7 @@ from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
 from learncost.models.configuration import Configuration
 from learncost.models.wording import counted, shown
 from learncost.parallel.candidates import (
+    KEEPING_ALL,
     MICROBATCHES,
     PLANS,
     Candidate,
@@ -33,9 +34,6 @@ from learncost.readings.time import Rates
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""
-
-ENOUGH = 12
-"""Ways that fit without recomputing: with as many, none is looked for that recomputes."""
 
 TOKENS = 2**22
 """Tokens of a step, if nothing is said: about as many as GPT-3 175B had, 3.2 million (Brown et al. 2020, table 2.1)."""
@@ -224,8 +222,12 @@ def _days(days: float | None) -> str:
 def _schedule(each: Found) -> str:
     way = each.step.way
     schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
-    plan = "recomputes blocks" if "recompute" in each.plan else ""
-    return ", ".join(filter(None, (schedule, plan))) or "no pipeline"
+    return ", ".join(filter(None, (schedule, said_of(each.plan)))) or "no pipeline"
+
+
+def said_of(plan: str) -> str:
+    """What a plan makes again, in words."""
+    return next(said for text, said in reversed(PLANS.items()) if f"{plan},".startswith(f"{text},"))
 
 
 def _why(step: StepTakes) -> str:
@@ -359,7 +361,7 @@ def _first(
     axes, refused = axes_of(model, sizes), list[str]()
     while True:
         try:
-            structure = structures(model, [kind], PLANS[:1], axes)[0]
+            structure = structures(model, [kind], [KEEPING_ALL], axes)[0]
             return Reading(model, sizes, structure, cluster, times), tuple(refused)
         except InputError as error:
             if len(axes) == 1:
@@ -386,10 +388,11 @@ def batch_of(batch_size: object, length: int, devices: int) -> int:
 def _look(
     first: Reading, kinds: Sequence[Any], devices: int, batch: int, rates: Mapping[str, Rates], room: float
 ) -> tuple[list[Reading], list[Candidate], int, Candidate | None]:
-    """Ways that keep what a backward pass needs; and ways that make it again, where few of these fit."""
+    """Ways that keep what a backward pass needs; and ways that make some of it again, where these do not fit."""
     model, sizes, cluster, axes = first.model, first.sizes, first.cluster, first.structure.axes
     every: list[Reading] = []
     candidates_known: list[Candidate] = []
+    kept: set[tuple[Any, ...]] = set()
     others, nearest = 0, None
     for plan in PLANS:
         readings = [
@@ -403,14 +406,11 @@ def _look(
                 f"{batch:,} sequences cannot be shared by {devices:,} devices: give a batch_size that they divide, "
                 f"such as {devices:,}"
             )
-        more_candidates, more, near = candidates(readings, shapes, batch, rates, room)
+        more_candidates, others, near = candidates(readings, shapes, batch, rates, room, kept)
         every += readings
         candidates_known = sorted([*candidates_known, *more_candidates], key=lambda each: each.seconds)
-        others += more
         if near is not None and (nearest is None or near.memory < nearest.memory):
             nearest = near
-        if len(candidates_known) >= ENOUGH:
-            break
     return every, candidates_known, others, nearest
 
 

@@ -103,6 +103,7 @@ def spread(
             raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
         best = search(model, cluster, devices, precision=dtype, top=1, **sizes).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
+        text += f"; plan {best.plan}" if best.plan != PLAN else ""
         return Spread(best.step, text, max(cluster.device.memory_gb) * 1e9, False)
     grid = parse_mesh(mesh)
     if devices not in (1, grid.devices):

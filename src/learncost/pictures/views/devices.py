@@ -15,8 +15,8 @@ from learncost.ledger.placed import place as placed_table
 from learncost.ledger.question import question
 from learncost.ledger.sheet import number, seconds_of, size_of
 from learncost.models.wording import counted, shown
-from learncost.parallel.candidates import PLANS, structures
-from learncost.parallel.search import Found, Search, search
+from learncost.parallel.candidates import KEEPING_ALL, structures
+from learncost.parallel.search import Found, Search, said_of, search
 from learncost.parallel.spread import Spread, asked, described, spread, usual
 from learncost.parallel.step import ASSUMED, PIPELINE, StepTakes
 from learncost.pictures.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of
@@ -174,16 +174,15 @@ def _name(answer: Found) -> str:
     """A way in words."""
     way = answer.step.way
     schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
-    recomputes = "recomputes blocks" if answer.plan != PLANS[0] else ""
-    return ", ".join(filter(None, (f"{way} {answer.zero}", schedule, recomputes)))
+    return ", ".join(filter(None, (f"{way} {answer.zero}", schedule, said_of(answer.plan))))
 
 
 def _pick(model: Any, answer: Found) -> dict[str, str]:
     """What is chosen with a way; nothing where its plan is another than that of a mesh that is asked for."""
-    if answer.plan != PLANS[0]:
+    if said_of(answer.plan):
         return {}
     axes = [axis for axis in answer.step.way.mesh if axis != PIPELINE]
-    texts = {each.zero: each.text for each in structures(model, [precision_of(answer.precision)], PLANS[:1], axes)}
+    texts = {each.zero: each.text for each in structures(model, [precision_of(answer.precision)], [KEEPING_ALL], axes)}
     place = ", ".join(text for text in texts[answer.zero].split(", ") if text.split(" over ")[1].split()[0] in axes)
     way = answer.step.way
     return {"mesh": str(way), "place": place} | ({"schedule": way.schedule} if way.stages > 1 else {})

@@ -149,7 +149,7 @@ class _Rings:
     def region(self, scope: _Scope, region: Region) -> None:
         kept = {name for name, _ in scope.frame.keep} if scope.frame else set[str]()
         kept |= {carry.end for carry in scope.frame.carry} if scope.frame else set()
-        if left := sorted(kept & region.at.keys()):
+        if left := sorted(kept & {*region.at, *region.rows}):
             region.why = region.why or f"turns keep {left[0]} or hand it on"
         normalizers = scope.before.normalizers if scope.before else {}
         why = next((self.gathered[name] for line in region.lines for name in line.makes if name in self.gathered), "")
@@ -195,12 +195,15 @@ class _Rings:
             around=scope.around,
         )
         lines = Rounds(work, normalizers, slice_of).lines()
+        gone = {*region.at, *region.rows} - work.values.keys()
+        for line in (*before, *after):
+            if gone & {*line.reads} - region.gathers.keys():
+                work.refuse(line, "it reads what no device has as a whole")
         if work.why:
             return work.why
         self.number += 1
         scope.normalizers |= work.normalizers
         scope.lines[:] = [*before, *lines, *after]
-        gone = region.at.keys()
         scope.values = {name: value for name, value in scope.values.items() if name not in gone} | work.values
         self.holds |= work.holds
         return ""
@@ -227,9 +230,10 @@ def _order(lines: Sequence[Statement], region: Region) -> tuple[list[Statement],
     before: list[Statement] = []
     after: list[Statement] = []
     made = set(region.makes)
+    free = {*region.rows, *(line.name for line in region.scatters.values())}
     for place, line in enumerate(lines):
         if any(line is each for each in ours):
-            if not isinstance(line, Repeat) and made & {*line.reads} - {line.name for line in region.scatters.values()}:
+            if not isinstance(line, Repeat) and made & {*line.reads} - free:
                 region.refuse(line, "it reads what all parts make together, so that they would go round twice")
                 return None
         elif place > last or made & {*line.reads}:

@@ -21,6 +21,7 @@ class Region:
     totals    what lines make that sum over the gathered axis
     slices    arrays that a device has along all of that axis, with its place among theirs: a turn takes its part
     scatters  of names that are gradients of what is gathered: the lines that sum and scatter them
+    rows      what a softmax with a sink, or its gradient, makes of a row beside: known before or after all turns
     why       why its parts cannot go round; empty where they can
     """
 
@@ -31,6 +32,7 @@ class Region:
     totals: list[str] = field(default_factory=list)
     slices: dict[str, int] = field(default_factory=dict)
     scatters: dict[str, Word] = field(default_factory=dict)
+    rows: list[str] = field(default_factory=list)
     partial: set[str] = field(default_factory=set)
     why: str = ""
 
@@ -51,7 +53,7 @@ class Region:
     @property
     def makes(self) -> frozenset[str]:
         """What other lines may read of it."""
-        return frozenset((*self.totals, *(line.name for line in self.scatters.values())))
+        return frozenset((*self.totals, *self.rows, *(line.name for line in self.scatters.values())))
 
     @property
     def makes_inside(self) -> frozenset[str]:
@@ -70,6 +72,7 @@ class Region:
         self.totals += other.totals
         self.slices |= other.slices
         self.scatters |= other.scatters
+        self.rows += other.rows
         self.partial |= other.partial
         self.why = self.why or other.why
 
@@ -153,6 +156,8 @@ class _Regions:
                 region.at[term.name] = term.axes.index(axis)
                 if is_partial or (by and not by & {*term.loops}):
                     region.partial.add(term.name)
+            elif shares:
+                region.rows.append(term.name)
             elif any(isinstance(each, Read) for each in term.axes) and axis in term.loops:
                 region.refuse(line, f"it writes at an index along {axis}")
             elif not isinstance(line, Product | Sum) or is_partial or not by:

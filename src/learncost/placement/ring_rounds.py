@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from learncost.equation.count import ROUND, base
 from learncost.equation.table import Carry, Line, Literal, Product, Repeat, Statement, Sum, Tag, Term, Word
-from learncost.placement.ring_turn import Normalizer, Ring, SoFar, Turn, makes_shares, of_word, step_tag
+from learncost.placement.ring_turn import (
+    Normalizer,
+    Ring,
+    SoFar,
+    Turn,
+    makes_shares,
+    of_word,
+    sink_of,
+    step_tag,
+)
 
 
 class Rounds:
@@ -37,6 +46,7 @@ class Rounds:
             ring.refuse(self.fresh[0], "its shares are made beside gradients, and nobody has their sum")
         corrections: dict[str, str] = {}
         first = [line for name in self.earlier for line in self._correction(name, corrections)]
+        first += [line for word in region.lines for line in self._of_sinks(word, corrections)]
         if ring.why:
             return []
         source = {name: line.right[0].name for name, line in region.gathers.items()}
@@ -98,6 +108,26 @@ class Rounds:
             out.append(Sum((whole,), tuple(parts), (), replace(tag, local=whole.name), (1,) * len(parts)))
             corrections[shares] = whole.name
         return out
+
+    def _of_sinks(self, line: Line, corrections: Mapping[str, str]) -> list[Statement]:
+        """The gradient of a sink, row by row: its share, below zero, times what its row's gradients are on average."""
+        if not makes_shares(line) or line.part != "gradient" or len(line.left) == 1:
+            return []
+        ring, left = self.ring, line.left[1]
+        shares = next(term.names[0] for name, term in zip(line.given, line.right, strict=True) if name == "Y")
+        sink = sink_of(self.softmaxes[shares]) if shares in corrections else None
+        if sink is None:
+            ring.refuse(line, "the shares whose gradient it is are not made with it")
+            return []
+        tag = replace(line.tag, kernel=None)
+        logarithm, average = (Term(name, left.axes) for name in (self.earlier[shares].logarithm, corrections[shares]))
+        less, share, part = (ring.step(shares, what, left.axes) for what in ("sink", "of_sink", "sinks"))
+        return [
+            Sum((less,), (sink, logarithm), (), step_tag(tag, less.name), (1, -1)),
+            of_word("exp", share, (less,), tag),
+            Product((part,), (share, average), (), step_tag(tag, part.name)),
+            Product((ring.made(left.name, left.axes, left.name),), (Literal(-1.0), part), (), tag),
+        ]
 
     def _is_gradient(self, name: str, of: str) -> bool:
         value = self.ring.whole.get(self.ring.holds.get(name, name))

@@ -16,6 +16,16 @@ LOWEST = Literal(-1e29)
 """What the largest score is at least, so that rows that see nothing have sums of zero, as in the word safe_softmax."""
 
 
+SINK = "z"
+"""What a softmax calls a score that every row has besides, and that takes a share of it."""
+
+
+def sink_of(line: Word) -> Term | None:
+    """The scores that the rows of a softmax have besides; None where they have none."""
+    given = zip(line.given, line.right, strict=True)
+    return next((term for name, term in given if name == SINK and isinstance(term, Term)), None)
+
+
 @dataclass(frozen=True)
 class Normalizer:
     """Of a softmax over what went round: `logarithm`, the value that is the logarithm of the sum of all exponentials,
@@ -175,7 +185,8 @@ class Turn:
         right = tuple(old if isinstance(old, Literal) else t for old, t in zip(line.right, new.right, strict=True))
         new = new.with_changed(right=right, tag=self.tag(line))
         for old, term in zip(line.left, new.left, strict=True):
-            self.ring.made(term.name, term.axes, old.name)
+            if old.name not in self.ring.region.rows:
+                self.ring.made(term.name, term.axes, old.name)
         if not makes_shares(new) or not makes_shares(line):
             self.out.append(new)
         elif line.part == "gradient":
@@ -188,23 +199,26 @@ class Turn:
 
     def _exponentials(self, line: Word, below: Term) -> None:
         """Shares, or the exponentials that they are shares of: of scores below a number of their row."""
-        (left,), scores, where = line.left, line.right[0], line.where
+        left, scores, where = line.left[0], line.right[0], line.where
         less = self.ring.step(left.name, "below", left.axes)
         self.out.append(Sum((less,), (scores, below), where, step_tag(line.tag, less.name), (1, -1)))
         self.out.append(of_word("exp", left, (less,), line.tag, where=where))
 
     def _sums(self, line: Word, shares: str) -> None:
         """The largest score so far, and the exponentials below it in place of shares, with their sum."""
-        (left,), where, tag, ring = line.left, line.where, line.tag, self.ring
+        left, where, tag, ring = line.left[0], line.where, line.tag, self.ring
         rows = tuple(axis for axis in left.axes if axis not in line.axes)
         before = self.before.get(shares)
         largest, below = (ring.step(left.name, what, rows) for what in ("largest", "max"))
-        self.out.append(of_word("max", largest, line.right, tag, line.axes, where))
-        least = Term(before.largest.name, rows) if before else LOWEST
+        self.out.append(of_word("max", largest, line.right[:1], tag, line.axes, where))
+        sink = sink_of(line)
+        least = Term(before.largest.name, rows) if before else sink or LOWEST
         self.out.append(of_word("maximum", below, (largest, least), tag))
         self._exponentials(line, below)
         total = ring.step(left.name, "sum", rows)
         self.out.append(Product((total,), (left,), where, step_tag(tag, total.name)))
+        if sink and not before:
+            total = self._with_sink(sink, below, total, tag)
         self.now[shares] = SoFar(below, total)
         if before:
             less, scale = (ring.step(left.name, what, rows) for what in ("less", "scale"))
@@ -213,9 +227,17 @@ class Turn:
             start = Term(before.total.name, rows)
             self.now[shares] = SoFar(below, self.so_far(start, total, scale, tag), scale)
 
+    def _with_sink(self, sink: Term, below: Term, total: Term, tag: Tag) -> Term:
+        """The sum of exponentials with that of the sink."""
+        less, share, whole = (self.ring.step(total.name, what, total.axes) for what in ("sink", "of_sink", "in_all"))
+        self.out.append(Sum((less,), (sink, below), (), step_tag(tag, less.name), (1, -1)))
+        self.out.append(of_word("exp", share, (less,), tag))
+        self.out.append(Sum((whole,), (total, share), (), step_tag(tag, whole.name), (1, 1)))
+        return whole
+
     def _gradient(self, new: Word, old: Word) -> None:
         """The gradient of a softmax: shares times what their gradients are more than on average of the row."""
-        (left,), given = new.left, dict(zip(new.given, new.right, strict=True))
+        left, given = new.left[0], dict(zip(new.given, new.right, strict=True))
         shares = dict(zip(old.given, old.right, strict=True))["Y"].name
         if shares not in self.corrections:
             self.ring.refuse(old, "the shares whose gradient it is are not made with it")

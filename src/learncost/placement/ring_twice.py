@@ -118,6 +118,7 @@ def _part(
         totals=totals,
         slices={name: place for name, place in region.slices.items() if name in used},
         scatters={**scatters},
+        rows=[name for line in lines if makes_shares(line) for name in line.makes if name not in at],
         partial=partial & used,
     )
 

@@ -9,7 +9,7 @@ import pytest
 import learncost as lc
 from learncost.equation.count import first_of, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Word, walk
+from learncost.equation.table import Repeat, Term, Word, walk
 from learncost.equation.zigzag import position
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import build, run_sizes
@@ -18,11 +18,13 @@ from learncost.placement.check import check_placed
 from learncost.placement.clauses import clauses
 from learncost.placement.collective import collectives
 from learncost.placement.devices import run_placed, together
+from learncost.placement.filled import check_filled
 from learncost.placement.mesh import mesh
 from learncost.placement.place import place
 from learncost.placement.presets import PLACEMENTS, chosen
 from learncost.placement.zigzag import ordered, put_back
 from learncost.plans.plan import planned
+from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
@@ -151,6 +153,7 @@ def test_every_preset_is_clauses():
         ("mixtral", "ep=2,dp=2", "ep,fsdp", "recompute=norm,keep=all_gather+dispatch"),
         ("gpt2", "pp=2,dp=2,tp=2", "pp,zero-1,megatron-sp", ""),
         ("llama", "dp=3,tp=2", "fsdp,megatron-sp", "flash"),
+        ("rwkv", "dp=3", "fsdp", ""),
     ],
 )
 def test_placements_are_proved_by_a_command(name, mesh_text, placement, plan):
@@ -292,3 +295,45 @@ def test_turns_on_several_devices_that_read_slices_of_a_whole_are_refused():
     (cut,) = (line for line in placed.lines if isinstance(line, Word) and line.name == "targets.shard")
     with pytest.raises(InputError, match="read the slices of targets, which all of them have"):
         check_placed(without(placed, cut), [("dp", 2)])
+
+
+@cache
+def clipped():
+    """A step with clipping over three devices, which divide no width: the whole, the placed one, its sizes."""
+    model = build(small("gpt2", **SIZES))
+    table = without_gradients(with_clipping(step(model, "bp", "adamw")))
+    sizes = run_sizes(model, 3, 4, None)
+    return table, place(table, mesh("dp=3"), chosen(None, "fsdp"), sizes), sizes
+
+
+def test_clipping_takes_the_norm_of_parts_that_are_filled_up():
+    table, placed, sizes = clipped()
+    arrays = {name: abs(array) + 0.1 if table.values[name].role == "number" else array
+              for name, array in sound_arrays(table, sizes).items()}  # fmt: skip
+    expected, devices = values_of(table, arrays, sizes), run_placed(placed, arrays, sizes)
+    assert placed.filled["d/dp"] == -(-sizes["d"] // 3)
+    for name in table.outputs:
+        shape, parts = expected[name].shape, [device[name] for device in devices]
+        found = together(parts, placed.layouts[name], placed.mesh, shape)
+        assert np.abs(found - expected[name]).max() <= 1e-12 * max(1, np.abs(expected[name]).max()), name
+
+
+def test_what_is_not_0_where_parts_are_filled_up_is_not_summed_and_not_kept():
+    _, placed, _ = clipped()
+    lines = [line for line in placed.table.lines if not isinstance(line, Repeat)]
+    squares = next(line for line in lines if line.name.endswith(".square"))  # of clipping's norm
+    assert "v/dp" in squares.right[0].axes
+    first = squares.right[0]
+    shifted = Word((Term("shifted", first.axes),), (first,), (), squares.tag, "exp", (), "body", ("X",), ("Y",))
+    read = replace(squares, right=(Term("shifted", first.axes),) * 2)
+    for text, change in (("what stands there cannot be shown", squares), ("is 0 there", None)):
+        lines = []
+        for line in placed.table.lines:
+            if change is not None and line is squares:
+                lines += [shifted, read]
+            elif change is None and isinstance(line, Word) and entry(line.word).name == "adamw":
+                lines += [replace(line, right=(line.right[-2], *line.right[1:]))]
+            else:
+                lines.append(line)
+        with pytest.raises(InputError, match=text):
+            check_filled(replace(placed.table, lines=tuple(lines)), placed.filled)

@@ -113,7 +113,7 @@ class _Check:
             return word.fill == 0
         if not word.pointwise or not is_plain:
             return False
-        if word.body_text:
+        if word.body_text or line.part != "body":
             steps, more = expanded(line, self.values)
             inner = _Check(self.filled, {**self.values, **more})
             inside = {*zero}

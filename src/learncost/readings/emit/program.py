@@ -261,20 +261,23 @@ class Writer:
             begin = [*self.made_first, *begin]
         self.turns.functions.append(function.text(self.function, parameters, about, begin, body))
         if scope.meets and self.backend.sharded:
-            self._check_equal(table)
-            self.turns.functions.append(self.backend.sharded(self.function, inputs, results, table.axes))
+            of_parts = self._filled()
+            self.turns.functions.append(self.backend.sharded(self.function, inputs, results, table.axes, of_parts))
         return inputs, parameters, results, {name: scope.sizes[name] for name in missing}
 
-    def _check_equal(self, table: Table) -> None:
-        """Refuse weights in parts that are filled up: whole arrays are cut into equal parts there."""
-        for name in (*table.weights, *table.inputs):
-            for axis in table.axes[name]:
-                if axis in self.scope.filled:
-                    raise InputError(
-                        f"{whole(axis)} of {name} is {size_of(whole(axis), self.given):,}, which "
-                        f"{' and '.join(cuts(axis))} does not divide, and jax.shard_map cuts equally: give a size that "
-                        "it divides, or take --backend torch"
-                    )
+    def _filled(self) -> dict[str, int]:
+        """The axes of which parts are filled up, with their sizes; helpers that do it are noted."""
+        filled = self.scope.filled
+        for axis in filled:
+            if axis.rpartition("/")[0] in filled:
+                size, over = size_of(whole(axis), self.given), " and ".join(cuts(axis))
+                raise InputError(
+                    f"{whole(axis)} is {size:,}, and parts of it over {over} are filled up, and parts of these again: "
+                    "no program of jax has that, take --backend torch"
+                )
+        for helper in ("filled", "trimmed") if filled else ():
+            self.helpers.library(helper)
+        return {whole(axis): int(size_of(whole(axis), self.given)) for axis in filled}
 
     def _number(self, size: str) -> int | None:
         """A size that is given, or that is a part of one."""

@@ -214,6 +214,21 @@ def test_words_that_are_wrong_are_told_by_the_first_process(rank, text, monkeypa
     assert capsys.readouterr().err == ("" if rank else "learncost: --mesh is given twice\n")
 
 
+def test_a_port_that_is_taken_is_one_line(text, tmp_path, monkeypatch, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        meeting = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken.getsockname()[1]}
+        for name, value in meeting.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(SystemExit, match="2"):
+            main(["train", str(text), "--mesh", "dp=2", "--out", str(tmp_path / "run")])
+    place = f"127.0.0.1:{meeting['MASTER_PORT']}"
+    expected = f"learncost: processes cannot meet at {place}, MASTER_ADDR and MASTER_PORT: address already in use\n"
+    assert capsys.readouterr().err == expected
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture
 def store():
     return distributed.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)

@@ -221,7 +221,7 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         distributed: Any = import_module("torch.distributed")
     except ImportError:
         raise InputError("--mesh needs PyTorch: pip install 'learncost[torch]'") from None
-    store, rank, number = next(iter(distributed.rendezvous("env://")))
+    store, rank, number = _met(distributed)
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     meeting = f"learncost/{_agreed(store, rank, number)}"
     groups = distributed.PrefixStore(f"{meeting}/groups", store)
@@ -241,6 +241,18 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         processes.lost()
     processes.end(math.inf)
     distributed.destroy_process_group()
+
+
+def _met(distributed: Any) -> tuple[Any, int, int]:
+    """The store, this process's number and that of all. Who cannot meet says so itself: the others may never hear."""
+    try:
+        store, rank, number = next(iter(distributed.rendezvous("env://")))
+    except (RuntimeError, ValueError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+        why = (str(error).partition("message: ")[2] or str(error)).splitlines()[0].rstrip(". ")
+        print(f"learncost: processes cannot meet at {place}, MASTER_ADDR and MASTER_PORT: {why}", file=sys.stderr)
+        raise SystemExit(REFUSED) from None
+    return store, rank, number
 
 
 def _agreed(store: Any, rank: int, number: int) -> str:

@@ -176,3 +176,12 @@ def test_parts_go_round_beside_the_lines_of_their_turns():
     assert ring.beside >= row.seconds
     assert "go round beside the lines of their turns" in ring.assumed
     assert "go round" not in gathered.assumed
+
+
+def test_a_layer_of_a_ring_is_counted_once():
+    """Whatever its turns: they are in its counts."""
+    ring, gathered = (
+        [(row.layer, row.repeat) for row in lc.cost("gpt2", mesh="cp=4", placement="cp", plan=plan).rows]
+        for plan in ("ring", "flash")
+    )
+    assert ring == gathered

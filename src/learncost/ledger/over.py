@@ -12,7 +12,7 @@ from learncost.devices.collective import kind_of
 from learncost.equation.count import cuts, shape_of, whole
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
-from learncost.equation.table import Table
+from learncost.equation.table import Line, Repeat, Statement, Table, walk
 from learncost.layers.stages import turns_of
 from learncost.ledger.run import Run
 from learncost.ledger.sheet import number, size_of
@@ -35,6 +35,13 @@ RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 
 FEW = 0.01
 """The share of the weights' elements up to which it is not said that they stay whole: biases."""
+
+
+def _round(lines: Iterable[Statement]) -> Iterator[Line]:
+    """The lines in turns round a mesh."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            yield from (inner for inner, _ in walk(line.lines)) if line.around else _round(line.lines)
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,12 @@ class OverMesh:
     def payloads(self) -> dict[int, int]:
         """Bytes of payload by the place of the line among all, all runs together."""
         return {collective.place: collective.payload_bytes * collective.times for collective in self.collectives}
+
+    @cached_property
+    def rounds(self) -> frozenset[int]:
+        """The places, among all lines, of those in turns round the mesh."""
+        inside = {id(line) for line in _round(self.placed.table.lines)}
+        return frozenset(place for place, (line, _) in enumerate(walk(self.placed.table.lines)) if id(line) in inside)
 
     @property
     def convention(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -366,13 +366,13 @@ def _rows(
 ) -> tuple[LedgerRow, ...]:
     """The rows; `whole` is the name of the layer that is the model, of which there are no several."""
     result = []
-    payloads = over.payloads if over else {}
+    payloads, rounds = (over.payloads, over.rounds) if over else ({}, frozenset[int]())
     for fields_of_row, rows in lines_by(price, by, timed, depth):
         part = Price(price.book, tuple(rows), price.sizes, price.dtype)
         row = LedgerRow(
             layer=fields_of_row.get("layer"),
             block=fields_of_row.get("block"),
-            repeat=_repeat(part, passes[fields_of_row["macro_operation"]])
+            repeat=_repeat(part, passes[fields_of_row["macro_operation"]], rounds)
             if fields_of_row.get("layer") not in (None, whole)
             else 1,
             macro_operation=fields_of_row["macro_operation"],
@@ -393,9 +393,10 @@ def _rows(
     return tuple(result)
 
 
-def _repeat(part: Price, passes: int) -> int:
+def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
     """How many equal layers a row merges: how often a layer's most frequent line runs in one pass.
 
+    rounds  the places of lines in turns round a mesh, which the layer has outside of them for its own part as well
     Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
     merges alone, a layer is told by the value that it reads: its parts, in one repeat, are those of one layer.
     """
@@ -403,7 +404,7 @@ def _repeat(part: Price, passes: int) -> int:
     parts: dict[tuple[str, ...], int] = {}
     merges: dict[tuple[str, ...], int] = {}
     for row in part.rows:
-        if row.layer == "optimizer":
+        if row.layer == "optimizer" or row.place in rounds:
             continue
         times = row.repeat.at(part.sizes)
         if row.line in ("merge", ""):

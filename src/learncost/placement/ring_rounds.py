@@ -166,7 +166,8 @@ class Rounds:
             if name not in begin:
                 zeros, first = Term(ring.fresh(name, "zeros"), axes), region.lines[0].tag
                 ring.values[zeros.name] = inside[start.name].along(axes)
-                out.append(of_word("zeros", zeros, (), replace(first, kernel=None, macro=self._macro)))
+                tag = replace(step_tag(first, zeros.name), kernel=None, macro=self._macro)
+                out.append(of_word("zeros", zeros, (), tag))
                 begin[name] = zeros.name
             self.finals[name] = Term(ring.fresh(name, "all"), axes)
             ring.values[self.finals[name].name] = inside[start.name].along(axes)
@@ -251,7 +252,7 @@ class Rounds:
             maker = self.made_by[name]
             (term,) = (term for term in maker.left if term.name == name)
             final, left = Term(self.finals[name].name, term.axes), ring.made(name, term.axes, name)
-            tag = replace(maker.tag, kernel=None)
+            tag = replace(step_tag(maker.tag, name), kernel=None)
             if name in self.total_rows:
                 below = Term(sums[self.of_shares[name]].name, self.total_rows[name])
                 out.append(replace(of_word("divide", left, (final, below), tag), tag=tag))
@@ -266,6 +267,6 @@ class Rounds:
             final, scatter = self.finals[name], self.region.scatters.get(name)
             left = Term(name, final.axes) if scatter is None else scatter.left[0]
             self.ring.made(left.name, left.axes, left.name)
-            tag = replace((scatter or self.made_by[name]).tag, kernel=None, why="")
+            tag = replace(step_tag((scatter or self.made_by[name]).tag, left.name), kernel=None)
             out.append(Sum((left,), (final, Term(own.names[name], final.axes)), (), tag, (1, 1)))
         return out

@@ -170,3 +170,18 @@ def of_one_place_or_none(a):
         a * torch.zeros_like(a).scatter_(1, places, 1.0),
         torch.cat([last * 2, a[:, :, :0], rest], 2),
     )
+
+
+@group((3, 4), (3, 4), (4, 3), (4, 3))
+def complex_numbers(a, b, c, d):
+    z, w = torch.complex(a, b), torch.complex(c, d)
+    both = torch.cat([z, w.mT], 0).sum(0)
+    return (
+        (z.exp() * 1j).real + (z / (2 + w.mT)).imag + (1 / z).real + (z * 1j + a).imag + (1 - z).imag,
+        (z / 2).real + (z - 1j * a).imag + z.square().real,
+        torch.view_as_real(torch.einsum("ab,bc->ac", z, w)),
+        (z @ w).abs(),
+        torch.view_as_real(both) + torch.view_as_real(z.cumsum(1))[:1],
+        torch.view_as_real(torch.nn.functional.pad(z, (1, 0)).flip(1)),
+        torch.stack([z, w.mT]).mean(0).imag,
+    )

@@ -301,7 +301,7 @@ def products(module: Any, inputs: Any, imported: Imported) -> Products:
     return Products(ours, theirs, f"{_PUT_RIGHT}, {_OF_EXPORT}: equal" if put_right else "")
 
 
-_PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, and of mv and dot, put right"
+_PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv and dot, of complex numbers, put right"
 _OF_EXPORT = "the exported graph, without what the module computes and nothing reads or computes again backward"
 
 
@@ -355,7 +355,7 @@ def _flops_of(results: Callable[[], Sequence[Any]], formulas: Mapping[Any, Any])
 def _formulas() -> dict[Any, Any]:
     """Formulas of PyTorch put right: both products of a convolution's backward pass have the forward one's FLOPs."""
     import torch
-    from torch.utils.flop_counter import conv_flop_count
+    from torch.utils.flop_counter import conv_flop_count, flop_registry
 
     def convolution_backward(
         gradient: Any,
@@ -381,4 +381,15 @@ def _formulas() -> dict[Any, Any]:
         return 2 * int(left[0])
 
     aten = torch.ops.aten
-    return {aten.convolution_backward: convolution_backward, aten.mv: mv, aten.dot: dot}
+    put_right = {aten.convolution_backward: convolution_backward, aten.mv: mv, aten.dot: dot}
+    return put_right | {packet: _of_pairs(flop_registry[packet]) for packet in (aten.mm, aten.bmm, aten.addmm)}
+
+
+def _of_pairs(formula: Any) -> Any:
+    """A formula of real numbers for complex ones too: a product of two of them is four."""
+
+    def count(*operands: Any, **named: Any) -> int:
+        return int(formula(*operands, **named)) * (4 if any(each.is_complex() for each in operands[:2]) else 1)
+
+    count._get_raw = True  # type: ignore[attr-defined]
+    return count

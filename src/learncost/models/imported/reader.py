@@ -449,6 +449,7 @@ class Reader:
         value = known(self, *arguments, **named)
         if isinstance(value, View) and isinstance(result, torch.Tensor):
             value = self._shaped(value, result, arguments)
+            value = Complex(value, 0.0) if result.dtype.is_complex else value  # a real number among complex ones
         self.values[node] = value
 
     def _of_whole(self, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -514,6 +515,8 @@ def _is_complex(value: Any) -> bool:
     """Whether anything of an argument is of complex numbers."""
     if isinstance(value, list | tuple):
         return any(map(_is_complex, value))
+    if isinstance(value, Outside):
+        return bool(getattr(value.node.meta.get("val"), "is_complex", bool)())
     return isinstance(value, Complex | complex)
 
 

@@ -1,11 +1,12 @@
-"""Complex numbers as pairs of real ones: rotations by angles."""
+"""Complex numbers as pairs of real ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from learncost.models.imported.reader import Complex, Outside, Reader, complex_rule, rule
-from learncost.models.imported.rules import views
+from learncost.models.imported.reader import RULES, Complex, Outside, Reader, complex_rule, rule
+from learncost.models.imported.rules import indexing, reductions  # noqa: F401 - their rules are read
+from learncost.models.imported.rules.elementwise import div as real_div
 from learncost.models.imported.rules.movement import joined
 from learncost.models.imported.rules.products import einsum, multiplied
 from learncost.models.imported.rules.views import narrowed
@@ -61,27 +62,54 @@ def imag(reader: Reader, x: Complex) -> Any:
 
 @complex_rule("abs")
 def size(reader: Reader, x: Complex) -> View:
+    if _is_real(x):
+        return reader.word("abs", x.real)
     squares = [reader.multiply(each, each) for each in (x.real, x.imaginary)]
     return reader.word("sqrt", reader.add(*squares))
 
 
 @complex_rule("conj", "_conj", "conj_physical", "_conj_physical")
 def conjugate(reader: Reader, x: Complex) -> Complex:
-    return Complex(x.real, reader.multiply(-1.0, x.imaginary))
+    return Complex(x.real, _times(reader, x.imaginary, -1.0))
 
 
 @complex_rule("exp")
 def exp(reader: Reader, x: Complex) -> Complex:
     """e^(a + ib) = e^a (cos b + i sin b)."""
     parts = [reader.word(word, x.imaginary) for word in ("cos", "sin")]
-    if isinstance(x.real, float) and x.real == 0.0:
+    if _is_zero(x.real):
         return Complex(*parts)
     return Complex(*(reader.multiply(reader.word("exp", x.real), part) for part in parts))
 
 
+@complex_rule("square")
+def square(reader: Reader, x: Complex) -> Complex:
+    return mul(reader, x, x)
+
+
+@complex_rule("reciprocal")
+def reciprocal(reader: Reader, x: Complex) -> Complex:
+    """1/(a + ib) = (a - ib)/(a^2 + b^2)."""
+    size = reader.add(*(reader.multiply(each, each) for each in (x.real, x.imaginary)))
+    return Complex(reader.word("divide", x.real, size), reader.word("divide", reader.multiply(-1.0, x.imaginary), size))
+
+
+@complex_rule("div.Tensor", "div.Scalar", "true_divide.Tensor")
+def div(reader: Reader, x: Any, z: Any) -> Complex:
+    x, z = pair(reader, x), pair(reader, z)
+    if not _is_real(z):
+        return mul(reader, x, reciprocal(reader, z))
+    return Complex(*(each if _is_zero(each) else real_div(reader, each, z.real) for each in (x.real, x.imaginary)))
+
+
+@complex_rule("rsub.Scalar", "rsub.Tensor")
+def rsub(reader: Reader, x: Any, z: Any) -> Complex:
+    return _sum(reader, z, x, -1)
+
+
 @complex_rule("neg")
 def neg(reader: Reader, x: Complex) -> Complex:
-    return Complex(*(reader.multiply(-1.0, each) for each in (x.real, x.imaginary)))
+    return Complex(*(_times(reader, each, -1.0) for each in (x.real, x.imaginary)))
 
 
 @complex_rule("mul.Tensor", "mul.Scalar")
@@ -99,11 +127,15 @@ def mul(reader: Reader, x: Any, z: Any) -> Complex:
 
 def _times(reader: Reader, part: Any, number: Any) -> Any:
     """A part of a number times a real one; nothing where there is none."""
-    return 0.0 if isinstance(part, float) and part == 0.0 else reader.multiply(part, number)
+    return 0.0 if _is_zero(part) else reader.multiply(part, number)
 
 
 def _is_real(x: Complex) -> bool:
-    return isinstance(x.imaginary, float) and x.imaginary == 0.0
+    return _is_zero(x.imaginary)
+
+
+def _is_zero(part: Any) -> bool:
+    return isinstance(part, float) and part == 0.0
 
 
 @complex_rule("add.Tensor", "sub.Tensor")
@@ -111,11 +143,24 @@ def add(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> Complex:
     if alpha != 1:
         raise reader.refusal("a sum of complex numbers with a factor")
     sign = -1 if reader.recorder.operator == "sub" else 1
+    return _sum(reader, x, z, sign)
+
+
+def _sum(reader: Reader, x: Any, z: Any, sign: int) -> Complex:
+    """Part by part; what is 0 in one of them is not added."""
     x, z = pair(reader, x), pair(reader, z)
-    return Complex(*(reader.add(a, b, signs=[1, sign]) for a, b in ((x.real, z.real), (x.imaginary, z.imaginary))))
+
+    def part(a: Any, b: Any) -> Any:
+        if _is_zero(b):
+            return a
+        if _is_zero(a):
+            return b if sign > 0 else _times(reader, b, -1.0)
+        return reader.add(a, b, signs=[1, sign])
+
+    return Complex(part(x.real, z.real), part(x.imaginary, z.imaginary))
 
 
-@complex_rule("einsum", "mm", "bmm", "matmul")
+@complex_rule("einsum", "mm", "bmm", "matmul", "mv", "dot")
 def product(reader: Reader, *arguments: Any, **_: Any) -> Complex:
     """Four products of real matrices, two where an operand is real."""
     equation, operands = arguments if reader.recorder.name == "einsum" else ("", arguments)
@@ -138,26 +183,53 @@ def product(reader: Reader, *arguments: Any, **_: Any) -> Complex:
 
 
 def _each(name: str, function: Any) -> None:
+    """A rule of real numbers that does to both parts the same; a list of tensors is one of parts."""
+
     @complex_rule(name)
-    def apply(reader: Reader, x: Complex, *more: Any, **named: Any) -> Any:
-        real, imaginary = (function(reader, reader.view(each), *more, **named) for each in (x.real, x.imaginary))
+    def apply(reader: Reader, x: Any, *more: Any, **named: Any) -> Any:
+        several = [pair(reader, each) for each in x] if isinstance(x, list | tuple) else pair(reader, x)
+
+        def part(which: str) -> Any:
+            if isinstance(several, list):
+                return function(reader, [_spread(reader, each, which) for each in several], *more, **named)
+            return function(reader, reader.view(getattr(several, which)), *more, **named)
+
+        real, imaginary = part("real"), part("imaginary")
         if isinstance(real, list):
             return [Complex(a, b) for a, b in zip(real, imaginary, strict=True)]
         return Complex(real, imaginary)
 
 
-for _name, _rules in {
-    "_view": ("view", "reshape", "_unsafe_view"),
-    "_reshape_to_result": ("flatten", "squeeze", "unsqueeze"),
-    "_permute": ("permute",),
-    "_transpose": ("transpose",),
-    "_expand": ("expand",),
-    "_slice": ("slice",),
-    "_select": ("select",),
-    "_unbind": ("unbind",),
-}.items():
-    for _rule in _rules:
-        _each(_rule, getattr(views, _name))
+def _spread(reader: Reader, x: Complex, which: str) -> View:
+    """A part of a tensor in a list; one that is 0 has the shape of the other."""
+    part = getattr(x, which)
+    return reader.filled(reader.view(x.real).shape, 0.0) if _is_zero(part) else reader.view(part)
+
+
+SAME_FOR_BOTH = (
+    *("view", "reshape", "_unsafe_view", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "movedim"),
+    *("expand", "repeat", "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "flip", "roll"),
+    *("cat", "stack", "sum.dim_IntList", "mean.dim", "cumsum", "diagonal", "tril", "triu"),
+    *("index_select", "index.Tensor", "gather", "squeeze.dim", "squeeze.dims"),
+)
+"""Operators that are linear and have real numbers alone beside their operand."""
+
+for _name in SAME_FOR_BOTH:
+    if (_rule := RULES.get(_name) or RULES.get(_name.partition(".")[0])) is not None:
+        _each(_name, _rule)
+
+
+@complex_rule("pad", "constant_pad_nd")
+def pad(reader: Reader, x: Complex, sizes: Any, *more: Any, **named: Any) -> Complex:
+    if any(isinstance(each, int | float) and each for each in (*more, *named.values())):
+        raise reader.refusal("a border of complex numbers that are not 0")
+    real, imaginary = (RULES["pad"](reader, reader.view(each), sizes, *more, **named) for each in (x.real, x.imaginary))
+    return Complex(real, imaginary)
+
+
+@complex_rule("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+def made_like(reader: Reader, *_: Any, **__: Any) -> Outside:
+    return Outside(reader.node)
 
 
 @complex_rule("clone", "contiguous", "_to_copy", "alias", "resolve_conj")

@@ -180,8 +180,5 @@ def test_parts_go_round_beside_the_lines_of_their_turns():
 
 def test_a_layer_of_a_ring_is_counted_once():
     """Whatever its turns: they are in its counts."""
-    ring, gathered = (
-        [(row.layer, row.repeat) for row in lc.cost("gpt2", mesh="cp=4", placement="cp", plan=plan).rows]
-        for plan in ("ring", "flash")
-    )
-    assert ring == gathered
+    rows = lc.cost("gpt2", mesh="cp=4", placement="cp", plan="ring").rows
+    assert {row.repeat for row in rows if row.layer == "attention"} == {12}

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
+from learncost.models.imported.inputs import parse_input
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
 
@@ -120,3 +121,26 @@ def test_it_is_refused_in_one_line(said):
     with pytest.raises(lc.InputError, match=said) as caught:
         lc.from_module(REFUSED[said](), (torch.randn(3, 6, requires_grad=True),))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x float 3 6", r"no colon behind the name of the input: write it as in 'x: float 3 6'"),
+        ("float 3 6", r"no colon .* as in 'x: float 3 6'"),
+        ("list float 3 6", r"no colon .* as in 'x: list float 3 6'"),
+        ("x: list float 3 6", r"several tensors in one are given by inputs\(\) of the file"),
+        ("x: 3 6", r"has sizes and no kind: write it as in 'x: float 3 6'"),
+        ("x: float B 6 grad", r"the word for its gradient is `gradient`, not 'grad'"),
+    ],
+)
+def test_what_is_nearly_an_input_is_told_how_it_is_written(text, said):
+    with pytest.raises(lc.InputError, match=said):
+        parse_input(text)
+
+
+def test_sizes_that_do_not_fit_are_told_in_numbers():
+    with pytest.raises(lc.InputError, match=r"\[3, 5\] X \[6, 4\]\. \(B = 3\)"):
+        lc.from_module(nn.Linear(6, 4), {"input": "float B 5"})
+    with pytest.raises(lc.InputError, match="takes 2,399,999,999,976 bytes: give it smaller sizes"):
+        lc.from_module(nn.Linear(6, 4), {"input": "float 99999999999 6"})

@@ -76,7 +76,8 @@ def _built(wanted: Target) -> Built:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _needed(value: Callable[..., Any]) -> list[str]:

@@ -6,8 +6,10 @@ only.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +38,8 @@ KINDS: Mapping[str, str] = {
     "complex64": "complex64",
 }
 """What an input may be, and PyTorch's name for it."""
+
+_SEVERAL = ("list", "tuple", "dict", "mapping")
 
 GRADIENT = "gradient"
 
@@ -82,6 +86,14 @@ def parse_input(text: str) -> Input:
     if not _NAME.fullmatch(name.strip()):
         raise InputError(f"{label} has no name before its colon: {_AS_IN}")
     kind, *sizes = rest.replace(",", " ").split() or [""]
+    if kind.strip("[({").lower() in _SEVERAL:
+        raise InputError(
+            f"{label}: several tensors in one are given by inputs() of the file, or in Python, as example tensors"
+        )
+    if kind.isdigit():
+        raise InputError(
+            f"{label} has sizes and no kind: write it as in {shown(f'{name.strip()}: float {rest.strip()}')}"
+        )
     gradient = GRADIENT in sizes[-1:]
     sizes = sizes[:-1] if gradient else sizes
     if kind.lower() not in KINDS:
@@ -92,6 +104,8 @@ def parse_input(text: str) -> Input:
     names, examples = list[str](), dict[str, int]()
     for size in sizes:
         match = _SIZE.fullmatch(size)
+        if match and difflib.get_close_matches(size, [GRADIENT], cutoff=0.65) and size != GRADIENT:
+            raise InputError(f"{label}: the word for its gradient is `{GRADIENT}`, not {shown(size)}")
         if not match or size == GRADIENT:
             raise InputError(f"{label}: {shown(size)} is no size: a letter, or a number from 1, {_AS_IN}")
         letter, example, number = match.groups()
@@ -106,6 +120,11 @@ def parse_input(text: str) -> Input:
 def _literal(text: str, label: str) -> Input:
     """`use_cache = false`: a value as JSON writes it, or as Python does."""
     name, equals, value = (part.strip() for part in text.partition("="))
+    first, *rest = text.split() or [""]
+    if not equals and any(word.lower() in KINDS for word in (first, *rest[:1])):
+        is_kind = first.lower() in (*KINDS, *_SEVERAL)
+        meant = f"x: {text.strip()}" if is_kind else f"{first}: {' '.join(rest)}"
+        raise InputError(f"{label} has no colon behind the name of the input: write it as in {shown(meant)}")
     if not equals or not _NAME.fullmatch(name):
         raise InputError(f"{label} says neither a kind nor a value: {_AS_IN}")
     words = {"True": True, "False": False, "None": None}
@@ -144,6 +163,9 @@ def examples_of(inputs: Iterable[Input]) -> dict[str, int]:
                 raise InputError(f"{letter} has two examples, {examples[letter]} and {number}")
     return examples
 
+
+LARGEST = 2**36
+"""Bytes that an example may take; letters are tried at small sizes."""
 
 _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 _LENGTHS, _IMAGES = (1, 8, 32, 224), (32, 8, 224, 1)
@@ -263,6 +285,10 @@ def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cp
         shape = [int(size) if size.isdigit() else sizes[size] for size in each.sizes]
         if device == "meta":
             value = torch.empty(shape, dtype=kind, device=device)
+        elif math.prod(shape) * kind.itemsize > LARGEST:
+            raise InputError(
+                f"the input {each} takes {math.prod(shape) * kind.itemsize:,} bytes: give it smaller sizes"
+            )
         elif kind.is_floating_point:
             value = torch.randn(shape, generator=generator).to(kind)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -112,7 +113,16 @@ def table_of(
         except OnValuesError as error:
             return parts(tensors(given, sizes), error), described
     assert first is not None
+    if _SYMBOL.search(str(first)):  # PyTorch's own name of a size that is open: at numbers it says numbers
+        at = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+        try:
+            read(tensors(given, sizes), {})
+        except NotExportedError as error:
+            first = type(error)(f"{error} ({at})")
     return parts(tensors(given, sizes), first), described
+
+
+_SYMBOL = re.compile(r"\bs\d+\b")
 
 
 def _without_example(inputs: Sequence[Input]) -> str | None:

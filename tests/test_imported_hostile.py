@@ -11,6 +11,7 @@ import learncost as lc
 from learncost.models.imported.inputs import parse_input
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
+from learncost.readings.emit.placed.alike import alike
 
 
 class Computes(nn.Module):
@@ -144,3 +145,30 @@ def test_sizes_that_do_not_fit_are_told_in_numbers():
         lc.from_module(nn.Linear(6, 4), {"input": "float B 5"})
     with pytest.raises(lc.InputError, match="takes 2,399,999,999,976 bytes: give it smaller sizes"):
         lc.from_module(nn.Linear(6, 4), {"input": "float 99999999999 6"})
+
+
+GATHERED = """looked(x; e w v) -> Y
+  H[B M f] = e[n=x[B M] d] w[f d]
+  G[B M f] = tanh(H[B M f])
+  Y[B M g] = G[B M f] v[g f]
+sizes: n=11 d=8 f=6 g=5
+"""
+
+
+@pytest.mark.parametrize("more", [{}, {"train": "v"}])
+def test_rows_that_a_product_reads_take_the_memory_of_rows_that_are_looked_up(more):
+    apart = GATHERED.replace("e[n=x[B M] d] w", "E[B M d] w").replace("  H", "  E[B M d] = e[n=x[B M] d]\n  H", 1)
+    peaks = {str(lc.memory(lc.layer(text), B=4, M=7, **more)).splitlines()[3] for text in (GATHERED, apart)}
+    assert len(peaks) == 1
+
+
+def test_a_kernel_has_the_sizes_that_its_places_name():
+    table = lc.layer("""joined(F G; W) -> Y
+  J[B n] = F[B m=(n)] + G[B k=(n - #m)]
+  K[B n] = G[B k=(n)]
+  Y[B f] = K[B n] W[n f]
+constants: F G
+""").table
+    assert "m" in alike(table.lines[:1], table.axes, (), {}).sizes
+    (alone,) = [line.renamed({"F": "G"}) for line in table.lines[:1]]
+    assert "m" in alike((alone,), {"G": ("B", "k")}, (), {}).sizes

@@ -214,11 +214,11 @@ class Scope:
         return Single((line,), line.left[:1])
 
     def _weight_of(self, line: Statement | None) -> str:
-        """The weight of a product that sums over features; empty where it is none."""
+        """The weight of a product of a value that sums over features; empty where it is none."""
         if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
             return ""
-        weight_names = [term.name for term in line.right if term.name in self.weights and not term.indexed]
-        return weight_names[0] if len(weight_names) == 1 and not line.sides.batch else ""
+        weights = [term for term in line.right if isinstance(term, Term) and term.name in self.weights]
+        return weights[0].name if len(weights) == 1 and not weights[0].indexed and not line.sides.batch else ""
 
     def _linear(self, line: Line) -> Linear | None:
         if not self._weight_of(line):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import base, summands
-from learncost.equation.table import Kernel, Line, Literal, Tag, Term, Word, terms_of
+from learncost.equation.table import Kernel, Line, Literal, Read, Tag, Term, Word, terms_of
 
 Axes = Mapping[str, tuple[str, ...]]
 
@@ -41,6 +42,8 @@ def alike(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: M
     arrays = tuple(dict.fromkeys(term.name for term in terms))
     used = [axis for name in arrays for axis in axes.get(name, ())]
     used += [axis for term in terms for axis in (*term.loops, *term.declared)]
+    places_read = [axis.at for term in terms for axis in term.axes if isinstance(axis, Read)]
+    used += [size for place in places_read if isinstance(place, Affine) for size in place.sizes]
     used += [axis for line in lines for axis in _others(line)]
     sizes = tuple(dict.fromkeys(base(axis) for axis in used if not axis.isdigit()))
     numbered = {size: f"size {number}" for number, size in enumerate(sizes)}

@@ -98,6 +98,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("nothing --help", "no command is called 'nothing'"),
         ("help cots", "did you mean 'cost'"),
         ("cost gpt2 --seq-len abc --N 5", "contradicts seq_len"),
+        ("cost gpt2 --output=", "--output is the name of a file"),
+        ("report gpt2 --output=", "--output is the name of a file"),
+        ("formulas attention --optimizer adamm", "the nearest is 'adamw'"),
+        ("explain norm --optimizer adamm", "the nearest is 'adamw'"),
     ],
 )
 def test_what_is_wrong_is_one_line(line, said, capsys):

@@ -244,6 +244,11 @@ def test_files_that_are_no_text_are_counted(tmp_path):
     assert (skipped.binary, skipped.empty, skipped.unreadable) == (2, 1, 1)
 
 
+def test_an_empty_name_is_no_folder():
+    with pytest.raises(lc.InputError, match="not a path: ''"):
+        list(documents([""], Skipped()))
+
+
 def test_a_list_that_is_read_as_a_text_says_so(tmp_path):
     (tmp_path / "labels.csv").write_text("file,label\n" + "a.png,cat\n" * 200)
     said: list[str] = []

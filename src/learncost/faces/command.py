@@ -233,7 +233,7 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     writing = {flag.name: flags_given.pop(flag.name, flag.default) for flag in command.writing}
     plots = writing.pop("plot", False) and sys.stdout.isatty()
     chosen_format, path = _format(command.formats, **writing), writing.get("output")
-    if path == "":
+    if {**flags_given, **writing}.get("output") == "":
         raise InputError("--output is the name of a file, not an empty one")
     if path and not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")

@@ -56,6 +56,8 @@ def _is_text(content: bytes) -> bool:
 
 def _files(paths: Iterable[str]) -> Iterator[Path]:
     for name in paths:
+        if not name:  # to the system it is the folder at hand
+            raise InputError(f"not a path: {name!r}")
         path = Path(name)
         try:
             if path.is_file():

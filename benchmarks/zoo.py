@@ -95,6 +95,22 @@ TIMM = {
     "mambaout_femto": 32,
     "twins_svt_small": 32,
 }
+SHALLOW = {
+    "beit_base_patch16_224": (32, {"depth": 2, "embed_dim": 24, "num_heads": 2}),
+    "swinv2_tiny_window8_256": (64, {"depths": (1, 1, 1, 1), "embed_dim": 24, "window_size": 2}),
+    "hiera_tiny_224": (64, {"stages": (1, 1, 1, 1), "embed_dim": 24}),
+    "cait_xxs24_224": (32, {"depth": 2}),
+    "convit_tiny": (32, {"depth": 2}),
+    "tnt_s_patch16_224": (32, {"depth": 1}),
+    "sequencer2d_s": (32, {"layers": (1, 1, 1, 1)}),
+}
+"""Of timm, with fewer blocks than they have: the side of an image, and what they are built with."""
+IN_PARTS = {
+    "video.r3d_18": (3, 4, 16, 16),
+    "video.r2plus1d_18": (3, 4, 16, 16),
+    "segmentation.lraspp_mobilenet_v3_large": (3, 32, 32),
+}
+"""Of torchvision's packages: what they are given."""
 
 
 def cases() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
@@ -111,6 +127,12 @@ def cases() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
         yield f"timm {name}", lambda name=name, side=side: _timm(name, side)
     for name, side in TORCHVISION.items():
         yield f"torchvision {name}", lambda name=name, side=side: _torchvision(name, side)
+    for name, (side, settings) in SHALLOW.items():
+        yield f"timm {name}", lambda name=name, side=side, settings=settings: _timm(name, side, **settings)
+    for name, shape in IN_PARTS.items():
+        yield f"torchvision {name}", lambda name=name, shape=shape: _part_of_torchvision(name, shape)
+    yield "torch nn.Transformer, its answers read too", _translation
+    yield "torch nn.LSTM in both directions, projected", _projected
     yield "diffusers UNet2DModel", _unet
     yield "diffusers AutoencoderKL", _autoencoder
     yield "diffusers DiTTransformer2DModel", _dit
@@ -129,14 +151,14 @@ def _transformers(kind: str, name: str, settings: dict[str, Any]) -> tuple[Any, 
     return model, {**tokens, "use_cache": False} if kind.endswith("CausalLM") else tokens
 
 
-def _timm(name: str, side: int) -> tuple[Any, Any]:
+def _timm(name: str, side: int, **settings: Any) -> tuple[Any, Any]:
     import timm
     import torch
 
     try:
-        model = timm.create_model(name, num_classes=10, img_size=side)
+        model = timm.create_model(name, num_classes=10, img_size=side, **settings)
     except TypeError:  # a network that takes any size is not told one
-        model = timm.create_model(name, num_classes=10)
+        model = timm.create_model(name, num_classes=10, **settings)
     return model.eval(), (torch.randn(1, 3, side, side),)
 
 
@@ -145,6 +167,40 @@ def _torchvision(name: str, side: int) -> tuple[Any, Any]:
     import torchvision
 
     return getattr(torchvision.models, name)(weights=None).eval(), (torch.randn(1, 3, side, side),)
+
+
+def _part_of_torchvision(path: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    import torch
+    import torchvision
+
+    part, _, name = path.partition(".")
+    none = {"weights_backbone": None} if part == "segmentation" else {}
+    module = getattr(getattr(torchvision.models, part), name)(weights=None, **none)
+    return module.eval(), (torch.randn(1, *shape),)
+
+
+def _translation() -> tuple[Any, Any]:
+    import torch
+    from torch import nn
+
+    class Translation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+            self.stacks = nn.Transformer(8, 2, 2, 2, 16, 0.0, batch_first=True, norm_first=True)
+
+        def forward(self, source: Any, target: Any) -> Any:
+            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+            found = self.stacks(self.embedding(source), self.embedding(target), tgt_mask=mask, tgt_is_causal=True)
+            return nn.functional.cross_entropy(self.head(found).transpose(1, 2), target)
+
+    return Translation(), (torch.randint(0, 11, (2, 5)), torch.randint(0, 11, (2, 4)))
+
+
+def _projected() -> tuple[Any, Any]:
+    import torch
+
+    return torch.nn.LSTM(5, 6, 2, bidirectional=True, proj_size=3), (torch.randn(4, 3, 5),)
 
 
 def _unet() -> tuple[Any, Any]:

@@ -45,6 +45,7 @@ FOUR = [
     ["llama", "cp=2,tp=2", "ulysses,megatron", "adamw"],
     ["llama", "cp=4", "cp", "sgd"],
     ["llama", "cp=4", "cp", "sgd", "flash,ring"],
+    ["llama", "cp=2,tp=2", "megatron-sp,cp", "sgd", "flash,ring"],
     ["bert", "dp=2,tp=2", "zero-2,megatron-sp", "sgd"],
     ["t5", "dp=2,tp=2", "fsdp,megatron", "sgd"],
     ["vit", "dp=2,tp=2", "ddp,megatron", "sgd"],

@@ -75,6 +75,7 @@ def test_a_part_that_came_round_begins_where_its_device_does():
         ("bart", "cp=2", "cp", "flash,ring"),
         ("albert", "cp=2", "cp", "ring"),
         ("bloom", "cp=2", "cp", "flash,ring,zigzag"),
+        ("llama", "cp=2,tp=2", "megatron-sp,cp", "flash,ring"),  # parts of parts
         ("gemma3n_text", "cp=2", "cp", "flash,ring"),  # keys of an earlier layer go round
         ("gpt2", "cp=4", "cp", "recompute=block,ring"),
         ("llama", "cp=2", "cp", "flash,zigzag,recompute=block,ring"),

@@ -210,7 +210,7 @@ class _Check:
         """A part of what a device has along all of an axis: the own one, or the one that came round."""
         name, place = line.right[0].name, place_changed(line)
         before, after = line.right[0].declared[place], line.left[0].declared[place]
-        if states[name] not in (SAME, CUT) or cuts(before) or cuts(after)[-1:] != (self.mesh_axis,):
+        if states[name] not in (SAME, CUT) or (*cuts(before), self.mesh_axis) != cuts(after):
             raise self.refuse(line, f"a part is taken of {name}, which is {states[name]}")
         alone = CAME if comes_round(after) else CUT
         states[line.name] = PAIRS if states[name] == CUT else alone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.equation.count import base, place_cut
+from learncost.equation.count import base, cuts, place_cut
 from learncost.equation.errors import InputError
 from learncost.equation.table import Term, Word
 from learncost.readings.emit.between import MESH, SENT
@@ -69,7 +69,9 @@ def _part(scope: Scope, line: Word) -> Code:
     """The places of an axis that a part has."""
     place = place_changed(line)
     axis, (before,) = line.left[0].declared[place], line.right
-    arguments = [scope.settled(before.name).text, scope.first(axis), scope.size(axis), str(place)]
+    around = before.declared[place]  # cut over other axes of the mesh, it begins where these say
+    first = f"{scope.first(axis)} - {scope.first(around)}" if cuts(around) else scope.first(axis)
+    arguments = [scope.settled(before.name).text, first, scope.size(axis), str(place)]
     return Code(f"{line.word}({', '.join(arguments)})")
 
 

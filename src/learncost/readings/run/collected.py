@@ -39,7 +39,10 @@ def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], excha
         return _rows(line, operands, sizes, exchange)
     if line.word == "part":
         place = place_changed(line)
-        first, size = (f(line.left[0].declared[place], sizes) for f in (first_of, size_of))
+        (whole,) = line.right
+        assert isinstance(whole, Term)
+        start, end = whole.declared[place], line.left[0].declared[place]
+        first, size = first_of(end, sizes) - first_of(start, sizes), size_of(end, sizes)
         return np.asarray(operands[0])[(*[slice(None)] * place, slice(first, first + size))]
     mesh_axis, places = line.axes[0], tuple(map(int, line.axes[1:]))
     if line.word == "receive":

@@ -297,7 +297,18 @@ class Reader:
     def refusal(self, what: str, more: str = "") -> UnreadError:
         """What is said of a node that cannot be read."""
         where = place_of(self.node)
-        return UnreadError(f"{what} cannot be read{where}{more}")
+        return UnreadError(f"{what} cannot be read{where}{more or self._on_values()}")
+
+    def _on_values(self) -> str:
+        """What helps where a node's sizes are those that values decide; "" where they are not."""
+        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+        nodes = [] if self.node is None else [self.node, *self.node.all_input_nodes]
+        values = [each.meta.get("val") for each in nodes]
+        sizes = [size for value in values for size in (*getattr(value, "shape", ()), value)]
+        if any(hasattr(size, "node") and free_unbacked_symbols(size) for size in sizes):
+            return AS_RUN
+        return ""
 
     def given_numbers(self, numbers: Any, *axes: Axis) -> View:
         """Numbers that follow from settings alone, as an input without a gradient."""
@@ -476,6 +487,8 @@ class Reader:
             raise self.refusal(f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it")
         return value
 
+
+AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"
 
 COURSES = {
     "cond": "torch.where computes both branches",

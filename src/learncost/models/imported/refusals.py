@@ -141,8 +141,11 @@ def refusal(error: Exception, called: str) -> InputError:
             "write out what it computes; a table derives the gradients of a step itself"
         )
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
+    said = told(error)
+    if not said.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # of a package's own code
+        said = f"{place}: {said}"
     kind = RaisedError if frames and is_local(Path(frames[-1].filename)) else NotExportedError
-    return kind(f"{called} cannot be {what}: {told(error)}")
+    return kind(f"{called} cannot be {what}: {said}")
 
 
 def _place_of(error: Exception) -> tuple[str, str]:

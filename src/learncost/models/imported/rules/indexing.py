@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal
 from learncost.models.imported.equations import Equation, Read
-from learncost.models.imported.reader import Chosen, Outside, Reader, rule, shape_of
+from learncost.models.imported.reader import AS_RUN, Chosen, Outside, Reader, rule, shape_of
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.views import merged, narrowed
 from learncost.models.imported.views import At, Index, Slot, View
@@ -87,9 +87,6 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, *_: A
     return reader.word("select", kept.with_dims([*kept.dims, ()]), rows, reader.word("stop_gradient", rows))
 
 
-AS_RUN = "; --as-run (in Python as_run=True) takes the places of one run"
-
-
 @rule("index_select")
 def index_select(reader: Reader, x: View, dim: int, places: Any) -> View:
     dim %= len(x.dims)
@@ -105,7 +102,7 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
     import torch
 
     if any(isinstance(i, Outside) and i.node.meta["val"].dtype == torch.bool for i in indices):
-        raise reader.refusal("a selection by a mask, whose size depends on values,", AS_RUN)
+        raise reader.refusal("a selection by a mask", AS_RUN)
     if any(isinstance(i, View) for i in indices):
         raise reader.refusal("an index that is computed from values that learn")
     most = max(len(_dims(indices[dim])) for dim in dims)
@@ -286,7 +283,7 @@ def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, ac
         (mask,) = masks if len(masks) == 1 else (None,)
         values = reader.view(source)
         if mask is None or len(dims) != 1 or dims[0] != 0 or any(row for row in values.dims) or accumulate:
-            raise reader.refusal("values that are written at a mask, whose number depends on it,", AS_RUN)
+            raise reader.refusal("a write of several values at a mask", AS_RUN)
         rest = len(reader.node.meta["val"].shape) - len(_dims(mask))
         held = reader.view(mask)
         return reader.word("select", held.with_dims([*held.dims, *[()] * rest]), values.with_dims([]), base)

@@ -41,7 +41,7 @@ TOLERANCE = 1e-12
 ROUNDINGS = 8.0
 """How many times as much as one rounding of what is given two orders of the same sums may differ."""
 
-DRAWS = 4
+DRAWS = 8
 """How often the effect of such a rounding is drawn."""
 
 EVERY = "all"

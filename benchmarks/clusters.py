@@ -23,7 +23,7 @@ from trainings.answers import answer, summary
 
 def main() -> None:
     """Print all rows and how far they are off."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="?", default=str(Path(__file__).with_name("clusters.json")))
     parser.add_argument("--only", default="", help="rows with this in their id")
     parser.add_argument("--format", default="table", choices=("table", "json"))

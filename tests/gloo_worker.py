@@ -9,6 +9,7 @@ priced. Trainings that are `unlike` have a C compiler on the first process alone
 
 import copy
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -23,9 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import learncost.torch
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
+from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.layers.lower import lower
+from learncost.models.configuration import configure
 from learncost.models.model import build, lengths_open, run_sizes
 from learncost.models.small import small
 from learncost.placement.bucketed import bucketed
@@ -64,7 +67,7 @@ class Counted(TorchDispatchMode):
 def differences(family, mesh_text, names, optimizer, plan=""):
     """Of a placed step in fp64: the largest difference of a result, relative to its largest number; sent, priced."""
     model, grid = build(small(family, **SIZES)), mesh(mesh_text)
-    sizes = run_sizes(model, 12, *lengths_open(model.configuration, 8, 8))
+    sizes = run_sizes(model, -(-8 // grid.devices) * grid.devices, *lengths_open(model.configuration, 8, 8))
     table = planned(without_gradients(step(model, "bp", optimizer)), plan)
     arrays = sound_arrays(table, sizes)
     placed = place(table, grid, chosen(None, names), sizes)
@@ -128,12 +131,26 @@ def wrapped():
     return [max(float((one - two).abs().max()) for one, two in zip(gradients, other, strict=True)) for other in others]
 
 
+def odd():
+    """Bytes of weights on the fullest process, ours and FSDP2's, of widths that three processes do not divide."""
+    sizes = {"n_layer": 2, "n_embd": 22, "n_head": 2, "vocab_size": 101, "n_positions": 16}
+    wrapped = fully_shard(learncost.torch.model("gpt2", **sizes))
+    model, grid = build(configure("gpt2", sizes)), mesh(f"dp={distributed.get_world_size()}")
+    whole = run_sizes(model, grid.devices, 16, None)
+    placed = place(without_gradients(step(model, "bp", "adamw")), grid, chosen(None, "fsdp"), whole)
+    numbers = [math.prod(shape_of(placed.table.axes[name], whole | placed.sizes)) for name in placed.table.weights]
+    theirs = [None] * grid.devices
+    distributed.all_gather_object(theirs, sum(each.to_local().nbytes for each in wrapped.parameters()))
+    return [4 * sum(numbers), max(theirs)]
+
+
 def work(jobs, folder):
     rank, number = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     if jobs.get("steps"):
         distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=number)
         found = [*(differences(*case) for case in jobs["steps"]), *([wrapped()] if jobs.get("modules") else ())]
+        found += [odd()] if jobs.get("odd") else []
         distributed.destroy_process_group()
         if rank == 0:
             (folder / "steps.json").write_text(json.dumps(found))

@@ -38,6 +38,11 @@ from processes import begun, ended, free_port, worked
 
 SAMPLE = [["gpt2", "dp=2", "fsdp", "adamw"], ["llama", "tp=2", "megatron-sp", "sgd"], ["mixtral", "ep=2", "ep", "sgd"],
           ["gpt2", "cp=2", "cp", "adamw", "ring"]]  # fmt: skip
+THREE = (
+    ("gpt2", "dp=3", "fsdp", "adamw"),
+    ("llama", "dp=3", "fsdp", "adamw", "flash,fused"),
+    ("mixtral", "dp=1,shard=3", "hsdp", "sgd"),
+)
 FOUR = [
     ["gpt2", "dp=4", "ddp", "adamw"],
     ["gpt2", "dp=2,tp=2", "megatron,zero-1", "adamw"],
@@ -152,6 +157,16 @@ def test_what_they_wrote_in_parts_is_the_plain_folder(two):
     for name, array in folder.weights(model).items():
         np.testing.assert_array_equal(from_parts[name], array)
         np.testing.assert_array_equal(weights[name], array)
+
+
+@pytest.mark.slow
+def test_three_processes_which_divide_no_width(tmp_path):
+    *found, (ours, theirs) = worked(3, {"steps": THREE, "odd": True}, tmp_path)
+    for case, (worst, sent, priced, ways) in zip(THREE, found, strict=True):
+        assert worst < 1e-11, case
+        assert sent == priced > 0, case
+        assert ways == 2, case  # as operators, and in place
+    assert ours <= theirs
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import learncost as lc
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from trainings.answers import answer  # noqa: E402 - its folder is found by then
-from trainings.printed import SMALL, value_of  # noqa: E402
+from published_trainings.answers import answer  # noqa: E402 - its folder is found by then
+from published_trainings.printed import SMALL, value_of  # noqa: E402
 
 ROWS = json.loads((BENCHMARKS / "clusters.json").read_text(encoding="utf-8"))["rows"]
 

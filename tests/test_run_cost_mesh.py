@@ -51,8 +51,8 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
     ):
         with pytest.raises(lc.InputError, match=why):
             lc.run_cost("llama-2-7b", 10**9, "DGX H100", 8, **{"mesh": "dp=8", **sizes, **wrong})
-    with pytest.raises(lc.InputError, match="plan is said of a step over devices"):
-        lc.run_cost("gpt2", 10**9, "A100-SXM-80GB", plan="flash")
+    with pytest.raises(lc.InputError, match="microbatch is said of a step over devices"):
+        lc.run_cost("gpt2", 10**9, "A100-SXM-80GB", microbatch=2)
 
 
 def test_a_vocabulary_that_does_not_divide_is_said_to_be_filled_up():

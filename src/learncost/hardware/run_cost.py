@@ -216,8 +216,8 @@ def run_cost(
     chunks
         Stages on a device under the schedule interleaved. The default is 2.
     plan
-        How the step over the mesh is rewritten, such as flash,fused,recompute=block (`learncost list plans`). The
-        default is flash,fused.
+        How the step is rewritten, such as flash,fused,recompute=block (`learncost list plans`). The default is none on
+        one device, and flash,fused over a mesh.
     price_book
         What counts as an operation: matmul, as utilization is counted, or another (`learncost list price-books`).
     dtype
@@ -308,7 +308,10 @@ def run_cost(
     if group is not None:
         on = group.device
     machine, attained = _machine(on, dtype)
+    over_devices = any(each is not None for each in (group, mesh, place, placement))
     sizes = {"by": "macro-operation", **sizes}
+    if plan is not None and not over_devices:
+        sizes["plan"] = plan
     step = cost(model, procedure, price_book, **sizes)
     if step.built is not None:
         check_known(step.built.table.lines, "a run's cost")
@@ -324,7 +327,7 @@ def run_cost(
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     many: Spread | None = None
     seconds: Figure | str
-    if group is not None or mesh is not None or place is not None or placement is not None:
+    if over_devices:
         if procedure != "bp":
             raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
         from learncost.parallel.spread import asked  # only where a mesh is asked for: start-up counts
@@ -335,7 +338,7 @@ def run_cost(
         seconds = _show_spread(figures, many)
         total_by = _time_of_mesh(figures, typed)
     else:
-        if named := [name for name, said in (("microbatch", microbatch), ("chunks", chunks), ("plan", plan)) if said]:
+        if named := [name for name, said in (("microbatch", microbatch), ("chunks", chunks)) if said]:
             raise InputError(f"{named[0]} is said of a step over devices: give --mesh with it")
         seconds = _step(model, procedure, sizes, on, kind, attained is not None)
         if isinstance(seconds, Figure):

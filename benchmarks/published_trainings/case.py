@@ -18,7 +18,7 @@ from learncost.parallel.account import Account
 from learncost.parallel.step import Way
 from learncost.placement.clauses import clauses
 from learncost.placement.mesh import mesh
-from trainings.frameworks import FRAMEWORKS, ZERO_1
+from published_trainings.frameworks import FRAMEWORKS, ZERO_1
 
 
 @dataclass(frozen=True)

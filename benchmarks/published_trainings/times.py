@@ -15,8 +15,8 @@ from learncost.plans.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.price import Price, price
 from learncost.readings.time import Rates
-from trainings.case import Case, settings_of
-from trainings.frameworks import FRAMEWORKS
+from published_trainings.case import Case, settings_of
+from published_trainings.frameworks import FRAMEWORKS
 
 
 def step_takes(case: Case) -> StepTakes:

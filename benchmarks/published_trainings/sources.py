@@ -7,9 +7,9 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.parallel.step import Way
-from trainings.any_source import any_source
-from trainings.case import Case, key_of, mesh_of, told
-from trainings.frameworks import FRAMEWORKS, SEQUENCE, TENSOR, ZERO_1, ZERO_3, cut
+from published_trainings.any_source import any_source
+from published_trainings.case import Case, key_of, mesh_of, told
+from published_trainings.frameworks import FRAMEWORKS, SEQUENCE, TENSOR, ZERO_1, ZERO_3, cut
 
 
 def korthikanti(row: Mapping[str, Any]) -> Case:

@@ -11,9 +11,9 @@ from learncost.devices.collective import algorithm
 from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.schedule.pipeline import run, schedule
-from trainings.case import told
-from trainings.memory import activations
-from trainings.sources import korthikanti
+from published_trainings.case import told
+from published_trainings.memory import activations
+from published_trainings.sources import korthikanti
 
 SMALL = 1e-4
 """Of what is printed the share up to which it leaves out what is small."""

@@ -8,7 +8,7 @@ from typing import Any
 from learncost.parallel.segments import Part
 from learncost.parallel.step import memory_of, sizes_of, stages_of
 from learncost.schedule.pipeline import peak, schedule
-from trainings.case import Case
+from published_trainings.case import Case
 
 
 def at_the_peak(case: Case) -> int:

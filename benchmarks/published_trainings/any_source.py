@@ -8,8 +8,17 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.parallel.step import Way
-from trainings.case import Case, cluster_of_row, family_called, key_of, mesh_of, preset_called, settings_of, told
-from trainings.frameworks import FRAMEWORKS, SEQUENCE, TENSOR, ZERO_1, ZERO_2, ZERO_3, cut
+from published_trainings.case import (
+    Case,
+    cluster_of_row,
+    family_called,
+    key_of,
+    mesh_of,
+    preset_called,
+    settings_of,
+    told,
+)
+from published_trainings.frameworks import FRAMEWORKS, SEQUENCE, TENSOR, ZERO_1, ZERO_2, ZERO_3, cut
 
 SIZES = {"n_embd": ("hidden",), "n_head": ("heads",), "n_layer": ("layers", "blocks"), "vocab_size": ("vocab",)}
 """What rows call the sizes of a GPT."""

@@ -10,11 +10,11 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.parallel.step import sizes_of
-from trainings.case import settings_of
-from trainings.memory import activations, at_the_peak, held, in_mode
-from trainings.printed import PRINTED, SMALL
-from trainings.sources import case_of, korthikanti
-from trainings.times import UNITS, measured, step_takes
+from published_trainings.case import settings_of
+from published_trainings.memory import activations, at_the_peak, held, in_mode
+from published_trainings.printed import PRINTED, SMALL
+from published_trainings.sources import case_of, korthikanti
+from published_trainings.times import UNITS, measured, step_takes
 
 BYTES = {"GiB": 2**30, "memory_gb": 2**30, "memory_gib": 2**30, "MiB": 2**20, "memory_mib": 2**20, "GB": 1e9}
 """Bytes of a unit; gigabytes in tables of trainings are those of nvidia-smi, where a row does not say GB itself."""

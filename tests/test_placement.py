@@ -337,3 +337,10 @@ def test_what_is_not_0_where_parts_are_filled_up_is_not_summed_and_not_kept():
                 lines.append(line)
         with pytest.raises(InputError, match=text):
             check_filled(replace(placed.table, lines=tuple(lines)), placed.filled)
+
+
+def test_a_quotient_of_what_is_filled_up_has_all_of_it():
+    """Weight normalization divides by the lengths of rows, which are 0 where rows are filled up."""
+    placed = lc.cost("wav2vec2-base", mesh="dp=3", placement="fsdp", batch_size=3).over.placed
+    lengths = "wav2vec2.encoder.pos_conv_embed.conv.parametrizations.weight.original0"
+    assert (placed.table.axes[lengths], placed.table.axes[f"d{lengths}"]) == (("u8/dp",), ("u8",))

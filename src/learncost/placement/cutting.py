@@ -23,6 +23,7 @@ from learncost.equation.table import (
 )
 from learncost.equation.value import Value
 from learncost.layers.lower import expanded
+from learncost.placement.filled import stays_zero
 from learncost.placement.layout import Layout, cut
 from learncost.placement.rows import Rows, rows_of
 from learncost.placement.scope import Reason, Scope
@@ -102,12 +103,17 @@ class Cutting:
                     del self.sites[mesh_axis]
 
     def _is_filled(self, kind: str, axis: str, over: Iterable[str]) -> bool:
-        """Whether a line is cut in parts that are filled up: where its result lives so, or sums what does."""
+        """Whether a line is cut in parts that are filled up: where its result lives so, or sums what does.
+
+        One that makes no 0 of 0, as a quotient of both, is not: it has all of what it reads.
+        """
         text = cut(base(axis), self.scope.homes.nested(axis, over))
         if kind != ALONG or text not in self.scope.homes.filled:
             return False
         remains = any(axis in term.axes for term in self.line.left)
         if not remains and not isinstance(self.line, Product):
+            return False
+        if remains and not stays_zero(self.line, axis, self.scope.values):
             return False
         terms = self.line.left if remains else [term for each in self.line.right for term in terms_of(each)]
         return any(text in self.scope.home(term.name).cut(self.scope.value(term.name).axes) for term in terms)

@@ -39,6 +39,12 @@ def check_filled(table: Table, filled: Mapping[str, int]) -> None:
             raise InputError(f"{axis} is filled up, and it cannot be shown that {name} is 0 there")
 
 
+def stays_zero(line: Line, axis: str, values: Mapping[str, Value]) -> bool:
+    """Whether a line makes 0 where parts of an axis are filled up, if all that it reads along it is 0 there."""
+    zero = {o.name for o in line.right if isinstance(o, Term) and axis in o.axes}
+    return _Check({base(axis): 0}, dict(values)).is_zero(line, [axis], zero)
+
+
 class _Check:
     """Goes through lines; `zero` are names of arrays in filled parts, which have 0 where these are filled up."""
 
@@ -123,7 +129,8 @@ class _Check:
         if not any(zeros):
             return False
         numbers = [np.where(zero_there, 0.0, _NUMBERS) for zero_there in zeros]
-        return not np.any(function_of(word)(*numbers))
+        with np.errstate(all="ignore"):  # 0/0 is no number, and not 0
+            return not np.any(function_of(word)(*numbers))
 
     def _has_zero(self, line: Product, axis: str, zero: set[str]) -> bool:
         """Whether a factor that has all of an axis is 0 where that is filled up."""

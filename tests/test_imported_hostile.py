@@ -88,6 +88,27 @@ def test_what_is_wrapped_is_the_module_inside():
     assert len(texts) == 1
 
 
+class CallsItself(nn.Linear):
+    """It is called with other names than its forward pass has."""
+
+    def __call__(self, *values):
+        return super().__call__(*(2 * each for each in values))
+
+
+def test_what_has_a_call_of_its_own_is_called_by_place():
+    module, given = CallsItself(6, 4), (torch.randn(3, 6),)
+    apart = parity(module, given, read_module(module, given))
+    assert max(apart.value, apart.gradient) < 1e-12
+    assert apart.module < 1e-6
+
+
+def tries(m, x):
+    try:
+        return m.linear(x[:, :5])
+    except RuntimeError:
+        return m.linear(x)
+
+
 def exits(m, x):
     raise SystemExit(3)
 
@@ -108,6 +129,8 @@ REFUSED = {
     r"nan, for which the notation has no number": lambda: Computes(
         lambda m, x: torch.where(x[:, :4] > 0, m.linear(x), torch.tensor(float("nan")))
     ),
+    r"goes on, by try and except, after its part linear raised": lambda: Computes(tries),
+    r"\[3, 6\] X \[5, 6\]\.$": lambda: nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 4)),
     r"AssertionError: seven$": lambda: Computes(asserts),
 }
 

@@ -110,9 +110,39 @@ def set_data(x):
     return x
 
 
+def kept_as_it_was(x):
+    without = x.detach().requires_grad_(False)
+    still = torch.nn.Parameter(torch.ones(6, dtype=x.dtype), requires_grad=False)
+    return x.requires_grad_() * still + without
+
+
+def made(x):
+    return x @ torch.nn.Parameter(torch.ones(6, 6))
+
+
+def started_again(x):
+    y = x.detach()
+    y.requires_grad = True
+    return y * 2
+
+
+def test_what_requires_a_gradient_may_be_said_again():
+    torch.manual_seed(1)
+    module, inputs = Of(kept_as_it_was), (torch.randn(4, 6),)
+    apart = parity(module, inputs, read_module(module, inputs))
+    assert max(apart.value, apart.gradient, apart.module) < 1e-6
+    assert torch.nn.Parameter(torch.ones(2)).requires_grad_(False).requires_grad is False
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
+        (made, r"test_own_gradients.py:\d+: a tensor that requires a gradient is made in a forward pass"),
+        (
+            lambda x: x * torch.ones(6, requires_grad=True),
+            r"test_own_gradients.py:\d+: a tensor that requires a gradient is made in a forward pass",
+        ),
+        (started_again, r"test_own_gradients.py:\d+: requires_grad is changed in a forward pass"),
         (doubled, r"a change in place.*\.py:\d+\) of what has a gradient"),
         (through_detach, r"a change in place.*\.py:\d+\) of what has a gradient"),
         (set_data, r"test_own_gradients.py:\d+: `.data = ...` changes a value where no export sees it"),
@@ -125,6 +155,19 @@ def set_data(x):
 def test_what_has_another_gradient_or_course_is_refused(function, said):
     with pytest.raises(lc.InputError, match=said):
         lc.from_module(Of(function), {"x": "float 4 6"})
+
+
+class FreezesItself(torch.nn.Linear):
+    def forward(self, x):
+        self.requires_grad_(False)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("as_run", [False, True])
+def test_a_part_that_stops_learning_in_its_forward_pass_is_refused(as_run):
+    module = torch.nn.Sequential(FreezesItself(6, 4), torch.nn.Linear(4, 2))
+    with pytest.raises(lc.InputError, match=r"test_own_gradients.py:\d+: requires_grad is changed in a forward pass"):
+        lc.from_module(module, {"input": "float 4 6"}, as_run=as_run)
 
 
 def windows(x):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from learncost.equation.errors import InputError
 from learncost.models.imported.export import as_called
+from learncost.models.imported.learning import learning_kept
 
 
 def straight(module: Any, values: Mapping[str, Any]) -> Any:
@@ -25,7 +27,12 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
 
     trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
     given = [values[name].detach() for name in names]
-    traced = _with_its_places(trace(*given), given)
+    try:
+        with learning_kept():
+            ran = trace(*given)
+    except InputError as error:  # it is told with its place, as what an export refuses
+        raise InputError(str(error)) from error
+    traced = _with_its_places(ran, given)
     paths = {id(value): path for path, value in (*module.named_parameters(), *module.named_buffers())}
     root = _skeleton(module)
     graph = traced.graph

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.composed import attention_with_dropout, drops
 from learncost.models.imported.functions import check_hooks, check_registered, held_to_their_lines
+from learncost.models.imported.learning import learning_kept
 from learncost.models.imported.refusals import GradientTakenError
 from learncost.models.imported.sized import exact
 from learncost.models.imported.unseen import check_changes
@@ -64,10 +66,18 @@ def arguments(module: Any, inputs: Any) -> dict[str, Any]:
 
 
 def as_called(module: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Named inputs as forward is called with them: in a row as far as `*several`, by name from there on."""
+    """Named inputs as a module is called with them: in a row as far as `*several`, by name from there on.
+
+    What has a `__call__` of its own, whose names are others, takes in a row what it can.
+    """
+    from torch import nn
+
     kinds = {name: parameter.kind for name, parameter in inspect.signature(module.forward).parameters.items()}
     row = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), "")
     before = list(kinds)[: list(kinds).index(row)] if row in given else []
+    if not before and type(module).__call__ is not nn.Module.__call__:
+        by_place = (name for name, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY)
+        before = list(takewhile(given.__contains__, by_place))
     by_name = {name: value for name, value in given.items() if name not in (*before, row)}
     return (*(given[name] for name in before if name in given), *(given.get(row, ()))), by_name
 
@@ -181,7 +191,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     row, by_name = as_called(module, given)
     hook = module.register_forward_hook(_of_known_types)
     try:
-        with held_to_their_lines() as taken:
+        with held_to_their_lines() as taken, learning_kept():
             try:
                 program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
             except InputError:

@@ -9,9 +9,10 @@ import re
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.wording import printable
@@ -75,6 +76,9 @@ _NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols t
 _NO_SHAPES = "NotImplementedType"
 """What PyTorch speaks of where an operation says nothing of shapes, as those on sparse tensors do."""
 
+_LEFT_OPEN = "Unexpected key _export_root"
+"""What PyTorch says where a module inside raised, and code around it went on."""
+
 _DERIVATIVES = ("functorch tensor", "TensorWrapper")
 """What PyTorch speaks of where `torch.func.grad` or `vjp` runs while it exports."""
 
@@ -127,6 +131,12 @@ def refusal(error: Exception, called: str) -> InputError:
             f"{place}: `{code}` depends on values, which {called} has only when it runs: leave it out where it only "
             "checks, write it with torch.where, or take the branch of one run, --as-run (in Python as_run=True)"
         )
+    if _LEFT_OPEN in str(error):
+        part = str(error).split(_LEFT_OPEN, 1)[1].partition(",")[0].lstrip(".")
+        return NotExportedError(
+            f"{called} goes on, by try and except, after its part {part} raised, which PyTorch does not export: "
+            "ask before the call what the part can take"
+        )
     if _NO_SHAPES in str(error):
         return NotExportedError(
             f"{place}: `{code}`, which PyTorch does not export for these tensors, as for sparse ones: "
@@ -158,3 +168,20 @@ def _place_of(error: Exception) -> tuple[str, str]:
     others = [frame for frame in frames if "/torch/" not in frame.filename and "learncost" not in frame.filename]
     frame = (mine or others or frames)[-1]
     return f"{printable(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
+
+
+def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> bool:
+    """Whether a run of shapes alone, without an export, raises what an export refused: then no part can be run."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from learncost.models.imported.export import as_called
+
+    row, by_name = as_called(module, values)
+    try:
+        with silenced(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            row, by_name = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, (row, by_name))
+            module(*row, **by_name)
+    except Exception as raised:  # whatever a user's module raises
+        return told(raised) in str(error)
+    return False

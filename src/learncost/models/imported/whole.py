@@ -10,7 +10,14 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Size
 from learncost.models.imported.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
-from learncost.models.imported.refusals import FixedError, NotExportedError, OnValuesError, RaisedError, exports
+from learncost.models.imported.refusals import (
+    FixedError,
+    NotExportedError,
+    OnValuesError,
+    RaisedError,
+    exports,
+    raises_too,
+)
 
 
 def table_of(
@@ -79,7 +86,7 @@ def table_of(
         if as_run or not any(module.children()):
             raise error
         if unknown != "zero":
-            if isinstance(error, RaisedError):  # a run raises it too
+            if isinstance(error, RaisedError) or raises_too(module, values, error):
                 raise error
             raise type(error)(f"{error}; --unknown zero reads the parts that can be exported, and says `>=`")
         stage(f"reading the parts of {name}")

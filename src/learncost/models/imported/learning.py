@@ -1,0 +1,83 @@
+"""What learns is known before a forward pass: a change of that inside of it is seen by no export, and refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.errors import InputError
+
+FACTORIES = ("tensor", "ones", "zeros", "empty", "full", "eye", "rand", "randn", "arange", "linspace")
+"""PyTorch's functions that make a tensor and take `requires_grad`."""
+
+
+@contextmanager
+def learning_kept() -> Iterator[None]:
+    """Refuse, inside, a forward pass that makes a parameter or changes what requires a gradient. Raises `InputError`
+    there."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    folder = str(Path(torch.__file__).parent)
+    of_modules = torch.nn.Module.requires_grad_.__code__.co_filename
+
+    def by_forward() -> bool:
+        """Whether code that is traced, and not PyTorch itself, calls the function that asks."""
+        file = sys._getframe(2).f_code.co_filename
+        return get_proxy_mode() is not None and (file == of_modules or not file.startswith(folder))
+
+    make, change = torch.nn.Parameter.__new__, torch.Tensor.requires_grad_
+    flag: Any = torch._C.TensorBase.requires_grad  # a descriptor
+
+    def made() -> InputError:
+        return InputError(
+            "a tensor that requires a gradient is made in a forward pass, where no optimizer sees it: "
+            "make it an nn.Parameter in __init__, or leave out that it requires a gradient"
+        )
+
+    def changed() -> InputError:
+        return InputError(
+            "requires_grad is changed in a forward pass, which no export keeps: set it before, "
+            "or for an input by the word gradient"
+        )
+
+    def new(kind: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if requires_grad and by_forward():
+            raise made()
+        return make(kind, data, requires_grad)
+
+    def set_by_call(tensor: Any, requires_grad: bool = True) -> Any:
+        if by_forward() and tensor.requires_grad != requires_grad:
+            raise changed()
+        return change(tensor, requires_grad)
+
+    def set_by_name(tensor: Any, requires_grad: bool) -> None:
+        if by_forward() and flag.__get__(tensor) != requires_grad:
+            raise changed()
+        flag.__set__(tensor, requires_grad)
+
+    def kept(factory: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            if named.get("requires_grad") and by_forward():
+                raise made()
+            return factory(*arguments, **named)
+
+        return run
+
+    factories = {name: getattr(torch, name) for name in FACTORIES}
+    setattr(torch.nn.Parameter, "__new__", new)  # noqa: B010 - as the others, for a type checker
+    setattr(torch.Tensor, "requires_grad_", set_by_call)  # noqa: B010
+    setattr(torch.Tensor, "requires_grad", property(flag.__get__, set_by_name))  # noqa: B010
+    for name, factory in factories.items():
+        setattr(torch, name, kept(factory))
+    try:
+        yield
+    finally:
+        for name, factory in factories.items():
+            setattr(torch, name, factory)
+        delattr(torch.Tensor, "requires_grad")
+        setattr(torch.Tensor, "requires_grad_", change)  # noqa: B010
+        setattr(torch.nn.Parameter, "__new__", make)  # noqa: B010

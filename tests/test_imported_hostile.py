@@ -1,6 +1,7 @@
 """Modules that do what few do: they are read right, or refused in one line that says what is wrong."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -39,6 +40,11 @@ def without_autograd(m, x):
     return m.linear(x) * scale.clone()
 
 
+def largest(scores):
+    values, places = scores.topk(2, -1)
+    return torch.full_like(scores, float("-inf")).scatter(1, places, values)
+
+
 READ = {
     "a dataclass": lambda m, x: Result(m.linear(x)),
     "whole numbers that it returns, too": lambda m, x: (m.linear(x), m.linear(2 * x).argmax(-1)),
@@ -47,6 +53,7 @@ READ = {
     "rows that are added at the same places": lambda m, x: torch.zeros(5, 4).scatter_add(
         0, torch.tensor([[0, 1, 2, 3]]).expand(len(x), 4), m.linear(x)
     ),
+    "the largest scores among minus infinity": lambda m, x: largest(m.linear(x)).sigmoid(),
 }
 
 
@@ -56,6 +63,12 @@ def test_it_is_read(function):
     apart = parity(module, given, read_module(module, given))
     assert max(apart.value, apart.gradient) < 1e-12
     assert apart.module < 1e-6
+
+
+def test_values_that_are_no_numbers_agree_with_nothing():
+    module, given = Computes(lambda m, x: m.linear(x).abs().neg().log()), (torch.randn(3, 6),)
+    apart = parity(module, given, read_module(module, given))
+    assert apart.value == apart.module == math.inf
 
 
 def test_whole_numbers_that_it_returns_are_computed():

@@ -41,6 +41,22 @@ def test_numbers_that_follow_from_open_sizes_are_lines():
         assert (apart.value, apart.gradient) == (pytest.approx(0, abs=1e-14), pytest.approx(0, abs=1e-13))
 
 
+def registers(x):
+    rows = torch.cat([torch.ones(x.shape[0], 3, 6), x], 1)
+    keys = torch.cat([x, rows], 1)
+    return torch.nn.functional.scaled_dot_product_attention(rows, keys, keys)
+
+
+def test_no_size_that_follows_is_called_as_the_lengths_that_a_run_says():
+    read = lc.from_module(Of(registers), {"x": "float B N 6"})
+    for length in (2, 5, 8):
+        number = lc.from_module(Of(registers), {"x": f"float 2 {length} 6"})
+        assert lc.cost(read, B=2, N=length).total == lc.cost(number).total
+    text = "rows(X; W) -> Y\nfollows: M=N+3\nsizes: d=4\nY[B M d] = X[B N=(M) d] W[d]"
+    told, given = lc.layer(text), lc.layer(text.replace("follows: M=N+3\n", ""))
+    assert lc.cost(told, B=2, N=5).total == lc.cost(given, B=2, N=5, M=8).total != lc.cost(given, B=2, N=5, M=5).total
+
+
 def contrast(count):
     def loss(x):
         scores = x @ x.T

@@ -250,7 +250,7 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
     if family.layer is not None:
         run = {"N": seq_len} | run
     late = {axis: _size(axis, rule, {**values, **run}) for axis, rule in model.rules.items() if axis not in model.sizes}
-    return {**model.sizes, **late, **run}
+    return {**model.sizes, **run, **late}
 
 
 def _check_run(configuration: Configuration, layer: Layer, lengths: Mapping[str, int | None]) -> None:

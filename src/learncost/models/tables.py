@@ -72,7 +72,7 @@ def addable(table: Table) -> tuple[str, ...]:
 def _family(same: Same[Layer]) -> Family:
     layer = same.content
     names = letters(layer)
-    lengths = [axis for axis in LENGTHS if axis in names]
+    lengths = [axis for axis in LENGTHS if axis in names and axis not in layer.follows]
 
     def usual(axis: str) -> str:
         """The size that a run has where it says nothing: 0 where it has to, 1 of what the layer does not have."""

@@ -196,6 +196,8 @@ def _apart(ours: Any, theirs: Any, scale: float) -> float:
         raise InputError(f"shapes differ: {ours.shape} and {theirs.shape}")
     if not theirs.size:
         return 0.0
+    if np.isnan(ours).any() or np.isnan(theirs).any():
+        return float("inf")  # no comparison of NaN says anything, and max would pass over it
     with np.errstate(invalid="ignore"):
         apart = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
     return float(np.max(apart)) / max(scale, 1e-300)
@@ -213,7 +215,8 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
     for mine in theirs:
         near = [t for t in tensors if tuple(t.shape) == tuple(mine.shape) and t.is_floating_point()]
         scale = float(mine.detach().abs().max()) or 1.0
-        worst = max(worst, min((float((t.double() - mine).abs().max()) / scale for t in near), default=float("inf")))
+        apart = [float((t.double() - mine).abs().max()) / scale for t in near]
+        worst = max(worst, min((each if each == each else float("inf") for each in apart), default=float("inf")))
     return worst
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from learncost.models.imported.axes import Axis, Size, equal, leaves
 from learncost.models.imported.equations import Equation, Number, Operand, Read, Where, indices_of
 from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
+from learncost.models.tables import LENGTHS
 
 _EXPRESSION = re.compile(r"[\w+*/()-]+")
 _NAME = re.compile(r"\W+")
@@ -146,7 +147,8 @@ class Writer:
             if str(size) in self.symbols:
                 letter = self.symbols[str(size)]
             else:
-                letter = self.axes.unique(root.letter or "n", "")
+                length = root.letter in ("B", *LENGTHS) and not _is_number(size)  # a run says those, so none follows
+                letter = self.axes.unique("n" if length else root.letter or "n", "")
                 self.sizes[letter] = size
             self.letters[root] = letter
         return self.letters[root]

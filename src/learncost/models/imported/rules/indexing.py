@@ -224,8 +224,7 @@ def hits(reader: Reader, dim: int, places: Any, source: View) -> View:
 
 def over(reader: Reader, base: Any, count: View, new: View) -> View:
     """A base where nothing is written, and what is written beside it."""
-    kept = reader.add(1.0, reader.word("at_most", count, 1.0), signs=[1, -1])
-    return reader.add(reader.multiply(base, kept), new)
+    return reader.word("select", count, new, base)  # no product with zeros: a base may be infinite
 
 
 def _fitting(reader: Reader, source: Any, places: Any) -> View:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learncost.derivations.emit_stages import in_stages
+from learncost.engines.in_stages import program_in_stages, step_in_stages
 from learncost.equation.count import base
 from learncost.equation.table import Repeat
 from learncost.layers.stages import turns_of
@@ -27,10 +27,9 @@ from learncost.placement.collective import collectives
 from learncost.placement.devices import of_stage, part
 from learncost.placement.mesh import mesh
 from learncost.placement.presets import chosen
-from learncost.placement.stages import pipeline_of, place_stages
+from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.staged import staged
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
 from learncost.proof.placements import dividing
@@ -64,11 +63,9 @@ class Case:
             name: _sound(array, whole.values[name]) for name, array in sound_arrays(whole, self.large).items()
         }
         self.expected = values_of(whole, self.arrays, self.large)
-        program = in_stages(model, whole, optimizer, plan, pipeline, self.grid, sizes, self.order, "a test")
+        self.placed = step_in_stages(model, whole, optimizer, plan, pipeline, self.grid, sizes, self.order)
+        program = program_in_stages(self.placed, whole.outputs, self.order, self.axis, sizes, "a test")
         self.text, self.functions = program.text, program.stages
-        layers = pipeline.layers(turns_of(model.table, sizes))
-        steps = [replace(each, table=planned(each.table, plan)) for each in staged(model, sizes, layers, optimizer)]
-        self.placed = place_stages(steps, pipeline, self.grid, sizes, whole)
 
     def ran(self, place, devices, **helpers):
         """The step of a place, among `devices`: its largest difference, and bytes priced."""

@@ -31,8 +31,6 @@ from learncost.readings.emit.placed.between import HELPERS, MESSAGE
 from learncost.training import heartbeat, processes
 from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
-from learncost.training.mesh_engine import MeshEngine
-from learncost.training.options import Options
 from learncost.training.parts import newest, read_whole
 from processes import begun, ended, free_port, worked
 
@@ -82,7 +80,8 @@ def alone(text, tmp_path_factory):
 def two(text, tmp_path_factory):
     """What two processes found, and their run."""
     folder = tmp_path_factory.mktemp("two")
-    trainings = [[str(text), *TINY, "--mesh", "dp=2", "--out", str(folder / "run")]]
+    meshes = {"run": "dp=2", "stages": "pp=2"}
+    trainings = [[str(text), *TINY, "--mesh", each, "--out", str(folder / name)] for name, each in meshes.items()]
     unlike = [[str(text), *TINY, "--mesh", "dp=2", "--out", str(folder / "unlike")]]
     jobs = {"steps": SAMPLE, "trainings": trainings, "unlike": unlike, "modules": True}
     return worked(2, jobs, folder), folder / "run"
@@ -139,6 +138,10 @@ def test_two_processes_train_as_one_does(two, alone):
     assert losses(two[1]) == pytest.approx(losses(alone), rel=1e-6)
     names = {path.name for path in two[1].iterdir()}
     assert names == {"checkpoint-6", *(path.name for path in alone.iterdir())}
+
+
+def test_two_stages_train_as_one_process_does(two, alone):
+    assert losses(two[1].with_name("stages")) == pytest.approx(losses(alone), rel=1e-6)
 
 
 def test_processes_of_which_one_has_no_compiler_run_operators_alike(two, alone):
@@ -210,12 +213,6 @@ def test_what_cannot_be_placed_is_refused_before_anything_is_written(words, mess
     with pytest.raises(lc.InputError, match=message):
         lc.train(str(text), model="gpt2", n_layer=2, n_embd=8, n_head=2, mesh="dp=1", out=tmp_path / "run", **words)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_pipeline_is_not_trained():
-    options = Options(mesh="pp=2", placement="pp", batch_size=4, seq_len=8, paths=())
-    with pytest.raises(lc.InputError, match="a training has no stages of a pipeline: leave 'blocks over pp' out"):
-        MeshEngine(small("gpt2"), options)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -345,9 +342,10 @@ def socket_answers(port):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_is_killed_or_stopped_ends_the_others_within_30_s(how, victim, text, tmp_path):
+@pytest.mark.parametrize("mesh_text", ["dp=2", "pp=2"])
+def test_a_process_that_is_killed_or_stopped_ends_the_others_within_30_s(how, victim, mesh_text, text, tmp_path):
     run = tmp_path / "run"
-    words = [*TINY[:-1], "100000", "--save-every", "2", "--mesh", "dp=2", "--out", str(run)]
+    words = [*TINY[:-1], "100000", "--save-every", "2", "--mesh", mesh_text, "--out", str(run)]
     processes = begun(2, ["-m", "learncost", "train", str(text), *words])
     while len((run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else "") < 1000:
         assert all(process.poll() is None for process in processes)

@@ -251,7 +251,8 @@ class Core(Displayed):
 
     def _take(self, table: Table, values: Values) -> None:
         """The new weights and state in place of the old ones."""
-        new = {name: values[result] for name, result in table.renewed.items()}
+        # One of several processes may have some of them alone.
+        new = {name: values[result] for name, result in table.renewed.items() if result in values}
         for name, part in self.weights_read.items():
             if name in new and name not in self.weights:  # of a stack, in its memory
                 part[...] = new[name]

@@ -241,6 +241,10 @@ class Training(Core):
             self._forward[padding] = forward_in_integers(model) if model.integers else model
         return self._forward[padding]
 
+    def model_of(self, table: Table) -> Model | None:
+        """The model of which a table is the step; None of any other table."""
+        return next((model for padding, model in self._models.items() if self.table(padding) is table), None)
+
     def table(self, padding: bool = False) -> Table:
         """The table that a step executes, which is the one that `lc.cost` prices. With padding it has masks in it."""
         if padding not in self._models:

@@ -99,5 +99,5 @@ def chosen_for(
     return tuple(dict.fromkeys(result))
 
 
-USUAL: Mapping[str, str] = {"dp": "ddp", "shard": "hsdp", "tp": "megatron", "cp": "cp", "ep": "ep"}
+USUAL: Mapping[str, str] = {"dp": "ddp", "shard": "hsdp", "tp": "megatron", "cp": "cp", "ep": "ep", "pp": "pp"}
 """The placement of an axis of the mesh by its name."""

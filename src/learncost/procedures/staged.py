@@ -81,6 +81,21 @@ def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimi
     )
 
 
+def staged_forward(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[StageStep, ...]:
+    """The stages of a forward pass alone, as `staged` has those of a step."""
+    parts = cut(table, sizes, layers)
+    return tuple(
+        StageStep(
+            stage,
+            _receiving(stage.table, parts.sent, stage.number),
+            tuple(sent for sent in parts.sent if sent.source == stage.number),
+            tuple(sent for sent in parts.sent if sent.target == stage.number),
+            {},
+        )
+        for stage in parts.stages
+    )
+
+
 def _receiving(table: Table, sent: Iterable[Sent], number: int) -> Table:
     """The table of a stage in which what comes from other stages is no input of the batch."""
     values = dict(table.values)

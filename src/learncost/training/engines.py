@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
-from learncost.equation.errors import named_one
+from learncost.equation.errors import InputError, named_one
 from learncost.models.configuration import Configuration
 from learncost.training.engine import Engine, NumPyEngine
 from learncost.training.options import Options
@@ -39,7 +39,9 @@ def usual() -> str:
 def engine(configuration: Configuration, options: Options) -> Engine:
     """The engine that the options name, with initial weights."""
     if options.mesh is not None:
-        from learncost.training.mesh_engine import MeshEngine
+        from learncost.training.stages_engine import mesh_engine
 
-        return MeshEngine(configuration, options)
+        return mesh_engine(configuration, options)
+    if options.schedule is not None or options.microbatches is not None:
+        raise InputError("--schedule and --microbatches are of stages of a pipeline: give --mesh pp=2")
     return named_one("engine", options.engine or usual(), ENGINES)(configuration, options)

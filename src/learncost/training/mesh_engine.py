@@ -22,7 +22,6 @@ from learncost.placement.devices import filled_part, own_part
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import mesh
 from learncost.placement.presets import chosen_for
-from learncost.placement.stages import pipeline_of
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.training.engine import Arrays, Batch, NumPyEngine
@@ -54,17 +53,15 @@ class MeshEngine(NumPyEngine):
         target = options.target_len if model.two_sided else None
         sizes = run_sizes(model, (options.batch_size or 1) * options.accumulate, options.seq_len, target)
         table = without_gradients(training.table())
-        if stages := pipeline_of(model.table, self._mesh, self._runner.clauses):
-            raise InputError(f"a training has no stages of a pipeline: leave {str(stages.said)!r} out")
         self._check_batch(options)
         self._sizes = sizes
-        homes = Homes(table, self._mesh, self._runner.clauses, sizes)
+        homes = Homes(table, *self._runner.within, sizes)
         self._layouts = {
             name: Layout(homes.home(name, table.known[name])) for name in (*training.weights, *training.state)
         }
         self._axes, self._filled = {name: table.axes[name] for name in self._layouts}, dict(homes.filled)
         self._whole = {name: shape(table, name, sizes) for name in self._layouts}
-        self._runner.placed(table, self._micro(options))  # what cannot be is said at once
+        self._runner.check(training.table(), self._micro(options))  # what cannot be is said at once
         self._cut = False
 
     def _made(self, options: Options) -> MeshRunner:
@@ -161,8 +158,12 @@ class MeshEngine(NumPyEngine):
         for kind, arrays in zip(KINDS, (super().weights, super().state), strict=True):
             for name, array in arrays.items():
                 real, first = own_part(array, self._cut_as(name), here)
-                parts[f"{kind}.{name}"] = Part(np.ascontiguousarray(real), first, self._whole[name])
+                parts[f"{kind}.{name}"] = Part(np.ascontiguousarray(real), self._first(name, first), self._whole[name])
         return parts
+
+    def _first(self, name: str, first: tuple[int, ...]) -> tuple[int, ...]:
+        """Where a part begins in the whole of all processes, of where it begins in that of its stage."""
+        return first
 
     def _cut_as(self, name: str) -> tuple[str, ...]:
         return self._layouts[name].cut(self._axes[name])

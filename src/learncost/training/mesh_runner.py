@@ -67,6 +67,15 @@ class MeshRunner:
         """Where this process stands on the axes of the mesh."""
         return dict(zip(self.mesh.names, self.devices.get_coordinate(), strict=True))
 
+    @property
+    def within(self) -> tuple[Mesh, tuple[Clause, ...]]:
+        """The devices among which weights are cut, and how."""
+        return self.mesh, self.clauses
+
+    def check(self, table: Table, sizes: Mapping[str, int]) -> None:
+        """Raise `InputError` for a table that cannot be placed."""
+        self.placed(without_gradients(table), sizes)
+
     def placed(self, table: Table, sizes: Mapping[str, int], plan: str | None = None) -> Placed:
         """A table over the mesh, under the plan that is told, or else under one that is not."""
         plan = plan or "" if self.plan is None else self.plan
@@ -201,8 +210,13 @@ def placed_over(table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Ma
 
     Raises `InputError` where another axis does not divide.
     """
+    return place(table, *for_batch(grid, clauses, sizes), sizes)
+
+
+def for_batch(grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> tuple[Mesh, tuple[Clause, ...]]:
+    """A mesh and its clauses; without those of a batch that does not divide, which all devices compute alike."""
     if sizes["B"] % parts_of_batch(clauses, grid):
         clauses = tuple(clause for clause in clauses if clause.axes != ("B",))
         used = {clause.mesh for clause in clauses}
         grid = Mesh(tuple((name, count if name in used else 1) for name, count in grid.axes))
-    return place(table, grid, clauses, sizes)
+    return grid, clauses

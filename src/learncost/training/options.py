@@ -103,7 +103,11 @@ class Options:
         them does a part of every step.
     placement
         What is cut over the mesh, by name, with commas between: {choices} (`learncost list placements`). The default
-        follows from the names of the axes: dp and shard, tp, cp, ep.
+        follows from the names of the axes: dp and shard, tp, cp, ep, pp.
+    schedule
+        With stages of a pipeline (a mesh with pp), the order of their passes: 1f1b, which is the default, or gpipe.
+    microbatches
+        With stages of a pipeline, into how many parts each process's sequences are cut. The default is one for each.
     train
         What learns: all, head, embeddings, biases, or names of weights and modules with commas between. All else is
         frozen.
@@ -150,6 +154,8 @@ class Options:
     mesh: str | None = None
     place: str | None = None
     placement: str | None = None
+    schedule: str | None = None
+    microbatches: int | None = None
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -214,6 +220,7 @@ def from_dict(values: Mapping[str, Any], where: str) -> Options:
 _LIMITS: Mapping[str, tuple[float, bool, float, bool]] = {
     "batch_size": (1, True, 2**31, True),
     "accumulate": (1, True, 2**31, True),
+    "microbatches": (1, True, 2**31, True),
     "seq_len": (1, True, 2**31, True),
     "target_len": (1, True, 2**31, True),
     "learning_rate": (0, False, math.inf, False),

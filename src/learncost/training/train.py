@@ -24,7 +24,7 @@ from learncost.training.options import Options
 from learncost.training.processes import Processes, is_met, joined, started, told_once
 from learncost.training.progress import reporter
 
-PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement"))
+PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement", "schedule", "microbatches"))
 """What a run is spread over as it begins or resumes, if over anything: the same is learned."""
 
 CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops", *PLACES)
@@ -139,7 +139,7 @@ def _spread(options: dict[str, Any]) -> Mesh | None:
         return None
     grid = parse_mesh(options["mesh"], started())
     if grid.devices == 1 and not is_met():
-        _, place, placement = (options.pop(name, None) for name in PLACES)
+        _, place, placement, *_ = (options.pop(name, None) for name in PLACES)
         for clause in chosen(place, placement) if place or placement else ():
             clause.check(grid)
         return None

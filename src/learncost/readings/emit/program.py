@@ -375,7 +375,9 @@ class Writer:
 
     def _return(self, results: Sequence[Tree]) -> str:
         built = [self.built(self.scope, tree) for tree in results]
-        text = f"return ({built[0]},)" if self.is_part and len(built) == 1 else returned(built)
+        text = returned(built)
+        if self.is_part and len(built) < 2:
+            text = f"return ({built[0]},)" if built else "return ()"
         if not self.waits:
             return text
         given = text.replace("return", "yield", 1)

@@ -1,0 +1,114 @@
+"""The engine on several processes of which each has a stage of a pipeline: some blocks, and what is at an end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.models.configuration import Configuration
+from learncost.models.model import build
+from learncost.placement.devices import of_stage, part
+from learncost.placement.mesh import mesh
+from learncost.placement.place import Placed
+from learncost.placement.presets import chosen_for
+from learncost.placement.stages import Pipeline, pipeline_of
+from learncost.training.engine import Arrays
+from learncost.training.mesh_engine import MeshEngine
+from learncost.training.options import Options
+from learncost.training.parts import KINDS
+from learncost.training.stages_runner import StagesRunner
+
+TYPES = ("fp32", "fp64")
+"""The precisions of which programs of stages are: all arrays have one type."""
+
+
+def mesh_engine(configuration: Configuration, options: Options) -> MeshEngine:
+    """The engine for a mesh: with stages where blocks are cut over one of its axes."""
+    grid, model = mesh(options.mesh or ""), build(configuration)
+    clauses = chosen_for(grid, model.sizes, options.place, options.placement)
+    if pipeline := pipeline_of(model.table, grid, clauses):
+        return StagesEngine(configuration, options, pipeline)
+    if options.schedule is not None or options.microbatches is not None:
+        raise InputError("--schedule and --microbatches are of stages of a pipeline: give --mesh pp=2")
+    return MeshEngine(configuration, options)
+
+
+class StagesEngine(MeshEngine):
+    """The mesh's engine with the blocks cut into stages; it trains a batch in microbatches, as the schedule says."""
+
+    _runner: StagesRunner
+
+    def __init__(self, configuration: Configuration, options: Options, pipeline: Pipeline) -> None:
+        refused = {
+            f"--procedure {options.procedure}": options.procedure != "bp",
+            f"--precision {options.dtype}": options.dtype not in TYPES,
+            "--clip": options.clip > 0,
+            "--accumulate": options.accumulate > 1,
+            **{f"--{name.replace('_', '-')}": value is not None for name, value in options.learns.items()},
+        }
+        if wrong := next((name for name, is_asked in refused.items() if is_asked), None):
+            instead = ": --microbatches cuts the batch" if options.accumulate > 1 else ""
+            raise InputError(
+                f"stages of a pipeline are trained by bp in {' or '.join(TYPES)}: leave {wrong} out{instead}"
+            )
+        self._pipeline = pipeline
+        super().__init__(configuration, options)
+        training = self._training
+        self._names = dict(zip(KINDS, map(tuple, (training.weights, training.state)), strict=True))
+
+    def _made(self, options: Options) -> StagesRunner:
+        clauses = chosen_for(self._mesh, self._training.model.sizes, options.place, options.placement)
+        return StagesRunner(self._training, self._mesh, clauses, options, self._pipeline)
+
+    @property
+    def _stage(self) -> Placed:
+        """What this process's stage runs in a step."""
+        placed, _ = self._runner.staged(self._training.table(), self._sizes)
+        return placed[self._runner.stage]
+
+    def _own(self, arrays: Mapping[str, Any]) -> Arrays:
+        stage, here = self._stage, self._sizes_here()
+        names = {*stage.table.weights, *stage.table.inputs}
+        return {
+            name: np.array(part(of_stage(array, stage, name), self._cut_as(name), here))
+            for name, array in arrays.items()
+            if name in names
+        }
+
+    def _sizes_here(self) -> Mapping[str, int]:
+        return {**super()._sizes_here(), **self._stage.turns}
+
+    def _first(self, name: str, first: tuple[int, ...]) -> tuple[int, ...]:
+        turn = self._stage.first.get(self._axes[name][0], 0) if first else 0
+        return (first[0] + turn, *first[1:]) if first else first
+
+    @property
+    def weights(self) -> Arrays:
+        return self._together("model")
+
+    @property
+    def state(self) -> Arrays:
+        return self._together("optimizer")
+
+    def _together(self, kind: str) -> Arrays:
+        """The wholes of which every process has a part or none, on all of them: one after the other."""
+        import torch.distributed as distributed
+
+        parts, wholes = self.parts(), Arrays()
+        every: list[Any] = [None] * self._mesh.devices
+        for name in self._names[kind]:
+            distributed.all_gather_object(every, parts.get(f"{kind}.{name}"))
+            there = [each for each in every if each is not None]
+            wholes[name] = np.empty(self._whole[name], there[0].array.dtype)
+            for each in there:
+                places = zip(each.first, each.array.shape, strict=True)
+                wholes[name][tuple(slice(at, at + many) for at, many in places)] = each.array
+        return wholes
+
+    @property
+    def says(self) -> str:
+        order = self._runner.order(self._sizes["B"])
+        return f"{super().says}; {order.name} of {order.microbatches} microbatches"

@@ -30,9 +30,9 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
 def _peak(step: Step, sizes: Mapping[str, int]) -> int:
     try:
         return sum(_parts(step, sizes).values())
-    except InputError:
+    except InputError as error:
         if step.over:
-            raise
+            raise _on_operators(error) from None
         return libraries.peak("torch", step, sizes)
 
 
@@ -41,11 +41,19 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
         parts = _parts(step, sizes)
     except InputError as error:
         if step.over:
-            raise
+            raise _on_operators(error) from None
         needs = libraries.takes("torch", step, sizes)
         return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
     size, rooms = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
     return Taken(size, at_line("", size), parts, grouped(rooms), said=f"{SAID} {MESSAGES}" if step.over else "")
+
+
+def _on_operators(error: InputError) -> InputError:
+    """Why the memory of a device's step is not told that PyTorch's operators run."""
+    return InputError(
+        f"{error}: over this mesh the step runs on PyTorch's operators, whose memory is not told; --engine table has "
+        "that of the step as it is written"
+    )
 
 
 SAID = (

@@ -14,7 +14,7 @@ from learncost.models.small import small
 from learncost.proof.imported import parity
 from learncost.training.hugging_face import config as hugging_face
 
-GENERIC = {"decoder", "encoder", "encoder-decoder", "gpt3-jiang"}
+GENERIC = {"decoder", "encoder", "encoder-decoder", "gpt3-jiang", "palm"}
 """Families that are no class of transformers."""
 
 PADDED = {"bart", "mt5", "roberta", "t5", "whisper", "xlm-roberta"}

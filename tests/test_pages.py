@@ -97,6 +97,7 @@ def test_a_training_as_the_page_has_it(tmp_path, monkeypatch, capsys):
     texts = str(ROOT / "src")
     words = [texts if word == "texts" else word for word in arguments(train)]
     assert main([*words, "--minutes", "0.33"]) == 0
+    capsys.readouterr()
     assert main(arguments(sample)) == 0
     assert capsys.readouterr().out.startswith("def ")
 

@@ -33,6 +33,7 @@ from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
 from learncost.training.parts import newest, read_whole
 from processes import begun, ended, free_port, worked
+from trainings_on_disk import numbered_texts
 
 SAMPLE = [["gpt2", "dp=2", "fsdp", "adamw"], ["llama", "tp=2", "megatron-sp", "sgd"], ["mixtral", "ep=2", "ep", "sgd"],
           ["gpt2", "cp=2", "cp", "adamw", "ring"]]  # fmt: skip
@@ -61,11 +62,7 @@ TINY += ["--dropout", "0.1", "--validate-every", "2", "--sample-every", "6", "--
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    for document in range(8):
-        lines = [f"line {line} of document {document * 7919 % 1000}\n" for line in range(30)]
-        (folder / f"{document}.txt").write_text("".join(lines))
-    return folder
+    return numbered_texts(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")

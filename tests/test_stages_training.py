@@ -14,6 +14,7 @@ from learncost.training.options import Options
 from learncost.training.parts import newest
 from learncost.training.stages_engine import mesh_engine
 from processes import begun, ended
+from trainings_on_disk import numbered_texts
 
 TINY = ["--model", "gpt2", "--n-layer", "4", "--n-embd", "8", "--n-head", "2", "--batch-size", "4", "--seq-len", "16"]
 TINY += ["--dropout", "0.1", "--validate-every", "3", "--sample-every", "12", "--save-every", "2"]
@@ -58,11 +59,7 @@ def test_the_schedule_of_one_process_is_refused_before_anything_is_written(tmp_p
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    for document in range(8):
-        lines = [f"line {line} of document {document * 7919 % 1000}\n" for line in range(30)]
-        (folder / f"{document}.txt").write_text("".join(lines))
-    return folder
+    return numbered_texts(tmp_path_factory.mktemp("text"))
 
 
 def losses(run):

@@ -34,16 +34,23 @@ from learncost.training.loop import go_on, start
 from learncost.training.options import Options
 from learncost.training.tokenizer import Bytes
 from sampling import sampled
-from trainings_on_disk import COMMAND, SIZES, TINY, Silent, command, environment, losses_of, same, weights_of
+from trainings_on_disk import (
+    COMMAND,
+    SIZES,
+    TINY,
+    Silent,
+    command,
+    environment,
+    losses_of,
+    numbered_texts,
+    same,
+    weights_of,
+)
 
 
 def written(folder):
-    """Some documents; every line but the numbers is foreseeable."""
     folder.mkdir()
-    for document in range(12):
-        lines = [f"line {line} of document {document * 7919 % 1000}\n" for line in range(30)]
-        (folder / f"{document}.txt").write_text("".join(lines))
-    return folder
+    return numbered_texts(folder, 12)
 
 
 @pytest.fixture

@@ -14,6 +14,14 @@ TINY += ["--seq-len", "16", "--model", "gpt2"]
 SIZES = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
 
 
+def numbered_texts(folder, number=8):
+    """The folder with some documents; every line but the numbers is foreseeable."""
+    for document in range(number):
+        lines = [f"line {line} of document {document * 7919 % 1000}\n" for line in range(30)]
+        (folder / f"{document}.txt").write_text("".join(lines))
+    return folder
+
+
 class Silent:
     """Keeps the steps that it is told of."""
 

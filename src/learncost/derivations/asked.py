@@ -12,6 +12,7 @@ from learncost.ledger.over import whole_batch
 from learncost.models.configuration import family_of
 from learncost.models.model import Model, run_sizes
 from learncost.models.sizes import check_size
+from learncost.parallel.candidates import CHUNKS
 from learncost.placement.clauses import Clause
 from learncost.placement.mesh import Mesh
 from learncost.placement.mesh import mesh as parse_mesh
@@ -20,9 +21,6 @@ from learncost.placement.presets import chosen
 from learncost.placement.stages import Pipeline, pipeline_of
 from learncost.schedule.pipeline import KINDS, Schedule
 from learncost.schedule.pipeline import schedule as schedule_of
-
-CHUNKS = 2
-"""Stages of a device where a schedule has several: as run-cost takes them."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Asked:
                 f"next that can is {-(-batch // parts) * parts}"
             )
         several = kind in KINDS and KINDS[kind].several
-        return schedule_of(kind, devices, number, CHUNKS if several else 1), batch // number
+        return schedule_of(kind, devices, number, CHUNKS[0] if several else 1), batch // number
 
 
 def refuse_filled(model: Model, padded: Sequence[Padded]) -> None:

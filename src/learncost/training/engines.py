@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
-from learncost.equation.errors import InputError, named_one
+from learncost.equation.errors import named_one
 from learncost.models.configuration import Configuration
 from learncost.training.engine import Engine, NumPyEngine
-from learncost.training.options import Options
+from learncost.training.options import Options, refuse_schedule
 
 
 def _torch(configuration: Configuration, options: Options) -> Engine:
@@ -42,6 +42,5 @@ def engine(configuration: Configuration, options: Options) -> Engine:
         from learncost.training.stages_engine import mesh_engine
 
         return mesh_engine(configuration, options)
-    if options.schedule is not None or options.microbatches is not None:
-        raise InputError("--schedule and --microbatches are of stages of a pipeline: give --mesh pp=2")
+    refuse_schedule(options)
     return named_one("engine", options.engine or usual(), ENGINES)(configuration, options)

@@ -241,6 +241,12 @@ _LIMITS: Mapping[str, tuple[float, bool, float, bool]] = {
 }
 
 
+def refuse_schedule(options: Options) -> None:
+    """Refuse what only stages of a pipeline have, where there are none: `InputError`."""
+    if options.schedule is not None or options.microbatches is not None:
+        raise InputError("--schedule and --microbatches are of stages of a pipeline: give --mesh pp=2")
+
+
 def _check(name: str, value: Any, lowest: float, included: bool, highest: float, whole: bool) -> None:
     kind = "a whole number" if whole else "a number"
     bounds = f"{'from' if included else 'above'} {lowest:g}" + (f" to {highest:g}" if highest <= 1 else "")

@@ -17,7 +17,7 @@ from learncost.placement.presets import chosen_for
 from learncost.placement.stages import Pipeline, pipeline_of
 from learncost.training.engine import Arrays
 from learncost.training.mesh_engine import MeshEngine
-from learncost.training.options import Options
+from learncost.training.options import Options, refuse_schedule
 from learncost.training.parts import KINDS
 from learncost.training.stages_runner import StagesRunner
 
@@ -31,8 +31,7 @@ def mesh_engine(configuration: Configuration, options: Options) -> MeshEngine:
     clauses = chosen_for(grid, model.sizes, options.place, options.placement)
     if pipeline := pipeline_of(model.table, grid, clauses):
         return StagesEngine(configuration, options, pipeline)
-    if options.schedule is not None or options.microbatches is not None:
-        raise InputError("--schedule and --microbatches are of stages of a pipeline: give --mesh pp=2")
+    refuse_schedule(options)
     return MeshEngine(configuration, options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from learncost.models.imported.axes import Axis
 from learncost.models.imported.equations import Equation
@@ -16,23 +17,31 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 @dataclass
 class Block:
-    """The lines of one numbered module, or of several that take turns, and what they look like."""
+    """The lines of one numbered module, or of several that take turns, and what they look like.
+
+    first   the number of its first module
+    """
 
     items: list[Equation]
     containers: Sequence[str]
+    first: int = 0
     signature: tuple[str, ...] = ()
     externals: list[Stored] = field(default_factory=list)
     made: list[Stored] = field(default_factory=list)
     axes: list[Axis] = field(default_factory=list)
 
-    def look(self, first: int, learns: Callable[[Stored], object]) -> None:
+    @cached_property
+    def steps(self) -> list[tuple[str, str]]:
+        """Where in the module each line is from, and of which operator: what differs here needs no closer look."""
+        return [(_relative(item.module, self.containers, self.first), item.operator) for item in self.items]
+
+    def look(self, learns: Callable[[Stored], object]) -> None:
         """Its lines as text in which names and axes are numbered in the order in which they are met."""
         writer = _Numbering({}, made={read.view.stored for item in self.items for read in item.left}, learns=learns)
-        lines = []
-        for item in self.items:
-            path = _relative(item.module, self.containers, first)
-            lines.append(f"{writer.line(item).rpartition(' @ ')[0]} @ {path} {item.operator}")
-        self.signature = tuple(lines)
+        self.signature = tuple(
+            f"{writer.line(item).rpartition(' @ ')[0]} @ {path} {operator}"
+            for item, (path, operator) in zip(self.items, self.steps, strict=True)
+        )
         self.externals, self.made, self.axes = writer.externals, writer.numbered, list(writer.letters)
 
 

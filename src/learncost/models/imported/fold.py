@@ -212,14 +212,21 @@ def _fold_at(
         group = blocks[place : place + period]
         if [number for number, _ in group] != list(range(group[0][0], group[0][0] + period)):
             break
-        block = Block([item for _, lines in group for item in lines], containers)
-        block.look(group[0][0], learns)
-        if turns and block.signature != turns[0].signature:
-            length = len(turns[0].items)
+        block = Block([item for _, lines in group for item in lines], containers, group[0][0])
+        if not turns:
+            turns.append(block)
+            continue
+        length = len(turns[0].items)
+        if (block.steps[:length] if loop else block.steps) != turns[0].steps:
+            break
+        if len(turns) == 1:
+            turns[0].look(learns)
+        block.look(learns)
+        if block.signature != turns[0].signature:
             if not loop or block.signature[:length] != turns[0].signature:
                 break
-            block, rest = Block(block.items[:length], containers), block.items[length:]
-            block.look(group[0][0], learns)
+            block, rest = Block(block.items[:length], containers, block.first), block.items[length:]
+            block.look(learns)
             turns.append(block)
             break
         turns.append(block)

@@ -12,7 +12,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.parallel.account import Account
 from learncost.parallel.candidates import MICROBATCHES, Reading, axes_of, meshes, structures, ways
-from learncost.parallel.rates import sustained
+from learncost.parallel.rates import of_experts, sustained
 from learncost.parallel.segments import parts_of
 from learncost.parallel.step import Way, memory_of, step_of
 from learncost.placement.clauses import clauses
@@ -127,6 +127,66 @@ def test_closed_forms_are_near_what_is_read_exactly():
         step = step_of(reading.account, way, sizes, cluster, rates, 64)
         assert size == pytest.approx(step.peak, rel=0.1), way
         assert reading.seconds(way, rates) == pytest.approx(step.seconds, rel=0.35), way
+
+
+def test_many_points_at_once_take_as_long_as_each_alone():
+    """What the search reads as arrays, each mesh is read as alone, in plain numbers."""
+    model = build(configure("mixtral-8x7b", {**SMALL, "num_local_experts": 4}), "bf16")
+    lengths = run_sizes(model, 1, 64, None)
+    cluster = lc.cluster("DGX H100")
+    rates = sustained(cluster.device, "bf16")
+    structure = structures(model, [BF16], ["flash,fused"], ("dp", "ep", "tp"))[0]
+    reading = Reading(model, lengths, structure, cluster)
+    several = [way for shape in meshes(8, structure.axes, lengths, 8, 8, 16, ()) for way in ways(shape, 16, 8)][::9]
+    reading.prepare(several, rates)
+    together = [reading.seconds(way, rates) for way in several]
+    points = dict(reading.times)
+    reading.times.clear()
+    reading._moved.clear()
+    assert together == pytest.approx([reading.seconds(way, rates) for way in several], 1e-9)
+    for (*_, inner, number), seconds in list(points.items())[::4]:
+        sizes = {**lengths, **dict(inner), "dp": 1, "B": number * dict(inner)["ep"]}
+        alone = reading.account.seconds(reading.account.filled(sizes), rates, "bf16", of_experts(cluster.device))
+        assert seconds == pytest.approx(alone, 1e-9)
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_ring_sends_what_the_placed_table_of_so_many_devices_does(devices):
+    """One structure over two devices has the turns of every ring: one fewer than the devices."""
+    way = {"placement": "cp", "plan": "ring", "batch_size": 1, "seq_len": 64, **SMALL}
+    placed = lc.place("llama-2-7b", f"cp={devices}", **way)
+    words = [row for row in placed.collectives if row.word == "pass_on"]
+    model = build(configure("llama-2-7b", SMALL), "fp32")
+    lengths = run_sizes(model, 1, 64, None)
+    account = Account(model, lengths, mesh(f"cp={devices}"), clauses("M over cp"), PRECISIONS["fp32"], "ring")
+    sizes = account.filled({**lengths, "B": 1, "cp": devices})
+    sent = [each for each in account.sendings if each.rounds]
+    assert sum(int(each.turns.at(sizes)) for each in sent) == sum(row.times for row in words)
+    payload = sum(int(each.turns.at(sizes)) * int(each.payload.at(sizes)) for each in sent)
+    assert payload == sum(row.times * row.payload_bytes for row in words)
+
+
+def test_gathers_between_the_lines_of_a_kernel_do_not_part_it():
+    """Keys gathered or in a ring: attention computes as much, and no scores go through memory."""
+    model = build(configure("llama-2-7b", SMALL), "bf16")
+    lengths = run_sizes(model, 1, 65536, None)
+    cluster = lc.cluster("DGX H100")
+    rates = sustained(cluster.device, "bf16")
+    seconds = []
+    for plan in ("flash,fused,zigzag", "flash,fused,zigzag,ring"):
+        account = Account(model, lengths, mesh("cp=2"), clauses("M over cp"), BF16, plan)
+        step = step_of(account, Way({"cp": 2}), lengths, cluster, rates, 65536)
+        seconds.append(step.computing)
+    assert seconds[0] == pytest.approx(seconds[1], 0.02)
+
+
+@pytest.mark.slow
+def test_long_sequences_are_tried_with_rings():
+    found = lc.search("llama-2-7b", "DGX H100", 8, batch_size=1, seq_len=32768, top=100, **SMALL)
+    assert {each.context for each in found.found} == {"gathered", "ring", "ulysses"}
+    ring = next(each for each in found.found if each.context == "ring")
+    assert ring.plan.endswith("zigzag,ring")
+    assert "keys in a ring" in str(found)
 
 
 def test_one_structure_is_every_mesh():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import lcm
@@ -295,6 +295,24 @@ class Count:
             parts.append(("- " if coefficient < 0 else "+ ") + " ".join(factors))
         text = " ".join(parts) or "0"
         return text.removeprefix("+ ") if not text.startswith("- ") else "-" + text[2:]
+
+
+def larger(first: Any, second: Any) -> Any:
+    """The larger of two numbers, or of each of two arrays of them."""
+    return _of_two(max, "maximum", first, second)
+
+
+def smaller(first: Any, second: Any) -> Any:
+    """The smaller of two numbers, or of each of two arrays of them."""
+    return _of_two(min, "minimum", first, second)
+
+
+def _of_two(alone: Callable[[Any, Any], Any], of_arrays: str, first: Any, second: Any) -> Any:
+    if not hasattr(first, "shape") and not hasattr(second, "shape"):
+        return alone(first, second)
+    import numpy  # only where many sizes are given at once
+
+    return getattr(numpy, of_arrays)(first, second)
 
 
 def _is_known(size: str, sizes: Mapping[str, Any]) -> bool:

@@ -9,14 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from learncost.books.book import book
-from learncost.equation.count import Count, base, size_of
+from learncost.equation.count import Count, base, larger, size_of
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Product, Read, Repeat, Table, Term, Word, walk
+from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Term, Word, walk
 from learncost.equation.value import INDICES
 from learncost.layers.names import scores
 from learncost.layers.rewrite_padded import paddable
@@ -46,8 +44,9 @@ PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update"
 class Sending:
     """A collective by the sizes: its word, mesh axis, the bytes of its payload, the pass and segment it stands in.
 
-    turns  how often it runs each time, of the repeats around it
-    role   what it moves: weights, gradients, states, values or inputs
+    turns   how often it runs each time, of the repeats around it
+    role    what it moves: weights, gradients, states, values or inputs
+    rounds  whether it moves parts round a ring of devices, beside the lines of their turns
     """
 
     word: str
@@ -58,6 +57,15 @@ class Sending:
     segment: int
     role: str
     line: str
+    rounds: bool = False
+
+
+class Where(NamedTuple):
+    """Where time goes: the segment, the letter of the pass, and whether in turns of a ring of devices."""
+
+    segment: int
+    letter: str
+    rounds: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,9 +134,19 @@ class Account:
         for name, value in stepped.known.items():
             homes.winners(name, value)  # refuses what does not divide
         large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # two divide it, whatever
-        self.placed: Placed = place(stepped, two, clauses, large)
+        placed = place(stepped, two, clauses, large)
+        self.placed: Placed = replace(placed, table=replace(placed.table, lines=_of_any_ring(placed.table.lines)))
         self.homes = Homes(stepped, two, clauses, large)
         self.scores = scores(stepped)
+
+    @cached_property
+    def _rings(self) -> tuple[str, ...]:
+        """The axes of the mesh round which parts go."""
+        return tuple(dict.fromkeys(repeat.around for repeat in _repeats(self.placed.table.lines) if repeat.around))
+
+    @cached_property
+    def _turns_round(self) -> frozenset[str]:
+        return frozenset(map(turns_round, self._rings))
 
     @cached_property
     def cuts(self) -> tuple[str, ...]:
@@ -173,10 +191,14 @@ class Account:
             yield name, over, int(size_of(name, sizes)), number * (stretches if number > 1 else 1)
 
     def filled(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """Sizes with those of every cut axis, such as f/tp: of what does not divide the largest part."""
+        """Sizes with those of every cut axis, such as f/tp, and the turns of rings.
+
+        Of what does not divide it is the largest part.
+        """
         filled_sizes = dict(sizes)
         if self.cuts and self.cuts[0] in filled_sizes:
             return filled_sizes
+        filled_sizes |= {turns_round(axis): sizes.get(axis, 1) - 1 for axis in self._rings}
         for axis in self.cuts:
             name, *over = axis.split("/")
             number: Any = 1
@@ -313,7 +335,7 @@ class Account:
             if held.name in learning and self.within(held.segments, part)
         )
         moved = points * (2 * (self.bytes_of_state + kind.master) + kind.gradient + kind.weight)
-        return moved / rates.bandwidth(float("inf")) + rates.optimizer
+        return float(moved / rates.bandwidth(float("inf")) + rates.optimizer)
 
     # What passes leave.
 
@@ -430,6 +452,7 @@ class Account:
                     segment,
                     role,
                     line.name,
+                    bool(self._turns_round.intersection(counts)),
                 )
             )
         return tuple(result)
@@ -440,10 +463,8 @@ class Account:
     def _rows(self) -> tuple[Row, ...]:
         return price(self.placed.table, {}, book("run")).rows
 
-    def seconds(
-        self, sizes: Mapping[str, int], rates: Rates, dtype: str, of_experts: float = 1.0
-    ) -> dict[tuple[int, str], float]:
-        """Seconds of one turn of each segment in each pass, computing alone.
+    def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str, of_experts: float = 1.0) -> dict[Where, Any]:
+        """Seconds of one turn of each segment in each pass, computing alone; arrays where sizes are.
 
         of_experts  what products whose factor is read at a choice attain, as a share of what the others do
         """
@@ -456,7 +477,7 @@ class Account:
         if key not in self._works:
             self._works[key] = tuple(works_axes(self._rows, dtype, rates.operators, rates.words))
         works = [work.at(sizes) for work in self._works[key]]
-        by_place: dict[tuple[int, str], float] = {}
+        by_place: dict[Where, Any] = {}
         for work, seconds in zip(works, seconds_of(works, rates), strict=True):
             segment, line = places[work.main], self._rows[work.main].source
             if is_collective(line):
@@ -464,7 +485,9 @@ class Account:
             if of_experts != 1.0 and isinstance(line, Product) and _of_choices(line):
                 seconds = replace(seconds, compute=seconds.compute / of_experts)
             turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
-            where = segment, PASSES.get(work.macro, "F")
+            where = Where(
+                segment, PASSES.get(work.macro, "F"), bool(self._turns_round & self._rows[work.main].repeat.sizes)
+            )
             by_place[where] = by_place.get(where, 0.0) + seconds.total / max(1, turns)
         return by_place
 
@@ -473,15 +496,32 @@ class Account:
         return {}
 
 
+def turns_round(mesh_axis: str) -> str:
+    """What sizes call the turns of a ring of devices: one fewer than they are."""
+    return f"{mesh_axis}-1"
+
+
+def _repeats(lines: Sequence[Statement]) -> Iterator[Repeat]:
+    for line in lines:
+        if isinstance(line, Repeat):
+            yield line
+            yield from _repeats(line.lines)
+
+
+def _of_any_ring(lines: Sequence[Statement]) -> tuple[Statement, ...]:
+    """The lines with the turns of their rings by name, where they were placed over two devices."""
+    return tuple(
+        replace(line, lines=_of_any_ring(line.lines), count=turns_round(line.around) if line.around else line.count)
+        if isinstance(line, Repeat)
+        else line
+        for line in lines
+    )
+
+
 def _of_choices(line: Line) -> bool:
     """Whether a line reads or writes a part of a value where another value says, as experts' weights are read."""
     terms = (term for term in (*line.left, *line.right) if isinstance(term, Term))
     return any(isinstance(axis, Read) and isinstance(axis.at, Term) for term in terms for axis in term.axes)
-
-
-def larger(first: Any, second: Any) -> Any:
-    """The larger of two numbers, or of each of two arrays of them."""
-    return max(first, second) if isinstance(first, int) and isinstance(second, int) else np.maximum(first, second)
 
 
 def _larger(sides: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,37 @@ from learncost.equation.count import base, size_of
 from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Read, Repeat, Term, walk
 from learncost.models.model import Model
-from learncost.parallel.account import PASSES, Account
+from learncost.parallel.account import PASSES, Account, Where
 from learncost.parallel.rates import of_experts
 from learncost.parallel.segments import Part
-from learncost.parallel.step import PIPELINE, Way, carried
+from learncost.parallel.step import PIPELINE, Spent, Way, carried
 from learncost.placement.clauses import Clause, clauses
 from learncost.placement.mesh import mesh
 from learncost.readings.time import Rates
 
 TENSOR = "h g f v over tp, M over tp of values"
 EXPERTS = "e over ep of experts, B over ep"
-CONTEXT = "M over cp"
-BALANCED = "zigzag"
-"""The plan under which parts of causal sequences take as long as each other."""
 
+
+@dataclass(frozen=True)
+class Context:
+    """How sequences that are cut attend: clauses of cp, a plan beside the others, and what screens say of it."""
+
+    place: str
+    plan: str
+    said: str
+
+
+CONTEXTS = {
+    "gathered": Context("M over cp", "zigzag", ""),
+    "ring": Context("M over cp", "zigzag,ring", "keys in a ring"),
+    "ulysses": Context("h g over cp of scores, M over cp", "", "heads cut in attention"),
+}
+"""Keys and values gathered, or parts of them in a ring, with parts of causal sequences that take as long as each other;
+or heads in the place of sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
+
+WHOLE = next(iter(CONTEXTS))
+"""What stands for all of them where no sequence is cut."""
 
 ZERO = {"zero-1": "states", "zero-3": "weights gradients states"}
 """What is cut over the devices that have different sequences."""
@@ -62,6 +80,7 @@ class Structure:
     kind: Precision
     axes: tuple[str, ...]
     text: str
+    context: str = WHOLE
 
     @property
     def clauses(self) -> tuple[Clause, ...]:
@@ -78,18 +97,20 @@ class Candidate:
     seconds: float = 0.0
 
 
-def structures(model: Model, kinds: Sequence[Precision], plans: Sequence[str], axes: Sequence[str]) -> list[Structure]:
+def structures(
+    model: Model, kinds: Sequence[Precision], plans: Sequence[str], axes: Sequence[str], contexts: Sequence[str] = ()
+) -> list[Structure]:
     """The structures of a model over some mesh axes."""
     result = []
-    for kind in kinds:
-        for plan in plans:
-            for zero, cut in ZERO.items():
-                text = [f"{CONTEXT}, * over cp of {cut}"] if "cp" in axes else []  # what tp gathers is a part of it
-                text += [TENSOR] if "tp" in axes else []
-                text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
-                text += [f"B over dp, * over dp of {cut}"]
-                said = ",".join(filter(None, (plan, BALANCED if "cp" in axes else "")))
-                result.append(Structure(zero, said, kind, tuple(axes), ", ".join(text)))
+    several = (contexts or tuple(CONTEXTS)) if "cp" in axes else (WHOLE,)
+    for kind, plan, context, (zero, cut) in product(kinds, plans, several, ZERO.items()):
+        attends = CONTEXTS[context]
+        text = [f"{attends.place}, * over cp of {cut}"] if "cp" in axes else []  # what tp gathers is a part of it
+        text += [TENSOR] if "tp" in axes else []
+        text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
+        text += [f"B over dp, * over dp of {cut}"]
+        said = ",".join(filter(None, (plan, attends.plan if "cp" in axes else "")))
+        result.append(Structure(zero, said, kind, tuple(axes), ", ".join(text), context))
     return result
 
 
@@ -191,7 +212,7 @@ class Reading:
         sizes: Mapping[str, int],
         structure: Structure,
         cluster: Cluster,
-        times: dict[tuple[Any, ...], dict[tuple[int, str], float]] | None = None,
+        times: dict[tuple[Any, ...], dict[Where, float]] | None = None,
     ) -> None:
         self.times = {} if times is None else times  # of all structures: what is computed is the same
         self.model, self.sizes, self.structure, self.cluster = model, dict(sizes), structure, cluster
@@ -199,7 +220,7 @@ class Reading:
         batch = 2 ** sum(axis in ("dp", "ep") for axis in structure.axes)
         placed_sizes = {**sizes, "B": batch}
         self.account = Account(model, placed_sizes, two, structure.clauses, structure.kind, structure.plan)
-        self._moved: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = {}
+        self._moved: dict[tuple[Any, ...], dict[str, Spent]] = {}
 
     @cached_property
     def turns(self) -> dict[str, int]:
@@ -220,14 +241,24 @@ class Reading:
         batch = way.microbatch * shape.get("dp", 1) * shape.get("ep", 1)
         return self.account.filled({**self.sizes, **shape, "B": batch})
 
+    def attends(self, shape: Mapping[str, int]) -> bool:
+        """Whether a mesh cuts sequences, as this structure can have them attend."""
+        sizes = {**self.sizes, **{axis: shape.get(axis, 1) for axis in self.structure.axes}}
+        batch = shape.get("dp", 1) * shape.get("ep", 1)
+        return shape.get("cp", 1) > 1 and not self.account.divides({**sizes, "B": batch})
+
+    def _sizes_of_all(self, several: Sequence[Way]) -> dict[str, Any]:
+        """The sizes of a microbatch of each of many ways, as arrays."""
+        shapes = {axis: np.array([way.mesh.get(axis, 1) for way in several], float) for axis in self.structure.axes}
+        batch = np.array([way.microbatch for way in several], float) * shapes.get("dp", 1) * shapes.get("ep", 1)
+        return self.account.filled({**self.sizes, **shapes, "B": batch})
+
     def memory(self, several: Sequence[Way]) -> np.ndarray[Any, Any]:
         """Bytes on the fullest device of every way: the first stage of a pipeline, or the last one.
 
         The largest number of blocks of a stage is taken for all; the exact cut is read of those that are shown.
         """
-        shapes = {axis: np.array([way.mesh.get(axis, 1) for way in several]) for axis in self.structure.axes}
-        batch = np.array([way.microbatch for way in several]) * shapes.get("dp", 1) * shapes.get("ep", 1)
-        sizes = {**shapes, "B": batch}
+        every = self._sizes_of_all(several)
         stages = np.array([way.stages for way in several], dtype=float)
         chunks = np.array([way.chunks for way in several], dtype=float)
         number = np.array([way.microbatches for way in several], dtype=float)
@@ -235,7 +266,6 @@ class Reading:
         flight = np.where(chunks > 1, np.minimum(number, stages + (stages - 1) / chunks), flight)
         held = np.array([way.schedule == "zb-h1" for way in several])
         alone = stages == 1
-        every = {**self.sizes, **sizes}
         alone_seconds, first, last = (
             self._bytes(every, self._part(frozenset(outside), stages))
             for outside in (self._outside, (0,), self._outside[-1:])
@@ -266,17 +296,17 @@ class Reading:
         """Seconds of a step, every stage taken as the mean one: as the printed formulas of bubbles have it."""
         way_sizes = self.sizes_of(way)
         times = self._computed(way, way_sizes, rates)
-        moved = self._sent(way, way_sizes)
+        moved = self._sent(way)
         stages, number = way.stages, way.microbatches
-        passes: dict[str, float] = {}
-        for name in "FBW":
-            compute = sum(
-                each * (self.turns_of(segment) if segment % 2 else 1)
-                for (segment, which), each in times.items()
-                if which == name
-            )
-            waits, beside = moved.get(name, (0.0, 0.0))
-            passes[name] = (compute + waits + max(0.0, beside - compute)) / stages
+        passes = dict.fromkeys("FBW", 0.0)
+        for name in passes:
+            spent = replace(moved.get(name, Spent()))
+            for where, each in times.items():
+                if where.letter == name:
+                    seconds = each * (self.turns_of(where.segment) if where.segment % 2 else 1)
+                    spent.compute += seconds
+                    spent.rounds += seconds if where.rounds else 0.0
+            passes[name] = (spent.compute + spent.waiting) / stages
         total = sum(passes.values())
         bubble = (stages - 1) * total / way.chunks
         if way.schedule == "zb-h1":
@@ -286,16 +316,16 @@ class Reading:
             mesh_groups = groups(way.mesh, self.cluster.devices)
             size = float(carried(self.account).at(way_sizes)) * self.account.kind.value
             send = 2 * (stages * way.chunks - 1) * transfer("send", size, mesh_groups[PIPELINE], self.cluster).seconds
-        waits, beside = moved.get("O", (0.0, 0.0))
+        last = moved.get("O", Spent())
         once = self._optimizer(way_sizes, rates) / stages
-        exposed = max(0.0, beside / stages - passes["B"] - passes["W"]) + waits / stages
-        return number * total + bubble + send + once + exposed
+        exposed = max(0.0, last.beside / stages - passes["B"] - passes["W"]) + last.waits / stages
+        return float(number * total + bubble + send + once + exposed)
 
     def turns_of(self, segment: int) -> int:
         """Turns of a repeat."""
         return self.sizes[self.account.blocks[segment // 2]]
 
-    def _computed(self, way: Way, way_sizes: Mapping[str, int], rates: Rates) -> dict[tuple[int, str], float]:
+    def _computed(self, way: Way, way_sizes: Mapping[str, int], rates: Rates) -> dict[Where, float]:
         """Seconds of one turn of each segment in each pass, on a line between the fewest and the most sequences."""
         inner = tuple((axis, way_sizes[axis]) for axis in self.structure.axes if axis != "dp")
         first, last = MICROBATCHES[0], MICROBATCHES[-1]
@@ -303,38 +333,86 @@ class Reading:
         share = (way.microbatch - first) / (last - first)
         return {where: few[where] + share * (many[where] - few[where]) for where in few}
 
-    def _at(self, inner: tuple[tuple[str, int], ...], microbatch: int, rates: Rates) -> dict[tuple[int, str], float]:
-        key = self.structure.plan, rates.dtype, inner, microbatch
+    def _at(self, inner: tuple[tuple[str, int], ...], microbatch: int, rates: Rates) -> dict[Where, float]:
+        key = *self._alike(rates), inner, microbatch
         if key not in self.times:
-            shape = dict(inner)
-            single = {**self.sizes, **shape, "dp": 1, "B": microbatch * shape.get("ep", 1)}
-            sizes = self.account.filled(single)
-            self.times[key] = self.account.seconds(
-                sizes, rates, self.account.kind.values, of_experts(self.cluster.device)
-            )
+            self._compute([(inner, microbatch)], rates)
         return self.times[key]
 
-    def _sent(self, way: Way, way_sizes: Mapping[str, int]) -> dict[str, tuple[float, float]]:
-        """Seconds of the collectives of a microbatch, by pass: those that wait, and those beside what is computed."""
-        shape = dict(way.mesh)
-        key = way.microbatch, tuple(shape.items())
-        if key not in self._moved:
-            mesh_groups = groups(shape, self.cluster.devices)
-            result: dict[str, list[float]] = {}
-            for sending in self.account.sendings:
-                group = mesh_groups.get(sending.mesh_axis, Group(1, 1))
-                if group.devices == 1:
-                    continue
-                seconds = transfer(sending.word, float(sending.payload.at(way_sizes)), group, self.cluster).seconds
-                calls = 1 if PASSES.get(sending.macro) == "O" else int(sending.turns.at(way_sizes))
-                place = int(way.overlap and sending.role in ("weights", "gradients"))
-                result.setdefault(PASSES.get(sending.macro, "F"), [0.0, 0.0])[place] += calls * seconds
-            self._moved[key] = {name: (both[0], both[1]) for name, both in result.items()}
-        return self._moved[key]
+    def prepare(self, several: Sequence[Way], rates: Rates) -> None:
+        """Read what the ways compute and send all at once, as `seconds` of each would."""
+        if not several:
+            return
+        self._move(several)
+        inners = {
+            tuple((axis, way.mesh.get(axis, 1)) for axis in self.structure.axes if axis != "dp") for way in several
+        }
+        points = [(inner, number) for inner in sorted(inners) for number in (MICROBATCHES[0], MICROBATCHES[-1])]
+        self._compute([each for each in points if (*self._alike(rates), *each) not in self.times], rates)
+
+    def _alike(self, rates: Rates) -> tuple[Any, ...]:
+        """What structures have in common that compute the same."""
+        return self.structure.plan, self.structure.context, rates.dtype
+
+    def _compute(self, points: Sequence[tuple[tuple[tuple[str, int], ...], int]], rates: Rates) -> None:
+        if not points:
+            return
+        shapes = [dict(inner) for inner, _ in points]
+        shape = {axis: np.array([float(each[axis]) for each in shapes]) for axis in shapes[0]}
+        batch = np.array([float(number * each.get("ep", 1)) for each, (_, number) in zip(shapes, points, strict=True)])
+        sizes = self.account.filled({**self.sizes, **shape, "dp": 1, "B": batch})
+        share = of_experts(self.cluster.device)
+        times = self.account.seconds(sizes, rates, self.account.kind.values, share)
+        along = {where: np.broadcast_to(np.asarray(each), len(points)).tolist() for where, each in times.items()}
+        for number, point in enumerate(points):
+            key = *self._alike(rates), *point
+            self.times[key] = {where: several[number] for where, several in along.items()}
+
+    def _sent(self, way: Way) -> dict[str, Spent]:
+        """Seconds of the collectives of a microbatch, by pass."""
+        if _moves(way) not in self._moved:
+            self._move([way])
+        return self._moved[_moves(way)]
+
+    def _move(self, several: Sequence[Way]) -> None:
+        """Seconds of the collectives of all of these ways, as `_sent` has them of each."""
+        alike = {_moves(way): way for way in several}
+        several = [way for key, way in alike.items() if key not in self._moved]
+        if not several:
+            return
+        sizes = self._sizes_of_all(several)
+        of_ways = [groups(way.mesh, self.cluster.devices) for way in several]
+        links: dict[tuple[str, str], Any] = {}
+        passes: dict[str, Spent] = {}
+        for sending in self.account.sendings:
+            key = sending.word, sending.mesh_axis
+            if key not in links:
+                links[key] = self._link(sending.word, [each.get(sending.mesh_axis, Group(1, 1)) for each in of_ways])
+            latency, per_byte = links[key]
+            name = PASSES.get(sending.macro, "F")
+            calls = 1 if name == "O" else sending.turns.at(sizes)
+            seconds = calls * (latency + per_byte * sending.payload.at(sizes))
+            passes.setdefault(name, Spent()).send(sending, seconds, several[0])
+        for number, way in enumerate(several):
+            self._moved[_moves(way)] = {
+                name: Spent(*(float(np.broadcast_to(each, len(several))[number]) for each in vars(spent).values()))
+                for name, spent in passes.items()
+            }
+
+    def _link(self, word: str, several: Sequence[Group]) -> tuple[Any, Any]:
+        """Seconds of a call, and of a byte, of a collective in each of some groups."""
+        known = {group: transfer(word, 1.0, group, self.cluster) for group in {*several}}
+        latency, moving = ([getattr(known[group], name) for group in several] for name in ("latency", "moving"))
+        return np.array(latency), np.array(moving)
 
     def _optimizer(self, way_sizes: Mapping[str, int], rates: Rates) -> float:
         whole = Part({name: self.sizes[name] for name in self.account.blocks}, frozenset(self._outside))
         return self.account.optimizer_seconds(way_sizes, whole, rates)
+
+
+def _moves(way: Way) -> tuple[Any, ...]:
+    """What of a way says what its collectives take for a microbatch."""
+    return way.microbatch, tuple(way.mesh.items())
 
 
 def candidates(
@@ -357,6 +435,7 @@ def candidates(
             way
             for shape in shapes
             if not (reading.structure.zero == "zero-3" and shape[PIPELINE] > 1)
+            and (reading.structure.context == WHOLE or reading.attends(shape))
             for way in ways(shape, batch, reading.layers)
         ]
         if not several:
@@ -369,6 +448,7 @@ def candidates(
                 continue
             key = (
                 reading.structure.zero,
+                reading.structure.context,
                 reading.structure.kind.name,
                 str(way),
                 way.schedule,
@@ -379,6 +459,9 @@ def candidates(
                 fitting.append(candidate)
                 kept.add(key)
     by_structure = {reading.structure: reading for reading in readings}
+    for reading in readings:
+        mine = [each.way for each in fitting if each.structure == reading.structure]
+        reading.prepare(mine, rates[reading.structure.kind.values])
     timed = [
         replace(each, seconds=by_structure[each.structure].seconds(each.way, rates[each.structure.kind.values]))
         for each in fitting

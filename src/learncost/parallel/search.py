@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,16 @@ from learncost.ledger.run import check_tokens, prepare
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
 from learncost.models.configuration import Configuration
 from learncost.models.wording import counted, shown
+from learncost.parallel.account import Where
 from learncost.parallel.candidates import (
+    CONTEXTS,
     KEEPING_ALL,
     MICROBATCHES,
     PLANS,
+    WHOLE,
     Candidate,
     Reading,
+    Structure,
     axes_of,
     candidates,
     meshes,
@@ -51,6 +55,7 @@ class Found:
     step: StepTakes
     days: float | None
     worse: str
+    context: str = WHOLE
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -59,6 +64,7 @@ class Found:
             "mesh": dict(way.mesh),
             "zero": self.zero,
             "plan": self.plan,
+            "context": self.context,
             "precision": self.precision,
             "schedule": way.schedule if way.stages > 1 else "",
             "chunks": way.chunks,
@@ -222,7 +228,7 @@ def _days(days: float | None) -> str:
 def _schedule(each: Found) -> str:
     way = each.step.way
     schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
-    return ", ".join(filter(None, (schedule, said_of(each.plan)))) or "no pipeline"
+    return ", ".join(filter(None, (schedule, CONTEXTS[each.context].said, said_of(each.plan)))) or "no pipeline"
 
 
 def said_of(plan: str) -> str:
@@ -316,7 +322,7 @@ def search(
     length = run.axes["M"]
     batch = batch_of(batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
-    times: dict[tuple[Any, ...], dict[tuple[int, str], float]] = {}
+    times: dict[tuple[Any, ...], dict[Where, float]] = {}
     first, refused = _first(run.model, run.axes, kinds[0], cluster, times)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
     readings, candidates_known, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
@@ -339,6 +345,7 @@ def search(
                 step,
                 None if per_day is None else step.seconds * per_day,
                 "" if step is best or best is None else _worse(step, best),
+                each.structure.context,
             )
             for each, step in shown_ways
         ),
@@ -355,13 +362,13 @@ def _first(
     sizes: Mapping[str, int],
     kind: Any,
     cluster: Cluster,
-    times: dict[tuple[Any, ...], dict[tuple[int, str], float]],
+    times: dict[tuple[Any, ...], dict[Where, float]],
 ) -> tuple[Reading, tuple[str, ...]]:
     """The first structure, over all mesh axes that the model can be cut over, and why not over others."""
     axes, refused = axes_of(model, sizes), list[str]()
     while True:
         try:
-            structure = structures(model, [kind], [KEEPING_ALL], axes)[0]
+            structure = structures(model, [kind], [KEEPING_ALL], axes, [WHOLE])[0]
             return Reading(model, sizes, structure, cluster, times), tuple(refused)
         except InputError as error:
             if len(axes) == 1:
@@ -395,10 +402,7 @@ def _look(
     kept: set[tuple[Any, ...]] = set()
     others, nearest = 0, None
     for plan in PLANS:
-        readings = [
-            first if each == first.structure else Reading(model, sizes, each, cluster, first.times)
-            for each in structures(model, kinds, (plan,), axes)
-        ]
+        readings = list(_readings(first, structures(model, kinds, (plan,), axes)))
         whole = first.account.cut_over("tp")
         shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch, whole))
         if not shapes:
@@ -412,6 +416,17 @@ def _look(
         if near is not None and (nearest is None or near.memory < nearest.memory):
             nearest = near
     return every, candidates_known, others, nearest
+
+
+def _readings(first: Reading, several: Sequence[Structure]) -> Iterator[Reading]:
+    """Structures placed, but those whose sequences cannot attend as they have them: where nothing goes round."""
+    for each in several:
+        try:
+            same = each == first.structure
+            yield first if same else Reading(first.model, first.sizes, each, first.cluster, first.times)
+        except InputError:
+            if each.context == WHOLE:
+                raise
 
 
 def _exact(

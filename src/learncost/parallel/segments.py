@@ -85,8 +85,8 @@ class Walker:
         """
         if macro in BACKWARD and not self.back:
             self.back, self.passed = True, []
-        name = next((base(count).partition("/")[0] for count in counts), "")
-        if name in self.blocks:
+        names = (base(count).partition("/")[0] for count in counts)
+        if (name := next((each for each in names if each in self.blocks), "")) in self.blocks:
             if name not in self.passed:
                 self.passed.append(name)
             return 2 * self.blocks.index(name) + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Group, Transfer, groups, transfer
@@ -29,6 +30,7 @@ PIPELINE = "pp"
 ASSUMED = {
     "waits": "collectives of values (tp, cp, ep) wait: nothing is computed beside them",
     "beside": "collectives of weights and gradients run beside the passes that need them, and wait for the rest",
+    "rings": "parts of a ring go round beside the lines of their turns, and wait for the rest",
     "sends": "sends between stages run beside what is computed; a stage waits for what it needs",
 }
 """What is assumed of streams."""
@@ -68,6 +70,33 @@ class Way:
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.mesh.items())
+
+
+@dataclass
+class Spent:
+    """Seconds of a pass: what is computed, in turns of rings too; collectives that wait, and those beside either."""
+
+    compute: Any = 0.0
+    rounds: Any = 0.0
+    waits: Any = 0.0
+    beside: Any = 0.0
+    beside_rounds: Any = 0.0
+
+    def send(self, sending: Sending, seconds: Any, way: Way) -> None:
+        """Add what a collective takes where it belongs."""
+        if sending.rounds:
+            self.beside_rounds = self.beside_rounds + seconds
+        elif way.overlap and (sending.role in ("weights", "gradients") or sending.mesh_axis in way.beside):
+            self.beside = self.beside + seconds
+        else:
+            self.waits = self.waits + seconds
+
+    @property
+    def waiting(self) -> float:
+        """Seconds that nothing is computed: links that have a ring's parts have nothing else."""
+        hidden = min(self.rounds, self.beside_rounds)
+        room = self.compute - hidden
+        return float(self.waits + self.beside_rounds - hidden + max(0.0, self.beside - room))
 
 
 @dataclass(frozen=True)
@@ -253,14 +282,14 @@ def step_of(
             continue
         by_pass = {}
         for name in "FBWO":
-            compute = sum(
-                seconds_of * _turns(account, part, segment)
-                for (segment, which), seconds_of in computed.items()
-                if which == name
-            )
+            spent = Spent()
+            for where, each in computed.items():
+                if where.letter == name:
+                    seconds_of = each * _turns(account, part, where.segment)
+                    spent.compute += seconds_of
+                    spent.rounds += seconds_of if where.rounds else 0.0
             if name == "O":
-                compute = account.optimizer_seconds(way_sizes, part, rates)
-            waits = beside = 0.0
+                spent.compute = account.optimizer_seconds(way_sizes, part, rates)
             for sending, moved in transfers:
                 if PASSES.get(sending.macro, "F") != name:
                     continue
@@ -268,11 +297,8 @@ def step_of(
                 if name == "O":  # of stacks the payload grows with the turns
                     moved = _moved(sending, account.sizes_of_stage(way_sizes, part), mesh_groups, cluster)
                     calls = 1 if account.within((sending.segment,), part) else 0
-                if way.overlap and (sending.role in ("weights", "gradients") or sending.mesh_axis in way.beside):
-                    beside += calls * moved.seconds
-                else:
-                    waits += calls * moved.seconds
-            by_pass[name] = compute, waits, beside
+                spent.send(sending, calls * moved.seconds, way)
+            by_pass[name] = spent
         made[part] = _joined(by_pass, way.overlap)
     passes = [made[part] for part in parts]
     columns = {name: [entry[name][0] + entry[name][1] for entry in passes] for name in "FBWO"}
@@ -312,18 +338,15 @@ def step_of(
     )
 
 
-def _joined(by_pass: Mapping[str, tuple[float, float, float]], overlap: bool) -> dict[str, tuple[float, float]]:
+def _joined(by_pass: Mapping[str, Spent], overlap: bool) -> dict[str, tuple[float, float]]:
     """Seconds that each pass computes, and those that it waits for what does not fit beside it.
 
     What is sent once a step, behind the last backward pass, fits beside that.
     """
-    result = {}
-    for name in "FBW":
-        compute, waits, beside = by_pass[name]
-        result[name] = compute, waits + max(0.0, beside - compute)
-    compute, waits, beside = by_pass["O"]
-    room = by_pass["B"][0] + by_pass["W"][0] if overlap else 0.0
-    result["O"] = compute, waits + max(0.0, beside - room)
+    result = {name: (by_pass[name].compute, by_pass[name].waiting) for name in "FBW"}
+    once = by_pass["O"]
+    room = by_pass["B"].compute + by_pass["W"].compute if overlap else 0.0
+    result["O"] = once.compute, once.waits + max(0.0, once.beside - room)
     return result
 
 

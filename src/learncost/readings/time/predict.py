@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from learncost.equation.count import base
+from learncost.equation.count import base, larger, smaller
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line
 from learncost.readings.time.rates import FRESH, Rates
@@ -24,7 +24,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True)
 class Seconds:
-    """The time of what runs at once, all turns together.
+    """The time of what runs at once, all turns together; of many steps at once, arrays.
 
     rows    the places of its lines among the priced ones; `main`, of the one that the time stands at
     moved   bytes that it reads and writes; `visible`, the share of its lines' operations that it computes
@@ -32,16 +32,16 @@ class Seconds:
 
     rows: tuple[int, ...]
     main: int
-    compute: float
-    memory: float
-    launch: float
-    fresh: float = 0.0  # that memory takes because it is new: the system's work, which nothing hides
-    moved: int = 0
-    visible: float = 1.0
+    compute: Any
+    memory: Any
+    launch: Any
+    fresh: Any = 0.0  # that memory takes because it is new: the system's work, which nothing hides
+    moved: Any = 0
+    visible: Any = 1.0
 
     @property
-    def total(self) -> float:
-        return max(self.compute, self.memory) + self.fresh + self.launch
+    def total(self) -> Any:
+        return larger(self.compute, self.memory) + self.fresh + self.launch
 
     @property
     def bound(self) -> Bound:
@@ -61,7 +61,7 @@ class Time:
     @property
     def total(self) -> float:
         """Seconds of a step."""
-        return sum(part.total for part in self.parts) + self.step
+        return float(sum(part.total for part in self.parts) + self.step)
 
     @property
     def low(self) -> float:
@@ -99,7 +99,7 @@ def parts(works_of_a_step: Sequence[Work], rates: Rates) -> tuple[Seconds, ...]:
     return tuple(_seconds(*work, rates) for work in zip(works_of_a_step, ago, new, strict=True))
 
 
-def _seconds(work: Work, ago: Mapping[str, float], new: int, rates: Rates) -> Seconds:
+def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seconds:
     compute = sum(_product(product, work, rates) for product in work.products)
     compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
     memory = sum(count / rates.bandwidth(ago[name]) for name, count in work.bytes.items())
@@ -121,44 +121,56 @@ def _seconds(work: Work, ago: Mapping[str, float], new: int, rates: Rates) -> Se
     )
 
 
-def _product(product: MatrixProduct, work: Work, rates: Rates) -> float:
-    if product.batch == 1 and not work.together:
-        return rates.products[product.orientation].seconds(product.m, product.n, product.k)
-    at_once = min(rates.threads, work.together or product.batch)
-    return work.share * product.batch * rates.inner.seconds(product.m, product.n, product.k) / at_once
+def _product(product: MatrixProduct, work: Work, rates: Rates) -> Any:
+    shape = product.m, product.n, product.k
+    kernel = hasattr(work.together, "shape") or work.together
+    if not kernel and not hasattr(product.batch, "shape") and product.batch == 1:
+        return rates.products[product.orientation].seconds(*shape)
+    at_once = smaller(rates.threads, work.together if kernel else product.batch)
+    inside = work.share * product.batch * rates.inner.seconds(*shape) / at_once
+    if kernel or not hasattr(product.batch, "shape"):
+        return inside
+    alone = product.batch == 1
+    return alone * rates.products[product.orientation].seconds(*shape) + ~alone * inside
 
 
-def _ago(parts: Sequence[Work]) -> list[dict[str, float]]:
+def _ago(parts: Sequence[Work]) -> list[dict[str, Any]]:
     """For each array of each work: the bytes that were touched since it was touched last.
 
     Within one turn of a loop they are counted, with those of the work itself; else it was a whole step ago, or as good
     as that.
     """
-    step = float(sum(work.turns * sum(work.bytes.values()) for work in parts))
+    step = 1.0 * sum(work.turns * sum(work.bytes.values()) for work in parts)
     result = []
-    last: dict[str, tuple[int, float]] = {}
-    now, body, turns = 0.0, 0, None
+    last: dict[str, tuple[int, Any]] = {}
+    now: Any = 0.0
+    body, turns = 0, None
     for work in parts:
-        if work.turns != turns:
+        if not _alike(work.turns, turns):
             body, turns = body + 1, work.turns
-        bytes_touched = float(sum(work.bytes.values()))
+        bytes_touched = 1.0 * sum(work.bytes.values())
         ages = {}
         for name in work.bytes:
             last_touch = last.get(name)
             near = last_touch is not None and last_touch[0] == body
-            ages[name] = min(step, now - last_touch[1] + bytes_touched) if last_touch is not None and near else step
+            ages[name] = smaller(step, now - last_touch[1] + bytes_touched) if last_touch is not None and near else step
         result.append(ages)
         now += bytes_touched
         last |= dict.fromkeys(work.bytes, (body, now))
     return result
 
 
-def _new(parts: Sequence[Work]) -> list[int]:
+def _alike(turns: Any, others: Any) -> bool:
+    same = turns == others
+    return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+def _new(parts: Sequence[Work]) -> list[Any]:
     """Of each work, how many bytes of its results lie in new memory; the optimizer's lie where the old ones are."""
     gradients = sum(work.turns * sum(work.result_bytes.values()) for work in parts if work.macro == "weight_update")
     result = []
     for work in parts:
-        several = work.macro == "weight_update" and gradients > FRESH
-        new = sum(size for size in work.result_bytes.values() if several or size > FRESH)
+        several = (work.macro == "weight_update") & (gradients > FRESH)
+        new = sum(size * (several | (size > FRESH)) for size in work.result_bytes.values())
         result.append(0 if work.macro == "optimizer_step" else new)
     return result

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from math import exp, log, prod
+from typing import Any
 
+from learncost.equation.count import larger
 from learncost.equation.displayed import Displayed
 
 FRESH = 32 * 2**20
@@ -27,7 +29,14 @@ class Curve:
     places: tuple[float, ...]
     values: tuple[float, ...]
 
-    def __call__(self, place: float) -> float:
+    def __call__(self, place: Any) -> Any:
+        """The value at a place, or at each of an array of them."""
+        if len(self.values) == 1:
+            return self.values[0]
+        if hasattr(place, "shape"):
+            import numpy
+
+            return numpy.exp(numpy.interp(numpy.log(place), numpy.log(self.places), numpy.log(self.values)))
         at, share = _between(self.places, place)
         low, high = self.values[at], self.values[min(at + 1, len(self.values) - 1)]
         return exp((1 - share) * log(low) + share * log(high))
@@ -48,13 +57,15 @@ class Grid:
     def _logs(self) -> tuple[float, ...]:
         return tuple(log(rate) for rate in self.rates)
 
-    def seconds(self, m: int, n: int, k: int) -> float:
-        """Of one product."""
-        lengths = [max(size, self.sizes[0]) for size in (m, n, k)]
+    def seconds(self, m: Any, n: Any, k: Any) -> Any:
+        """Of one product, or of each of an array of them."""
+        lengths = [larger(size, self.sizes[0]) for size in (m, n, k)]
         return 2.0 * prod(lengths) / self.rate(*lengths)
 
-    def rate(self, m: float, n: float, k: float) -> float:
+    def rate(self, m: Any, n: Any, k: Any) -> Any:
         """FLOP/s at a shape."""
+        if any(hasattr(size, "shape") for size in (m, n, k)):
+            return self._rates_at(m, n, k)
         several = len(self.sizes)
         places = [_between(self.sizes, size) for size in (m, n, k)]
         result = 0.0
@@ -65,6 +76,22 @@ class Grid:
                 index = index * several + min(at + end, several - 1)
             result += weight * self._logs[index]
         return exp(result)
+
+    def _rates_at(self, m: Any, n: Any, k: Any) -> Any:
+        """The same of arrays of shapes."""
+        import numpy
+
+        edge, places = numpy.log(self.sizes), numpy.arange(len(self.sizes), dtype=float)
+        at = [numpy.interp(numpy.log(numpy.asarray(size, dtype=float)), edge, places) for size in (m, n, k)]
+        before = [numpy.minimum(place.astype(int), max(0, len(self.sizes) - 2)) for place in at]
+        table = numpy.asarray(self._logs).reshape((len(self.sizes),) * 3)
+        result: Any = 0.0
+        for corner in product((0, 1), repeat=3):
+            shares = [
+                place - low if end else 1 - (place - low) for place, low, end in zip(at, before, corner, strict=True)
+            ]
+            result = result + prod(shares) * table[tuple(low + end for low, end in zip(before, corner, strict=True))]
+        return numpy.exp(result)
 
 
 def _between(places: Sequence[float], place: float) -> tuple[int, float]:

@@ -1,20 +1,25 @@
-"""What runs at once: priced lines put together as kernels or operators, with their products, points and bytes."""
+"""What runs at once: priced lines put together as kernels or operators, with their products, points and bytes.
+
+Sizes are ints, or arrays of sizes of many steps at once: then all numbers of a work are arrays, too.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
-from learncost.equation.count import Count, base, comes_round, size_of, whole
+from learncost.equation.count import Count, base, comes_round, larger, size_of, smaller, whole
 from learncost.equation.precision import BYTES
 from learncost.equation.sides import sides
 from learncost.equation.table import Kernel, Line, Literal, Sum, Term, Word, alias, check_derived, terms_of
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct
 from learncost.schedule.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
+from learncost.vocabulary.collectives import is_collective
 
 
 class Priced(Protocol):
@@ -33,14 +38,14 @@ class Priced(Protocol):
 class MatrixProduct:
     """`batch` products of matrices m x k and k x n; in `orientation` a T is a factor that lies the other way round."""
 
-    batch: int
-    m: int
-    n: int
-    k: int
+    batch: Any
+    m: Any
+    n: Any
+    k: Any
     orientation: str = "NN"
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> Any:
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
@@ -70,14 +75,14 @@ class Work:
 
     rows: tuple[int, ...]
     main: int
-    turns: int
+    turns: Any
     macro: str
     products: tuple[MatrixProduct, ...]
-    points: Mapping[str, int]
-    bytes: Mapping[str, int]
-    result_bytes: Mapping[str, int] = field(default_factory=dict)
-    share: float = 1.0
-    together: int = 0
+    points: Mapping[str, Any]
+    bytes: Mapping[str, Any]
+    result_bytes: Mapping[str, Any] = field(default_factory=dict)
+    share: Any = 1.0
+    together: Any = 0
 
 
 Extent = tuple[tuple[str, ...], int]
@@ -95,10 +100,11 @@ class LineAxes:
     product: ProductAxes | None
     points: tuple[tuple[str, Extent], ...]
 
-    def operations(self, sizes: Mapping[str, int]) -> int:
-        """What it computes at sizes."""
+    def operations(self, sizes: Mapping[str, Any]) -> float:
+        """What it computes at sizes; at all of them together, where they are many."""
         flops = self.product.at(sizes).flops if self.product else 0
-        return flops + sum(_points_of(axes, sizes) * often for _, (axes, often) in self.points)
+        several = flops + sum(_points_of(axes, sizes) * often for _, (axes, often) in self.points)
+        return float(several.sum() if hasattr(several, "sum") else several)
 
 
 @dataclass(frozen=True)
@@ -131,14 +137,16 @@ class WorkAxes:
     kernel: tuple[str, ...] | None = None
     blocks: Blocks | None = None
 
-    def at(self, sizes: Mapping[str, int]) -> Work:
+    def at(self, sizes: Mapping[str, Any]) -> Work:
         """The work at sizes."""
         products = tuple(line.product.at(sizes) for line in self.lines if line.product)
-        points: Counter[str] = Counter()
+        points: dict[str, Any] = defaultdict(int)
         for name, (axes, often) in (point for line in self.lines for point in line.points):
             points[name] += _points_of(axes, sizes) * often
-        operations = [line.operations(sizes) for line in self.lines]
-        share, together = 1.0, 0
+        operations = [line.operations(sizes) for line in self.lines] if len(self.lines) > 1 else [0.0]
+        share: Any = 1.0
+        together: Any = 0
+        turns = self.repeat.at(sizes)
         if self.kernel is not None:
             together = _points_of(self.kernel, sizes)
             if self.blocks:
@@ -148,12 +156,12 @@ class WorkAxes:
         return Work(
             rows=tuple(line.place for line in self.lines),
             main=self.lines[operations.index(max(operations))].place,
-            turns=int(self.repeat.at(sizes)),
+            turns=turns if hasattr(turns, "shape") else int(turns),
             macro=self.macro,
             products=products,
             points=points,
             bytes={
-                name: max(_touched(part, sizes) for part in parts) * self.bits[name] // 8
+                name: reduce(larger, (_touched(part, sizes) for part in parts)) * self.bits[name] // 8
                 for name, parts in self.bytes.items()
             },
             result_bytes={name: _points_of(axes, sizes) * self.width for name, (axes, _) in self.made.items()},
@@ -201,7 +209,7 @@ _Numbered = tuple[int, Line]
 
 
 def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]]:
-    numbered = [(n, row.source) for n, row in enumerate(rows) if isinstance(row.source, Line) and not alias(row.source)]
+    numbered = _beside_kernels(rows)
     rule = in_operators if operators else in_kernels
 
     def together(group: Sequence[_Numbered], item: _Numbered) -> bool:
@@ -211,8 +219,46 @@ def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]
     return groups(numbered, together)
 
 
-def _size(axis: str, sizes: Mapping[str, int]) -> int:
-    return int(sizes[axis]) if axis in sizes else int(size_of(axis, sizes))
+def _beside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
+    """The lines in order, but collectives that stand in a kernel before or behind it: it is one kernel all the same.
+
+    They stand before it if its lines do not make what is sent, as the gathered values of attention do.
+    """
+    result: list[_Numbered] = []
+    behind: list[_Numbered] = []
+    for number, row in enumerate(rows):
+        line = row.source
+        if not isinstance(line, Line) or alias(line):
+            continue
+        first = _begin(result, rows, row)
+        if is_collective(line) and first < len(result):
+            if {name for _, other in (*result[first:], *behind) for name in other.makes} & {*line.reads}:
+                behind.append((number, line))
+            else:
+                result.insert(first, (number, line))
+            continue
+        is_next = first < len(result) and line.tag.kernel == result[-1][1].tag.kernel
+        if behind and (not is_next or {name for _, other in behind for name in other.makes} & {*line.reads}):
+            result += behind
+            behind = []
+        result.append((number, line))
+    return [*result, *behind]
+
+
+def _begin(lines: Sequence[_Numbered], rows: Sequence[Priced], row: Priced) -> int:
+    """Where the kernel begins that lines end with, in the turns of a row; their end where they end with none."""
+    first = len(lines)
+    kernel = lines[-1][1].tag.kernel if lines else None
+    while kernel is not None and first:
+        number, line = lines[first - 1]
+        if line.tag.kernel != kernel or rows[number].repeat != row.repeat:
+            break
+        first -= 1
+    return first
+
+
+def _size(axis: str, sizes: Mapping[str, Any]) -> Any:
+    return sizes[axis] if axis in sizes else size_of(axis, sizes)
 
 
 @dataclass(frozen=True)
@@ -225,7 +271,7 @@ class ProductAxes:
     summed: tuple[str, ...]
     orientation: str = "NN"
 
-    def at(self, sizes: Mapping[str, int]) -> MatrixProduct:
+    def at(self, sizes: Mapping[str, Any]) -> MatrixProduct:
         """The product at sizes."""
         b, m, n, k = (_points_of(axes, sizes) for axes in (self.batch, self.rows, self.columns, self.summed))
         return MatrixProduct(b, m, n, k, self.orientation)
@@ -264,13 +310,14 @@ def product_axes(line: Line) -> ProductAxes:
     return ProductAxes(batch, m, n, k, orientation)
 
 
-def _points_of(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+def _points_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> Any:
     return prod(_size(axis, sizes) for axis in axes)
 
 
-def _touched(part: Touched, sizes: Mapping[str, int]) -> int:
+def _touched(part: Touched, sizes: Mapping[str, Any]) -> Any:
     axes, often, extent_axes = part
-    return often * min(_points_of(axes, sizes), _points_of(extent_axes, sizes))
+    points = _points_of(axes, sizes)
+    return often * (points if axes == extent_axes else smaller(points, _points_of(extent_axes, sizes)))
 
 
 def _blocks(group: list[_Numbered], kernel: Kernel) -> Blocks:
@@ -279,11 +326,11 @@ def _blocks(group: list[_Numbered], kernel: Kernel) -> Blocks:
     return Blocks(*kernel.blocks, bool(conditions), tuple(c.window for c in conditions if c.window), kernel.zigzag)
 
 
-def _in_blocks(axes: ProductAxes, blocks: Blocks, sizes: Mapping[str, int]) -> MatrixProduct:
+def _in_blocks(axes: ProductAxes, blocks: Blocks, sizes: Mapping[str, Any]) -> MatrixProduct:
     """A product as blocks of queries do it: rows of the scores, of what they are multiplied with, or sums are cut."""
     product, queries = axes.at(sizes), _size(blocks.axis, sizes)
-    rows = min(blocks.most, queries)
-    turns, m, n, k = max(1, queries // rows), product.m, product.n, product.k
+    rows = smaller(blocks.most, queries)
+    turns, m, n, k = larger(1, queries // rows), product.m, product.n, product.k
 
     def has_queries(names: Iterable[str]) -> bool:
         return any(base(name) == base(blocks.axis) and not comes_round(name) for name in names)
@@ -299,7 +346,7 @@ def _in_blocks(axes: ProductAxes, blocks: Blocks, sizes: Mapping[str, int]) -> M
     return MatrixProduct(product.batch * turns, m, n, k, product.orientation)
 
 
-def _seen(blocks: Blocks, sizes: Mapping[str, int]) -> float:
+def _seen(blocks: Blocks, sizes: Mapping[str, Any]) -> Any:
     """The share of the keys that the blocks see: the mean of the keys up to a block's last query.
 
     Of several devices it is that of the last one, for which all wait: it has the latest queries, but in zigzag as
@@ -308,10 +355,10 @@ def _seen(blocks: Blocks, sizes: Mapping[str, int]) -> float:
     if not blocks.ordered:
         return 1.0
     queries, keys = _size(blocks.axis, sizes), _size(whole(blocks.axis), sizes)
-    rows = min(blocks.most, queries)
+    rows = smaller(blocks.most, queries)
     share = ((keys if blocks.zigzag else 2 * keys - queries) + rows) / (2 * keys)
     if blocks.windows:
-        share = min(share, (max(_size(window, sizes) for window in blocks.windows) + rows) / keys)
+        share = smaller(share, (max(_size(window, sizes) for window in blocks.windows) + rows) / keys)
     return share
 
 

@@ -10,16 +10,19 @@
 
 Loss, gradients, new weights and states of the placed step are held to those of one device in float64, bytes that are
 sent to those that are priced (`learncost verify --mesh`). Exit code 1 where anything fails. A case is a family, a
-placement with its mesh, a plan and an optimizer. Those of `--pairs` come first in any case: one that is ended early has
-met most errors, as most are of two parts that do not go together.
+placement with its mesh, a plan and an optimizer. The placements of a family under a plan and an optimizer are held to
+one step, so they run one after another; these groups come in an order of chance, so that one that is ended early has
+met some of everything. Ctrl-C ends it, and what is in the log is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import resource
+import signal
 import sys
 import time
 from collections import Counter
@@ -33,6 +36,9 @@ from learncost.models.families import FAMILIES
 from learncost.placement.mesh import mesh
 from learncost.proof.placements import CASES, OPTIMIZERS, PLANS, small_model, verify_placements
 from learncost.proof.report import Check
+
+PROGRESS = 30.0
+"""Seconds after which it says again how far it is."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,17 @@ def cases(given: argparse.Namespace) -> list[Case]:
         for optimizer in OPTIMIZERS
         if given.optimizer in ("", optimizer)
     ]
-    first = covering(every)
-    chosen = first if given.pairs else list(dict.fromkeys((*first, *every)))
+    chosen = covering(every) if given.pairs else every
     part, parts = (int(number) for number in given.part.split("/"))
     return chosen[part % parts :: parts]
+
+
+def groups(todo: list[Case]) -> list[list[Case]]:
+    """Those that are held to the same step together, in an order of chance, and the same one every time."""
+    together: dict[tuple[str, str, str], list[Case]] = {}
+    for case in todo:
+        together.setdefault((case.family, case.plan, case.optimizer), []).append(case)
+    return random.Random(0).sample([*together.values()], len(together))
 
 
 def covering(every: list[Case]) -> list[Case]:
@@ -99,6 +112,18 @@ def done(case: Case) -> tuple[str, list[Check], float]:
     return str(case), case.checks(), time.monotonic() - begin
 
 
+def alone() -> None:
+    """A worker leaves Ctrl-C to the process that started it, and collects cycles seldom: most of what it has stays."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(100_000, 10, 10)
+
+
+def group_done(group: list[Case]) -> list[tuple[str, list[Check], float]]:
+    """What comes of the cases of a group."""
+    return [done(case) for case in group]
+
+
 def run(todo: list[Case], log: Path | None, workers: int) -> Iterator[tuple[str, list[Check]]]:
     """What comes of every case; what is in the log comes first, and is not run again."""
     before: dict[str, list[Check]] = {}
@@ -107,12 +132,13 @@ def run(todo: list[Case], log: Path | None, workers: int) -> Iterator[tuple[str,
             before[name] = [Check(**check) for check in checks]
     yield from ((name, before[name]) for name in map(str, todo) if name in before)
     left = [case for case in todo if str(case) not in before]
-    with Pool(workers, maxtasksperchild=100) as pool:
-        for name, checks, seconds in pool.imap_unordered(done, left):
+    with Pool(workers, alone, maxtasksperchild=20) as pool:
+        for group in pool.imap_unordered(group_done, groups(left)):
             if log is not None:
                 with log.open("a", encoding="utf-8") as file:
-                    print(json.dumps([name, [asdict(check) for check in checks], round(seconds, 2)]), file=file)
-            yield name, checks
+                    for name, checks, seconds in group:
+                        print(json.dumps([name, [asdict(check) for check in checks], round(seconds, 2)]), file=file)
+            yield from ((name, checks) for name, checks, _ in group)
 
 
 def main() -> int:
@@ -129,19 +155,27 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes")
     given = parser.parse_args()
     begin, counts, refused, failed = time.monotonic(), Counter[bool | None](), Counter[str](), 0
-    for name, checks in run(cases(given), given.log, given.workers):
-        counts.update(check.passed for check in checks)
-        refused.update(check.found for check in checks if check.passed is None)
-        for check in checks:
-            if check.passed is False:
-                failed += 1
-                print(f"{name}\n    {check.compared}: {check.found[:300]}", flush=True)
+    todo, ended, said = cases(given), 0, time.monotonic()
+    try:
+        for ended, (name, checks) in enumerate(run(todo, given.log, given.workers), 1):
+            counts.update(check.passed for check in checks)
+            refused.update(check.found for check in checks if check.passed is None)
+            for check in checks:
+                if check.passed is False:
+                    failed += 1
+                    print(f"{name}\n    {check.compared}: {check.found[:300]}", flush=True)
+            if time.monotonic() > said + PROGRESS:
+                said = time.monotonic()
+                print(f"{ended:,} of {len(todo):,} cases, {failed:,} failures", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        kept = f"; {given.log} has them, and the same command goes on from there" if given.log else ""
+        print(f"ended after {ended:,} of {len(todo):,} cases{kept}", file=sys.stderr)
     for why, number in refused.most_common():
         print(f"{number:6,} not made: {why}")
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1e3
     minutes = (time.monotonic() - begin) / 60
     print(f"{counts[True]:,} comparisons passed, {failed:,} failed; {minutes:.1f} minutes, at most {peak:,.0f} MB")
-    return int(failed > 0)
+    return int(failed > 0) if ended == len(todo) else 130
 
 
 if __name__ == "__main__":

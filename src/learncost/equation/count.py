@@ -79,12 +79,14 @@ def _part(size: Any, part: str, name: str, sizes: Mapping[str, Any]) -> Any:
     return size // number
 
 
+@lru_cache(maxsize=4096)
 def whole(axis: str) -> str:
     """The axis of which another one is a part: `M'` of `M/cp'`."""
     size, primes = base(axis), axis[len(base(axis)) :]
     return size.partition("/")[0] + primes
 
 
+@lru_cache(maxsize=4096)
 def cuts(axis: str) -> tuple[str, ...]:
     """The axes of a mesh that an axis is cut over, the outermost first: tp and dp of `f/tp/dp`."""
     return tuple(part for part in base(axis).split("/")[1:] if not part.isdigit())

@@ -165,6 +165,8 @@ class _Check:
     def line(self, line: Line, states: States) -> None:
         for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
             declared = (self.axes[term.name], term.declared)
+            if declared[0] == declared[1]:
+                continue
             cut_as = [[(self.mesh_axis in cuts(a), comes_round(a)) for a in axes] for axes in declared]
             if cut_as[0] != cut_as[1]:
                 raise self.refuse(line, f"{term.name} is read as [{' '.join(term.declared)}]")
@@ -217,18 +219,15 @@ class _Check:
 
     def cut_axes(self, line: Line) -> set[str]:
         """The axes of a line that the mesh axis cuts; of each other axis of that name the line may have none."""
-        axes: dict[str, set[str]] = {}
-        for operand in (*line.left, *line.right):
-            for term in terms_of(operand):
-                for axis in term.axes:
-                    name = axis if isinstance(axis, str) else f"{axis.axis}="
-                    axes.setdefault(whole(name.rstrip("=")) + ("=" if name.endswith("=") else ""), set()).add(name)
-        for names in axes.values():
-            over = {self.mesh_axis in cuts(name.rstrip("=")) for name in names}
-            if len(over) > 1 and not any("=" in name for name in names):
-                raise self.refuse(line, f"an axis stands in it cut and whole ({', '.join(sorted(names))})")
-        every = {name for names in axes.values() for name in names}
-        return {name for name in every if self.mesh_axis in cuts(name.rstrip("="))}
+        terms = [term for operand in (*line.left, *line.right) for term in terms_of(operand)]
+        plain = {axis for term in terms for axis in term.axes if isinstance(axis, str)}
+        cut = {axis for axis in plain if self.mesh_axis in cuts(axis)}
+        for axis in cut:
+            alike = {other for other in plain if whole(other) == whole(axis)}
+            if not alike <= cut:
+                raise self.refuse(line, f"an axis stands in it cut and whole ({', '.join(sorted(alike))})")
+        read = {axis.axis for term in terms for axis in term.axes if isinstance(axis, Read)}
+        return cut | {f"{axis}=" for axis in read if self.mesh_axis in cuts(axis)}
 
     def result(self, line: Line, cut_axes: set[str], states: States) -> str:
         terms = [term for operand in line.right for term in terms_of(operand)]

@@ -260,7 +260,10 @@ class Homes:
 
     def nested(self, axis: str, mesh_axes: Iterable[str]) -> tuple[str, ...]:
         """Mesh axes in the order in which they cut an axis."""
-        return tuple(sorted(mesh_axes, key=lambda mesh_axis: self.rank(mesh_axis, axis)))
+        several = tuple(mesh_axes)
+        if len(several) < 2:
+            return several
+        return tuple(sorted(several, key=lambda mesh_axis: self.rank(mesh_axis, axis)))
 
 
 def parts_of(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]) -> dict[str, int]:

@@ -261,6 +261,8 @@ class Cutting:
 
     def cuts(self, axis: Axis) -> tuple[str, ...]:
         """The mesh axes that cut an axis of a term in this line, the outermost first."""
+        if not self.sites:
+            return ()
         if isinstance(axis, str):
             name, sites = axis, {(ALONG, axis), (SENT, axis)}
         elif isinstance(axis.at, Affine):

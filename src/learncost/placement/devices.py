@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,7 +20,7 @@ from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed
 from learncost.placement.zigzag import ordered
-from learncost.readings.run import execute
+from learncost.readings.run import execute, program
 from learncost.readings.run.collected import filled_up
 
 Array = Any
@@ -30,38 +30,49 @@ WAIT = 300.0
 """Seconds after which a device that waits for others gives up."""
 
 
-@dataclass
+class Ended(Exception):
+    """Another device gave up, or what this one waits for does not come."""
+
+
 class Meeting:
-    """Where some devices along a line of the mesh exchange arrays."""
+    """Where some devices along a line of the mesh exchange arrays, each pair in the order in which it sends."""
 
-    number: int
-    arrays: dict[int, Array] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.number)
-        self._sent: dict[tuple[int, int], queue.SimpleQueue[Array]] = {}
+    def __init__(self, number: int) -> None:
+        self.number, self.ended = number, False
+        self._exchanged, self._sent = _Queues(), _Queues()
 
     def exchange(self, place: int, array: Array) -> list[Array]:
         """The arrays of all, in order."""
-        self.arrays[place] = array
-        self.barrier.wait(WAIT)
-        arrays = [self.arrays[number] for number in sorted(self.arrays)]
-        self.barrier.wait(WAIT)
-        return arrays
+        others = [other for other in range(self.number) if other != place]
+        for other in others:
+            self._exchanged[place, other].put(array)
+        came = {other: self._next(self._exchanged[other, place]) for other in others}
+        return [came.get(number, array) for number in range(self.number)]
 
-    def sent(self, source: int, target: int) -> queue.SimpleQueue[Array]:
-        """What a place sends to another one and that is still to be received."""
-        return self._sent.setdefault((source, target), queue.SimpleQueue())  # one step, whoever comes first
+    def send(self, source: int, target: int, array: Array) -> None:
+        """Send an array to another place; nobody waits for that it is received."""
+        self._sent[source, target].put(array)
 
     def receive(self, source: int, target: int) -> Array:
-        """The next array that a place sends to another. Raises `BrokenBarrierError` where devices gave up."""
+        """The next array that a place sends to another."""
+        return self._next(self._sent[source, target])
+
+    def _next(self, arrays: queue.SimpleQueue[Array]) -> Array:
+        """What comes next. Raises `Ended` where devices gave up."""
         end = time.monotonic() + WAIT
-        while time.monotonic() < end and not self.barrier.broken:
+        while time.monotonic() < end and not self.ended:
             try:
-                return self.sent(source, target).get(timeout=0.2)
+                return arrays.get(timeout=0.2)
             except queue.Empty:
                 continue
-        raise threading.BrokenBarrierError
+        raise Ended
+
+
+class _Queues(dict[tuple[int, int], "queue.SimpleQueue[Array]"]):
+    """Those between two places, by both of them."""
+
+    def __missing__(self, pair: tuple[int, int]) -> queue.SimpleQueue[Array]:
+        return self.setdefault(pair, queue.SimpleQueue())  # one step, whoever comes first
 
 
 class Meetings:
@@ -73,17 +84,17 @@ class Meetings:
     def of(self, ranks: tuple[int, ...]) -> Meeting:
         """The meeting of some devices."""
         with self.lock:
-            meeting = self.by_ranks.setdefault(ranks, Meeting(len(ranks)))
-            if self.ended:
-                meeting.barrier.abort()
-            return meeting
+            if ranks not in self.by_ranks:
+                self.by_ranks[ranks] = Meeting(len(ranks))
+                self.by_ranks[ranks].ended = self.ended
+            return self.by_ranks[ranks]
 
     def end(self) -> None:
         """A device gave up: nobody waits any longer."""
         with self.lock:
             self.ended = True
             for meeting in self.by_ranks.values():
-                meeting.barrier.abort()
+                meeting.ended = True
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ class Device:
         return meeting.exchange(places.index(here), array), places.index(here)
 
     def send(self, mesh_axis: str, place: int, array: Array) -> None:
-        self._with(mesh_axis).sent(self.place[mesh_axis], place).put(array)
+        self._with(mesh_axis).send(self.place[mesh_axis], place, array)
 
     def receive(self, mesh_axis: str, place: int) -> Array:
         return self._with(mesh_axis).receive(place, self.place[mesh_axis])
@@ -127,6 +138,9 @@ def run_placed(
     results: list[Values] = [{} for _ in range(mesh.devices)]
     errors: list[BaseException] = []
 
+    for table in lowered:
+        program(table)  # once, and not by every thread
+
     def device(rank: int, place: Mapping[str, int]) -> None:
         stage = place.get(axis, 0)
         table = stages[stage].table
@@ -140,7 +154,7 @@ def run_placed(
                 values[name] = part(ordered(array, axes, table.zigzag, own_sizes), axes, own_sizes)
             execute(lowered[stage], values, own_sizes, watch, Device(mesh, place, meetings))
             results[rank] = values
-        except threading.BrokenBarrierError:
+        except Ended:
             pass
         except BaseException as error:
             errors.append(error)

@@ -42,6 +42,8 @@ class Layout:
 
 def cut(axis: str, mesh_axes: tuple[str, ...]) -> str:
     """A part of an axis: `M/cp'` of `M'`."""
+    if not mesh_axes:
+        return axis
     size = base(axis)
     return "/".join((size, *mesh_axes)) + axis[len(size) :]
 

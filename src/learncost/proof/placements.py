@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Table, Word, walk
+from learncost.equation.value import Same
 from learncost.layers.lower import joined
 from learncost.layers.rewrite_padded import paddable
 from learncost.layers.stages import turns_of
@@ -114,6 +116,7 @@ def verify_placements(
                     yield from survived(subject, _case(subject, built, mesh(grid), clauses, text, procedure, word))
 
 
+@lru_cache(maxsize=8)
 def small_model(name: str) -> Model:
     """A small model of a family, whose heads of keys and values several devices can part."""
     return build(small(name, num_key_value_heads=4))
@@ -122,11 +125,8 @@ def small_model(name: str) -> Model:
 def _case(
     subject: str, model: Model, grid: Mesh, clauses: tuple[Clause, ...], plan: str, procedure: str, optimizer: str
 ) -> Iterator[Check]:
-    def step_of(built: Model) -> Table:
-        return planned(without_gradients(step(built, procedure, optimizer)), plan)
-
     try:
-        table = step_of(model)
+        table = _step(Same(model), procedure, optimizer, plan)
         pipeline = pipeline_of(model.table, grid, clauses)
         within = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)
         sizes = dividing(table, *within)
@@ -139,7 +139,7 @@ def _case(
         for small in (sizes,) if uneven == sizes else (sizes, uneven):
             filled, large, padded = filled_up(model, table, *within, small)
             placed = _placed(
-                filled, step_of(filled) if padded else table, grid, pipeline, clauses, large, plan, optimizer
+                filled, _step_of(filled, procedure, optimizer, plan) if padded else table, grid, pipeline, clauses, large, plan, optimizer
             )
             wider = [f"{each.axis} filled up from {each.size} to {each.filled}" for each in padded]
             several = placed if isinstance(placed, tuple) else (placed,)
@@ -151,6 +151,16 @@ def _case(
         return
     for said, placed, own, large in cases:
         yield from survived(said, _comparisons(said, table, placed, own, large))
+
+
+def _step_of(model: Model, procedure: str, optimizer: str, plan: str) -> Table:
+    return planned(without_gradients(step(model, procedure, optimizer)), plan)
+
+
+@lru_cache(maxsize=8)
+def _step(same: Same[Model], procedure: str, optimizer: str, plan: str) -> Table:
+    """A model's step under a plan: one placement after another is held to it."""
+    return _step_of(same.content, procedure, optimizer, plan)
 
 
 def _placed(

@@ -8,6 +8,7 @@ gradient: lines are placed after they are derived. Behind the mesh axis stand pl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TypeGuard
 
 from learncost.equation.table import Word
@@ -55,7 +56,12 @@ def place_changed(line: Word) -> int:
 
 def is_collective(line: object) -> TypeGuard[Word]:
     """Whether a line is a word between devices."""
-    return isinstance(line, Word) and entry(line.word).kind == KIND
+    return isinstance(line, Word) and _is_between(line.word)
+
+
+@lru_cache(maxsize=4096)
+def _is_between(word: str) -> bool:
+    return entry(word).kind == KIND  # asked of every line that runs
 
 
 def sends(line: object) -> TypeGuard[Word]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,12 +20,12 @@ from learncost.equation.table import (
     walk,
     windows,
 )
-from learncost.equation.value import Value
+from learncost.equation.value import Same, Value
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import joined, lower
 from learncost.readings.run.collected import Exchange
-from learncost.readings.run.operation import Array, Sizes, run_line
+from learncost.readings.run.operation import Array, Operation, Sizes, prepared
 
 Values = dict[str, Array]
 Watch = Callable[[Line, MutableMapping[str, Array]], None]
@@ -204,44 +206,79 @@ def execute(
 
     exchange  where the table is one device's of several: by which it gets the arrays of the others
     """
-    check_derived(table.lines, "nothing runs it")
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        _execute(table.lines, table.values, values, sizes, watch, exchange)
+        _execute(program(table), values, sizes, watch, exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A line, and what computes it."""
+
+    line: Line
+    name: str
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """A repeat, and the program of one turn."""
+
+    line: Repeat
+    program: Program
+    parts: Mapping[tuple[str, str], int]  # how many slices of its stack a name of a turn has
+    stacked: frozenset[str]  # the stacks that are arrays in the end: of what is kept, turns read their own slices alone
+
+
+Program: TypeAlias = "tuple[_Step | _Turns, ...]"
+
+
+def program(table: Table) -> Program:
+    """What a table in normal form does, worked out once: a proof runs it several times, and turns many."""
+    return _program(Same(table))
+
+
+@lru_cache(maxsize=32)
+def _program(same: Same[Table]) -> Program:
+    table = same.content
+    check_derived(table.lines, "nothing runs it")
+    return _prepared(table.lines, table.values)
+
+
+def _prepared(lines: Iterable[Statement], roles: Mapping[str, Value]) -> Program:
+    return tuple(
+        _repeated(line, roles) if isinstance(line, Repeat) else _Step(line, line.name, prepared(line, roles))
+        for line in lines
+    )
+
+
+def _repeated(line: Repeat, roles: Mapping[str, Value]) -> _Turns:
+    parts = {pair: line.part(pair[0], roles[pair[1]].axes) for pair in (*line.each, *line.keep)}
+    stacked = frozenset(outer for _, outer in line.keep if roles[outer].role != "kept")
+    return _Turns(line, _prepared(line.lines, {**roles, **line.values}), parts, stacked)
 
 
 def _execute(
-    lines: Iterable[Statement],
-    roles: Mapping[str, Value],
-    values: MutableMapping[str, Array],
-    sizes: Sizes,
-    watch: Watch | None,
-    exchange: Exchange | None,
+    steps: Program, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None, exchange: Exchange | None
 ) -> None:
-    for line in lines:
-        if isinstance(line, Repeat):
-            _turns(line, roles, values, sizes, watch, exchange)
+    for step in steps:
+        if isinstance(step, _Turns):
+            _turns(step, values, sizes, watch, exchange)
         else:
-            run_line(line, roles, values, sizes, exchange)
+            values[step.name] = step.operation(values, sizes, exchange)
             if watch:
-                watch(line, values)
+                watch(step.line, values)
 
 
 def _turns(
-    line: Repeat,
-    roles: Mapping[str, Value],
-    values: MutableMapping[str, Array],
-    sizes: Sizes,
-    watch: Watch | None,
-    exchange: Exchange | None,
+    turns: _Turns, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None, exchange: Exchange | None
 ) -> None:
+    line, parts = turns.line, turns.parts
     try:
         count = size_of(line.count, sizes)
     except KeyError:
         raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes") from None
     if count < 1:
         raise InputError(f"{line.count} must be a whole number from 1, not {count}")
-    inner_roles = {**roles, **line.values}
-    parts = {pair: line.part(pair[0], roles[pair[1]].axes) for pair in (*line.each, *line.keep)}
     carried = {carry.start: values[carry.initial] for carry in line.carry}
     stacks: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
     for turn in reversed(range(count)) if line.reverse else range(count):
@@ -249,7 +286,7 @@ def _turns(
         inner.update(carried)
         inner.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
         own_sizes = {**sizes, **came_from(line.around, turn, sizes)} if line.around else sizes
-        _execute(line.lines, inner_roles, inner, own_sizes, watch, exchange)
+        _execute(turns.program, inner, own_sizes, watch, exchange)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
             together = parts[inside, outer]
@@ -260,7 +297,7 @@ def _turns(
     for carry in line.carry:
         values[carry.final] = carried[carry.start]
     for outer, stack in stacks.items():
-        values[outer] = stack if roles[outer].role == "kept" else np.stack(stack)  # turns read their own slices alone
+        values[outer] = np.stack(stack) if outer in turns.stacked else stack
 
 
 def _slice(stack: Array | list[Array], turn: int, together: int = 0) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,23 @@ from learncost.vocabulary import Entry, entry
 
 Array = Any
 Sizes = Mapping[str, int]
+Operation = Callable[[Mapping[str, Array], Sizes, Exchange | None], Array]
+"""What computes the result of a line, from the values and the sizes. Collectives need an exchange."""
+
+_Reader = Callable[[Mapping[str, Array], Sizes], Array]
+
+
+def prepared(line: Line, roles: Mapping[str, Value]) -> Operation:
+    """What a line of the normal form does: all that its axes say is worked out once, however often it runs."""
+    if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind == "collective":
+        names = [term.name for term in line.right]
+        return lambda values, sizes, exchange: collected(line, [values[name] for name in names], sizes, exchange)
+    if isinstance(line, Product):
+        return _product(line, roles)
+    if isinstance(line, Sum):
+        return _sum(line)
+    assert isinstance(line, Word)
+    return _word(line)
 
 
 def run_line(
@@ -43,17 +61,8 @@ def run_line(
     sizes: Sizes,
     exchange: Exchange | None = None,
 ) -> None:
-    """Run one line of the normal form; `values` receives its result. Collectives need an exchange."""
-    if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind == "collective":
-        result = collected(line, [values[term.name] for term in line.right], sizes, exchange)
-    elif isinstance(line, Product):
-        result = _product(line, roles, values, sizes)
-    elif isinstance(line, Sum):
-        result = _sum(line, values, sizes)
-    else:
-        assert isinstance(line, Word)
-        result = _word(line, roles, values, sizes)
-    values[line.name] = result
+    """Run one line of the normal form; `values` receives its result."""
+    values[line.name] = prepared(line, roles)(values, sizes, exchange)
 
 
 # Moves.
@@ -61,20 +70,35 @@ def run_line(
 
 def spread(array: Array, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
     """The array with its axes in the order wanted, an axis that it lacks of length 1."""
+    move = _move_of(have, want)
+    return array if move is None else move(array)
+
+
+@lru_cache(maxsize=4096)
+def _move_of(have: tuple[str, ...], want: tuple[str, ...]) -> Callable[[Array], Array] | None:
+    """What spreads an array; None where it is as wanted."""
     if have == want:
-        return array
-    order = [have.index(axis) for axis in want if axis in have]
-    if order != list(range(len(order))):
-        array = array.transpose(order)
-    if len(order) < len(want):
-        array = array[tuple(slice(None) if axis in have else None for axis in want)]
-    return array
+        return None
+    order = tuple(have.index(axis) for axis in want if axis in have)
+    places = tuple(slice(None) if axis in have else None for axis in want)
+    if len(order) == len(want):
+        return lambda array: array.transpose(order)
+    if order == tuple(range(len(order))):
+        return lambda array: array[places]
+    return lambda array: array.transpose(order)[places]
 
 
-def _operand(term: Operand, want: tuple[str, ...], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _reader(term: Operand, want: tuple[str, ...]) -> _Reader:
+    """What reads an operand, spread over the axes wanted."""
     if isinstance(term, Literal):
-        return term.number(sizes)
-    return spread(values[term.name], term.loops, want)
+        if term.sizes:
+            return lambda values, sizes: term.number(sizes)
+        number = term.number({})
+        return lambda values, sizes: number
+    name, move = term.name, _move_of(term.loops, want)
+    if move is None:
+        return lambda values, sizes: values[name]
+    return lambda values, sizes: move(values[name])
 
 
 def _index(
@@ -132,102 +156,145 @@ def _check_index(positions: Any, axis: Read, size: int) -> None:
 # The three kinds of line.
 
 
-def _product(line: Product, roles: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
-    left = line.left[0]
+def _product(line: Product, roles: Mapping[str, Value]) -> Operation:
     if len(line.right) == 1:
-        return _move(line, roles, values, sizes)
+        return _moving(line, roles)
     first, second = line.right
-    want = left.loops
-    rows, columns, batch = line.sides.rows, line.sides.columns, line.sides.batch
-    summed = (*line.sides.summed, *line.sides.lone)
+    want, sides = line.left[0].loops, line.sides
+    rows, columns, batch = sides.rows, sides.columns, sides.batch
+    summed = (*sides.summed, *sides.lone)
     if not summed:
-        return np.multiply(_operand(first, want, values, sizes), _operand(second, want, values, sizes))
-    assert isinstance(first, Term)
-    assert isinstance(second, Term)
-    a = spread(values[first.name], first.loops, (*batch, *rows, *summed))
-    b = spread(values[second.name], second.loops, (*batch, *summed, *columns))
-    groups, inner = a.shape[: len(batch)], a.shape[len(batch) + len(rows) :]
-    a_rows, b_columns = a.shape[len(batch) : len(batch) + len(rows)], b.shape[len(batch) + len(inner) :]
-    k = math.prod(inner)
-    result = np.matmul(a.reshape((*groups, math.prod(a_rows), k)), b.reshape((*groups, k, math.prod(b_columns))))
-    result = result.reshape((*groups, *a_rows, *b_columns))
-    return spread(result, (*batch, *rows, *columns), want)
+        return _by_element(np.multiply, first, second, want)
+    left, right = _reader(first, (*batch, *rows, *summed)), _reader(second, (*batch, *summed, *columns))
+    after, over, back = len(batch), len(batch) + len(summed), _move_of((*batch, *rows, *columns), want)
+    are_matrices = len(rows) == len(columns) == len(summed) == 1
+
+    def multiplied(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
+        a, b = left(values, sizes), right(values, sizes)
+        if are_matrices:
+            result = np.matmul(a, b)
+        else:
+            groups, a_rows, b_columns = a.shape[:after], a.shape[after : after + len(rows)], b.shape[over:]
+            k = math.prod(a.shape[after + len(rows) :])
+            a, b = a.reshape((*groups, math.prod(a_rows), k)), b.reshape((*groups, k, math.prod(b_columns)))
+            result = np.matmul(a, b).reshape((*groups, *a_rows, *b_columns))
+        return result if back is None else back(result)
+
+    return multiplied
 
 
-def _move(line: Product, roles: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _by_element(function: Callable[..., Array], first: Operand, second: Operand, want: tuple[str, ...]) -> Operation:
+    left, right = _reader(first, want), _reader(second, want)
+    return lambda values, sizes, exchange: function(left(values, sizes), right(values, sizes))
+
+
+def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
     """One factor: a gather, a scatter-add, a reduction, a transposition, a spread."""
     left, (term,) = line.left[0], line.right
     want = left.loops
     if isinstance(term, Literal):
-        return np.full(shape_of(want, sizes), term.number(sizes))
-    array = values[term.name]
+        return lambda values, sizes, exchange: np.full(shape_of(want, sizes), term.number(sizes))
     if term.indexed:
-        index = _index(term, values, sizes, term.loops, roles[term.name].axes)
-        for place, outside in _beyond(term):
+        return _gathering(term, want, roles[term.name].axes)
+    if left.indexed:
+        return _scattering(left, term, roles[left.name].axes)
+    summed = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
+    have = tuple(axis for axis in term.loops if axis in want)
+    name, move, is_spread = term.name, _move_of(have, want), len(have) < len(want)
+
+    def moved(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
+        array = values[name]
+        if summed:
+            if getattr(getattr(array, "dtype", None), "kind", "") == "b":
+                array = array.astype(np.float32)  # how many hold: a mask is summed as numbers
+            array = np.add.reduce(array, axis=summed)
+        if move is not None:
+            array = move(array)
+        return np.broadcast_to(array, shape_of(want, sizes), subok=True) if is_spread else array
+
+    return moved
+
+
+def _gathering(term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> Operation:
+    beyond = _beyond(term)
+
+    def gathered(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
+        array, index = values[term.name], _index(term, values, sizes, term.loops, declared)
+        for place, outside in beyond:
             form = [*array.shape]
             form[place] = 1
             array = np.concatenate((array, np.full(form, outside, array.dtype)), axis=place)
         return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
-    if left.indexed:
-        shape = [*shape_of(roles[left.name].axes, sizes)]
+
+    return gathered
+
+
+def _scattering(left: Term, term: Term, declared: tuple[str, ...]) -> Operation:
+    want, beyond = left.loops, _beyond(left)
+
+    def scattered(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
+        array, shape = values[term.name], [*shape_of(declared, sizes)]
         everywhere = tuple(map(slice, shape))
-        for place, _ in _beyond(left):
+        for place, _ in beyond:
             shape[place] += 1
         target = np.zeros_like(array, shape=tuple(shape))
-        np.add.at(target, _index(left, values, sizes, want, roles[left.name].axes), spread(array, term.loops, want))
+        np.add.at(target, _index(left, values, sizes, want, declared), spread(array, term.loops, want))
         return target[everywhere]
-    summed = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
-    if summed:
-        if getattr(getattr(array, "dtype", None), "kind", "") == "b":
-            array = array.astype(np.float32)  # how many hold: a mask is summed as numbers
-        array = np.add.reduce(array, axis=summed)
-    have = tuple(axis for axis in term.loops if axis in want)
-    array = spread(array, have, want)
-    if len(have) < len(want):
-        array = np.broadcast_to(array, shape_of(want, sizes), subok=True)
-    return array
+
+    return scattered
 
 
-def _sum(line: Sum, values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _sum(line: Sum) -> Operation:
     want = line.left[0].loops
-    first = _operand(line.right[0], want, values, sizes)
     if len(line.right) == 1:
-        return first
-    second = _operand(line.right[1], want, values, sizes)
-    return np.add(first, second) if line.signs[1] > 0 else np.subtract(first, second)
+        read = _reader(line.right[0], want)
+        return lambda values, sizes, exchange: read(values, sizes)
+    return _by_element(np.add if line.signs[1] > 0 else np.subtract, *line.right, want)
 
 
-def _word(line: Word, roles: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _word(line: Word) -> Operation:
     want = line.left[0].loops
     if line.word == "inside":
-        return _inside(line.where, want, sizes)
+        return lambda values, sizes, exchange: _inside(line.where, want, sizes)
     row = entry(line.word)
     if row.fill is not None:
-        return np.full(shape_of(want, sizes), row.fill, _precision(values))
+        return lambda values, sizes, exchange: np.full(shape_of(want, sizes), row.fill, _precision(values))
     if line.word == "eye":
-        half = len(want) // 2
-        first, second = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))
-        return np.equal(spread(first, want[:half], want), spread(second, want[half:], want)).astype(float)
+        return lambda values, sizes, exchange: _eye(want, sizes)
     if row.kind == "reduction":
         (term,) = line.right
         assert isinstance(term, Term)
+        name, reduce = term.name, getattr(np, row.by).reduce
         acted = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
         remaining = tuple(axis for axis in term.loops if axis in want)
-        return spread(getattr(np, row.by).reduce(values[term.name], axis=acted), remaining, want)
+        return lambda values, sizes, exchange: spread(reduce(values[name], axis=acted), remaining, want)
     if line.word in ("append", "join"):
-        arrays = [values[term.name] for term in line.right]  # in the order of the left, each with its own positions
-        joined = np.concatenate(arrays, axis=want.index(line.axes[0]))
-        if line.word == "join" and joined.shape != shape_of(want, sizes):
-            parts = " + ".join(str(array.shape[want.index(line.axes[0])]) for array in arrays)
-            raise InputError(f"axis {line.axes[0]} is {size_of(line.axes[0], sizes)}, but what is joined on it {parts}")
-        return joined
+        return lambda values, sizes, exchange: _joined(line, want, values, sizes)
     if row.kind in ("scan", "choice"):
-        return _along(line, row, values, sizes)
-    operands = [_operand(term, want, values, sizes) for term in line.right]
-    if len(operands) < len(row.inputs):  # what to choose, the line's own condition says
-        operands.insert(0, _inside(line.where, want, sizes))
-    function = function_of(row)
-    return function(*operands)
+        return lambda values, sizes, exchange: _along(line, row, values, sizes)
+    function, readers = function_of(row), [_reader(term, want) for term in line.right]
+    if len(readers) < len(row.inputs):  # what to choose, the line's own condition says
+        readers.insert(0, lambda values, sizes: _inside(line.where, want, sizes))
+    if len(readers) == 1:
+        (read,) = readers
+        return lambda values, sizes, exchange: function(read(values, sizes))
+    return lambda values, sizes, exchange: function(*[read(values, sizes) for read in readers])
+
+
+def _eye(want: tuple[str, ...], sizes: Sizes) -> Array:
+    half = len(want) // 2
+    first, second = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))
+    return np.equal(spread(first, want[:half], want), spread(second, want[half:], want)).astype(float)
+
+
+def _joined(line: Word, want: tuple[str, ...], values: Mapping[str, Array], sizes: Sizes) -> Array:
+    """Arrays one behind another, in the order of the left, each with its own positions."""
+    arrays, place = [values[term.name] for term in line.right], want.index(line.axes[0])
+    joined = np.concatenate(arrays, axis=place)
+    if line.word == "join" and joined.shape != shape_of(want, sizes):
+        parts = " + ".join(str(array.shape[place]) for array in arrays)
+        raise InputError(f"axis {line.axes[0]} is {size_of(line.axes[0], sizes)}, but what is joined on it {parts}")
+    return joined
 
 
 def function_of(row: Entry) -> Callable[..., Array]:

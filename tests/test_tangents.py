@@ -20,7 +20,7 @@ from learncost.proof.check import sound_arrays, tally, values_of
 from learncost.proof.sample import small_sizes
 from learncost.proof.tangents import along, with_tangent
 from learncost.proof.words import word_layer
-from learncost.readings.run import operation
+from learncost.readings.run import functions
 from learncost.vocabulary import entries
 
 FORWARD = ["forward-gradient", "mezo", "evolution"]
@@ -114,7 +114,7 @@ def test_the_mean_over_signs_without_correlation_of_what_linears_make_is_the_gra
     entries_drawn, signs = {}, []  # the last of `signs` stands
 
     def coin(x, z):
-        keys = operation._hashed(x, z)
+        keys = functions._hashed(x, z)
         places = np.vectorize(lambda key: entries_drawn.setdefault(float(key), len(entries_drawn)))(keys)
         return signs[-1][places].astype(float) if signs else np.ones(keys.shape)
 
@@ -126,7 +126,7 @@ def test_the_mean_over_signs_without_correlation_of_what_linears_make_is_the_gra
         return {name: np.array(values[f"d{name}"]) for name in model.table.weights if f"d{name}" in values}
 
     expected = gradients(model, "bp", sizes, arrays)
-    monkeypatch.setattr(operation, "_OWN", {**operation._OWN, "coin": coin})
+    monkeypatch.setattr(functions, "_OWN", {**functions._OWN, "coin": coin})
     moved()
     rows = hadamard(1 << len(entries_drawn).bit_length())
     mean = {}
@@ -167,10 +167,10 @@ def test_every_entry_of_every_direction_is_drawn_by_a_number_of_its_own(procedur
     keys = set()
 
     def coin(x, z):
-        keys.update(np.ravel(operation._hashed(x, z)).tolist())
-        return operation._coin(x, z)
+        keys.update(np.ravel(functions._hashed(x, z)).tolist())
+        return functions._coin(x, z)
 
-    monkeypatch.setattr(operation, "_OWN", {**operation._OWN, "coin": coin})
+    monkeypatch.setattr(functions, "_OWN", {**functions._OWN, "coin": coin})
     gradients(model, procedure, sizes, arrays, 1.0)
     entries_of_all = sum(arrays[weight].size for weight in model.learning)
     # Of numbers of 24 bits some fall together by chance: n^2 / 2^25 of n.

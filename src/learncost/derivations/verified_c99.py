@@ -27,7 +27,7 @@ from learncost.proof.report import Check, Report
 from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.layout import in_all, together
 from learncost.readings.price import Row, price
-from learncost.readings.run.operation import mixed
+from learncost.readings.run.functions import mixed
 
 STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
 

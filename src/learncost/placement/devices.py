@@ -30,7 +30,7 @@ WAIT = 300.0
 """Seconds after which a device that waits for others gives up."""
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """Another device gave up, or what this one waits for does not come."""
 
 
@@ -58,14 +58,14 @@ class Meeting:
         return self._next(self._sent[source, target])
 
     def _next(self, arrays: queue.SimpleQueue[Array]) -> Array:
-        """What comes next. Raises `Ended` where devices gave up."""
+        """What comes next. Raises `EndedError` where devices gave up."""
         end = time.monotonic() + WAIT
         while time.monotonic() < end and not self.ended:
             try:
                 return arrays.get(timeout=0.2)
             except queue.Empty:
                 continue
-        raise Ended
+        raise EndedError
 
 
 class _Queues(dict[tuple[int, int], "queue.SimpleQueue[Array]"]):
@@ -154,7 +154,7 @@ def run_placed(
                 values[name] = part(ordered(array, axes, table.zigzag, own_sizes), axes, own_sizes)
             execute(lowered[stage], values, own_sizes, watch, Device(mesh, place, meetings))
             results[rank] = values
-        except Ended:
+        except EndedError:
             pass
         except BaseException as error:
             errors.append(error)

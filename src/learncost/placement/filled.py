@@ -17,7 +17,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Product, Repeat, Statement, Sum, Table, Term, Word
 from learncost.equation.value import Value
 from learncost.layers.lower import expanded
-from learncost.readings.run.operation import function_of
+from learncost.readings.run.functions import function_of
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import is_collective
 

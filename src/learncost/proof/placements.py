@@ -139,7 +139,14 @@ def _case(
         for small in (sizes,) if uneven == sizes else (sizes, uneven):
             filled, large, padded = filled_up(model, table, *within, small)
             placed = _placed(
-                filled, _step_of(filled, procedure, optimizer, plan) if padded else table, grid, pipeline, clauses, large, plan, optimizer
+                filled,
+                _step_of(filled, procedure, optimizer, plan) if padded else table,
+                grid,
+                pipeline,
+                clauses,
+                large,
+                plan,
+                optimizer,
             )
             wider = [f"{each.axis} filled up from {each.size} to {each.filled}" for each in padded]
             several = placed if isinstance(placed, tuple) else (placed,)

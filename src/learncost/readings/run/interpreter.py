@@ -25,7 +25,8 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import joined, lower
 from learncost.readings.run.collected import Exchange
-from learncost.readings.run.operation import Array, Operation, Sizes, prepared
+from learncost.readings.run.moves import Array, Sizes
+from learncost.readings.run.operation import Operation, prepared
 
 Values = dict[str, Array]
 Watch = Callable[[Line, MutableMapping[str, Array]], None]

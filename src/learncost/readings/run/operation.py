@@ -1,4 +1,4 @@
-"""What each line of the normal form does on NumPy: moves, the three kinds of line, the primitives.
+"""What each line of the normal form does on NumPy: the three kinds of line.
 
 Operations used: matmul, multiply, add, subtract and the primitives' own functions as ufuncs, their reduce, add.at,
 where, and moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like).
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import cuts, first_of, shape_of, size_of, whole
+from learncost.equation.count import first_of, shape_of, size_of, whole
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
     RELATIONS,
@@ -23,7 +20,6 @@ from learncost.equation.table import (
     Literal,
     Operand,
     Product,
-    Read,
     Sum,
     Term,
     Word,
@@ -31,14 +27,12 @@ from learncost.equation.table import (
 from learncost.equation.value import Value
 from learncost.equation.zigzag import devices_name, position
 from learncost.readings.run.collected import Exchange, collected
+from learncost.readings.run.functions import function_of, precision
+from learncost.readings.run.moves import Array, Sizes, beyond_of, index_of, move_of, reader, spread
 from learncost.vocabulary import Entry, entry
 
-Array = Any
-Sizes = Mapping[str, int]
 Operation = Callable[[Mapping[str, Array], Sizes, Exchange | None], Array]
 """What computes the result of a line, from the values and the sizes. Collectives need an exchange."""
-
-_Reader = Callable[[Mapping[str, Array], Sizes], Array]
 
 
 def prepared(line: Line, roles: Mapping[str, Value]) -> Operation:
@@ -65,94 +59,6 @@ def run_line(
     values[line.name] = prepared(line, roles)(values, sizes, exchange)
 
 
-# Moves.
-
-
-def spread(array: Array, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
-    """The array with its axes in the order wanted, an axis that it lacks of length 1."""
-    move = _move_of(have, want)
-    return array if move is None else move(array)
-
-
-@lru_cache(maxsize=4096)
-def _move_of(have: tuple[str, ...], want: tuple[str, ...]) -> Callable[[Array], Array] | None:
-    """What spreads an array; None where it is as wanted."""
-    if have == want:
-        return None
-    order = tuple(have.index(axis) for axis in want if axis in have)
-    places = tuple(slice(None) if axis in have else None for axis in want)
-    if len(order) == len(want):
-        return lambda array: array.transpose(order)
-    if order == tuple(range(len(order))):
-        return lambda array: array[places]
-    return lambda array: array.transpose(order)[places]
-
-
-def _reader(term: Operand, want: tuple[str, ...]) -> _Reader:
-    """What reads an operand, spread over the axes wanted."""
-    if isinstance(term, Literal):
-        if term.sizes:
-            return lambda values, sizes: term.number(sizes)
-        number = term.number({})
-        return lambda values, sizes: number
-    name, move = term.name, _move_of(term.loops, want)
-    if move is None:
-        return lambda values, sizes: values[name]
-    return lambda values, sizes: move(values[name])
-
-
-def _index(
-    term: Term, values: Mapping[str, Array], sizes: Sizes, want: tuple[str, ...], declared: tuple[str, ...]
-) -> Any:
-    """What to write in brackets so that an array is read (or written) at the term's indices, axes as wanted."""
-    reads = [i for i, axis in enumerate(term.axes) if isinstance(axis, Read)]
-    index: list[Any] = []
-    places: Any = None
-    for i, axis in enumerate(term.axes):
-        if isinstance(axis, Read):
-            places = _positions(axis, values, sizes, size_of(declared[i], sizes))
-            index.append(spread(places, axis.at.loops, want))
-        else:
-            shape = [1] * len(want)
-            shape[want.index(axis)] = -1
-            index.append(np.arange(size_of(axis, sizes)).reshape(shape))
-    plain = [axis for axis in term.axes if isinstance(axis, str)]
-    (first, *_) = reads
-    at = term.axes[first]
-    if len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain) and want == term.loops:
-        return (*[slice(None)] * first, places)
-    return tuple(index)
-
-
-def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int) -> Any:
-    """The places on an axis of a size, over the axes of the index; those beyond its ends are one past the last."""
-    at = axis.at
-    if isinstance(at, Affine) and not at.fixed:
-        places = at.over(sizes, np.arange)
-        return np.where((places >= 0) & (places < size), places, size)
-    if cuts(axis.axis):
-        places = np.asarray(values[at.name]) - first_of(axis.axis, sizes)
-        return np.where((places >= 0) & (places < size), places, size)
-    positions = np.asarray(values[at.name] if isinstance(at, Term) else at.number(sizes))
-    _check_index(positions, axis, size)
-    return positions
-
-
-def _beyond(term: Term) -> list[tuple[int, float]]:
-    """The axes that may be read beyond their ends, and what stands there: on a part of an axis 0, as others have it."""
-    parts = [(place, 0.0) for place, axis in enumerate(term.axes) if isinstance(axis, Read) and cuts(axis.axis)]
-    return [*((place, at.outside) for place, at in term.beyond), *parts]
-
-
-def _check_index(positions: Any, axis: Read, size: int) -> None:
-    if positions.dtype.kind not in "iu":
-        raise InputError(f"{axis} reads at {positions.dtype} numbers; an index must be integers")
-    if positions.size and (positions.min() < 0 or positions.max() >= size):
-        raise InputError(
-            f"{axis} reads at {int(positions.max())} or {int(positions.min())}, but axis {axis.axis} has {size}"
-        )
-
-
 # The three kinds of line.
 
 
@@ -165,8 +71,8 @@ def _product(line: Product, roles: Mapping[str, Value]) -> Operation:
     summed = (*sides.summed, *sides.lone)
     if not summed:
         return _by_element(np.multiply, first, second, want)
-    left, right = _reader(first, (*batch, *rows, *summed)), _reader(second, (*batch, *summed, *columns))
-    after, over, back = len(batch), len(batch) + len(summed), _move_of((*batch, *rows, *columns), want)
+    left, right = reader(first, (*batch, *rows, *summed)), reader(second, (*batch, *summed, *columns))
+    after, over, back = len(batch), len(batch) + len(summed), move_of((*batch, *rows, *columns), want)
     are_matrices = len(rows) == len(columns) == len(summed) == 1
 
     def multiplied(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
@@ -184,7 +90,7 @@ def _product(line: Product, roles: Mapping[str, Value]) -> Operation:
 
 
 def _by_element(function: Callable[..., Array], first: Operand, second: Operand, want: tuple[str, ...]) -> Operation:
-    left, right = _reader(first, want), _reader(second, want)
+    left, right = reader(first, want), reader(second, want)
     return lambda values, sizes, exchange: function(left(values, sizes), right(values, sizes))
 
 
@@ -200,7 +106,7 @@ def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
         return _scattering(left, term, roles[left.name].axes)
     summed = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
     have = tuple(axis for axis in term.loops if axis in want)
-    name, move, is_spread = term.name, _move_of(have, want), len(have) < len(want)
+    name, move, is_spread = term.name, move_of(have, want), len(have) < len(want)
 
     def moved(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
         array = values[name]
@@ -216,10 +122,10 @@ def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
 
 
 def _gathering(term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> Operation:
-    beyond = _beyond(term)
+    beyond = beyond_of(term)
 
     def gathered(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
-        array, index = values[term.name], _index(term, values, sizes, term.loops, declared)
+        array, index = values[term.name], index_of(term, values, sizes, term.loops, declared)
         for place, outside in beyond:
             form = [*array.shape]
             form[place] = 1
@@ -230,7 +136,7 @@ def _gathering(term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> 
 
 
 def _scattering(left: Term, term: Term, declared: tuple[str, ...]) -> Operation:
-    want, beyond = left.loops, _beyond(left)
+    want, beyond = left.loops, beyond_of(left)
 
     def scattered(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
         array, shape = values[term.name], [*shape_of(declared, sizes)]
@@ -238,7 +144,7 @@ def _scattering(left: Term, term: Term, declared: tuple[str, ...]) -> Operation:
         for place, _ in beyond:
             shape[place] += 1
         target = np.zeros_like(array, shape=tuple(shape))
-        np.add.at(target, _index(left, values, sizes, want, declared), spread(array, term.loops, want))
+        np.add.at(target, index_of(left, values, sizes, want, declared), spread(array, term.loops, want))
         return target[everywhere]
 
     return scattered
@@ -247,9 +153,9 @@ def _scattering(left: Term, term: Term, declared: tuple[str, ...]) -> Operation:
 def _sum(line: Sum) -> Operation:
     want = line.left[0].loops
     if len(line.right) == 1:
-        read = _reader(line.right[0], want)
+        read = reader(line.right[0], want)
         return lambda values, sizes, exchange: read(values, sizes)
-    return _by_element(np.add if line.signs[1] > 0 else np.subtract, *line.right, want)
+    return _by_element(np.add if line.signs[1] > 0 else np.subtract, line.right[0], line.right[1], want)
 
 
 def _word(line: Word) -> Operation:
@@ -258,7 +164,7 @@ def _word(line: Word) -> Operation:
         return lambda values, sizes, exchange: _inside(line.where, want, sizes)
     row = entry(line.word)
     if row.fill is not None:
-        return lambda values, sizes, exchange: np.full(shape_of(want, sizes), row.fill, _precision(values))
+        return lambda values, sizes, exchange: np.full(shape_of(want, sizes), row.fill, precision(values))
     if line.word == "eye":
         return lambda values, sizes, exchange: _eye(want, sizes)
     if row.kind == "reduction":
@@ -272,7 +178,7 @@ def _word(line: Word) -> Operation:
         return lambda values, sizes, exchange: _joined(line, want, values, sizes)
     if row.kind in ("scan", "choice"):
         return lambda values, sizes, exchange: _along(line, row, values, sizes)
-    function, readers = function_of(row), [_reader(term, want) for term in line.right]
+    function, readers = function_of(row), [reader(term, want) for term in line.right]
     if len(readers) < len(row.inputs):  # what to choose, the line's own condition says
         readers.insert(0, lambda values, sizes: _inside(line.where, want, sizes))
     if len(readers) == 1:
@@ -295,11 +201,6 @@ def _joined(line: Word, want: tuple[str, ...], values: Mapping[str, Array], size
         parts = " + ".join(str(array.shape[place]) for array in arrays)
         raise InputError(f"axis {line.axes[0]} is {size_of(line.axes[0], sizes)}, but what is joined on it {parts}")
     return joined
-
-
-def function_of(row: Entry) -> Callable[..., Array]:
-    """What computes a primitive of arrays."""
-    return _OWN.get(row.name) or getattr(np, row.called or row.name)
 
 
 def _along(line: Word, row: Entry, values: Mapping[str, Array], sizes: Sizes) -> Array:
@@ -329,13 +230,6 @@ def _halves(want: tuple[str, ...], half: int, sizes: Sizes) -> list[list[int]]:
     return [[*shape_of(part, sizes)] for part in (want[:half], want[half:])]
 
 
-def _precision(values: Mapping[str, Array]) -> Any:
-    """The type of constants: that of the real numbers among the arrays."""
-    types = {array.dtype for array in values.values() if hasattr(array, "dtype")}
-    kinds = [dtype for dtype in types if dtype.kind in "fc"]
-    return np.empty(0, np.result_type(*kinds) if kinds else float).real.dtype
-
-
 def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -> Array:
     mask: Array = np.True_
     for condition in where:
@@ -354,65 +248,3 @@ def _all_of(axis: str, sizes: Sizes) -> Array:
     places = np.arange(size_of(axis, sizes)) + first_of(axis, sizes)
     devices = sizes.get(devices_name(axis))
     return position(places, size_of(whole(axis), sizes), devices) if devices else places
-
-
-def _erf(x: Array) -> Array:
-    """The error function as one operation: scipy's ufunc where it is installed, else Python's own for each element."""
-    global _erf_ufunc
-    if _erf_ufunc is None:
-        try:
-            from scipy.special import erf as _erf_ufunc
-        except ImportError:
-            _erf_ufunc = np.frompyfunc(math.erf, 1, 1)
-    result = _erf_ufunc(x)
-    return result if result.dtype != object else result.astype(getattr(x, "dtype", float))
-
-
-_erf_ufunc: Any = None
-
-
-def mixed(x: Array, z: Array) -> Any:
-    """A hash of 32 bits of two whole numbers: T. Mueller's, whose two rounds change half of the bits on average."""
-    bits, half, factor = np.uint64(0xFFFFFFFF), np.uint64(16), np.uint64(0x45D9F3B)
-    first, second = (
-        np.asarray(operand).view(np.ndarray).astype(np.int64).astype(np.uint64) & bits for operand in (x, z)
-    )
-    with np.errstate(over="ignore"):
-        mixed = (first * np.uint64(0x9E3779B1) + second) & bits
-        for _ in range(2):
-            mixed = ((mixed ^ (mixed >> half)) * factor) & bits
-    return mixed ^ (mixed >> half)
-
-
-def _counted(result: Any, like: Array) -> Array:
-    """The numbers as one operation made them: arrays that count see one an element."""
-    array = np.asarray(result, _precision({"": like}))
-    return np.positive(array.view(type(like)) if isinstance(like, np.ndarray) else array)
-
-
-def _hashed(x: Array, z: Array) -> Array:
-    return _counted(mixed(x, z) >> np.uint64(8), x)
-
-
-def _coin(x: Array, z: Array) -> Array:
-    return _counted(1.0 - 2.0 * (mixed(x, z) >> np.uint64(31)), x)
-
-
-def _shift(x: Array, z: Array) -> Array:
-    numbers, places = (np.asarray(operand, float).view(np.ndarray) for operand in (x, z))
-    shifted = np.floor(numbers * 2.0 ** -np.clip(places, -64, 64) + 0.5)
-    return _counted(np.clip(shifted, -(2.0**30), 2.0**30), x)
-
-
-def _bits(x: Array) -> Array:
-    return _counted(np.frexp(np.asarray(x, float).view(np.ndarray))[1], x)
-
-
-_OWN: Mapping[str, Callable[..., Array]] = {
-    "erf": _erf,
-    "hashed": _hashed,
-    "coin": _coin,
-    "shift": _shift,
-    "bits": _bits,
-}
-"""What NumPy has no function for."""

@@ -1,0 +1,103 @@
+"""How operands are read: spread over the axes that a line wants, and at indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.affine import Affine
+from learncost.equation.count import cuts, first_of, size_of
+from learncost.equation.errors import InputError
+from learncost.equation.table import Literal, Operand, Read, Term
+
+Array = Any
+Sizes = Mapping[str, int]
+Reader = Callable[[Mapping[str, Array], Sizes], Array]
+
+
+def spread(array: Array, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
+    """The array with its axes in the order wanted, an axis that it lacks of length 1."""
+    move = move_of(have, want)
+    return array if move is None else move(array)
+
+
+@lru_cache(maxsize=4096)
+def move_of(have: tuple[str, ...], want: tuple[str, ...]) -> Callable[[Array], Array] | None:
+    """What spreads an array; None where it is as wanted."""
+    if have == want:
+        return None
+    order = tuple(have.index(axis) for axis in want if axis in have)
+    places = tuple(slice(None) if axis in have else None for axis in want)
+    if len(order) == len(want):
+        return lambda array: array.transpose(order)
+    if order == tuple(range(len(order))):
+        return lambda array: array[places]
+    return lambda array: array.transpose(order)[places]
+
+
+def reader(term: Operand, want: tuple[str, ...]) -> Reader:
+    """What reads an operand, spread over the axes wanted."""
+    if isinstance(term, Literal):
+        if term.sizes:
+            return lambda values, sizes: term.number(sizes)
+        number = term.number({})
+        return lambda values, sizes: number
+    name, move = term.name, move_of(term.loops, want)
+    if move is None:
+        return lambda values, sizes: values[name]
+    return lambda values, sizes: move(values[name])
+
+
+def index_of(
+    term: Term, values: Mapping[str, Array], sizes: Sizes, want: tuple[str, ...], declared: tuple[str, ...]
+) -> Any:
+    """What to write in brackets so that an array is read (or written) at the term's indices, axes as wanted."""
+    reads = [i for i, axis in enumerate(term.axes) if isinstance(axis, Read)]
+    index: list[Any] = []
+    places: Any = None
+    for i, axis in enumerate(term.axes):
+        if isinstance(axis, Read):
+            places = _positions(axis, values, sizes, size_of(declared[i], sizes))
+            index.append(spread(places, axis.at.loops, want))
+        else:
+            shape = [1] * len(want)
+            shape[want.index(axis)] = -1
+            index.append(np.arange(size_of(axis, sizes)).reshape(shape))
+    plain = [axis for axis in term.axes if isinstance(axis, str)]
+    (first, *_) = reads
+    at = term.axes[first]
+    if len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain) and want == term.loops:
+        return (*[slice(None)] * first, places)
+    return tuple(index)
+
+
+def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int) -> Any:
+    """The places on an axis of a size, over the axes of the index; those beyond its ends are one past the last."""
+    at = axis.at
+    if isinstance(at, Affine) and not at.fixed:
+        places = at.over(sizes, np.arange)
+        return np.where((places >= 0) & (places < size), places, size)
+    if cuts(axis.axis):
+        places = np.asarray(values[at.name]) - first_of(axis.axis, sizes)
+        return np.where((places >= 0) & (places < size), places, size)
+    positions = np.asarray(values[at.name] if isinstance(at, Term) else at.number(sizes))
+    _check_index(positions, axis, size)
+    return positions
+
+
+def beyond_of(term: Term) -> list[tuple[int, float]]:
+    """The axes that may be read beyond their ends, and what stands there: on a part of an axis 0, as others have it."""
+    parts = [(place, 0.0) for place, axis in enumerate(term.axes) if isinstance(axis, Read) and cuts(axis.axis)]
+    return [*((place, at.outside) for place, at in term.beyond), *parts]
+
+
+def _check_index(positions: Any, axis: Read, size: int) -> None:
+    if positions.dtype.kind not in "iu":
+        raise InputError(f"{axis} reads at {positions.dtype} numbers; an index must be integers")
+    if positions.size and (positions.min() < 0 or positions.max() >= size):
+        raise InputError(
+            f"{axis} reads at {int(positions.max())} or {int(positions.min())}, but axis {axis.axis} has {size}"
+        )

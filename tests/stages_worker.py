@@ -2,8 +2,8 @@
 
     python stages_worker.py JOBS FOLDER, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 
-JOBS are `{"steps": [[family, mesh, placement, place, plan, schedule, microbatches, optimizer]]}`. The first process
-writes what was found into FOLDER: for every step the largest relative difference, bytes sent and bytes priced.
+JOBS are `{"steps": [[family, mesh, placement, place, plan, schedule, microbatches, optimizer, clips]]}`. The first
+process writes what was found into FOLDER: for every step the largest relative difference, bytes sent and bytes priced.
 """
 
 import json
@@ -29,6 +29,7 @@ from learncost.placement.mesh import mesh
 from learncost.placement.presets import chosen
 from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
+from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
@@ -42,14 +43,18 @@ WIDTHS = dict.fromkeys(("weights", "gradients", "states", "values", "inputs"), 8
 class Case:
     """A model's pipeline: its program, its stages, and the unsplit step of all microbatches."""
 
-    def __init__(self, family, mesh_text, placement, where, plan, kind, microbatches, optimizer):
+    def __init__(
+        self, family, mesh_text, placement, where, plan, kind, microbatches, optimizer, clips=False, dtype=None
+    ):
         self.grid, self.microbatches = mesh(mesh_text), microbatches
         model = build(small(family, num_key_value_heads=4))
         pipeline = pipeline_of(model.table, self.grid, chosen(where, placement))
         self.axis = pipeline.axis
         self.order = schedule(kind, self.grid.sizes[self.axis], microbatches, 2 if kind == "interleaved" else 1)
         pipeline = replace(pipeline, stages=self.order.stages)
-        whole = self.whole = planned(without_gradients(step(model, "bp", optimizer)), plan)
+        self.low = dtype is not None
+        whole = planned(without_gradients(step(model, "bp", optimizer)), plan)
+        whole = self.whole = with_clipping(whole) if clips else whole
         sizes = self.sizes = dividing(whole, pipeline.mesh, pipeline.clauses)
         counts = [base(line.count).partition("/") for line in model.table.lines if isinstance(line, Repeat)]
         sizes |= {count: int(parts or 1) for count, _, parts in counts}
@@ -63,8 +68,8 @@ class Case:
             name: _sound(array, whole.values[name]) for name, array in sound_arrays(whole, self.large).items()
         }
         self.expected = values_of(whole, self.arrays, self.large)
-        self.placed = step_in_stages(model, whole, optimizer, plan, pipeline, self.grid, sizes, self.order)
-        program = program_in_stages(self.placed, whole.outputs, self.order, self.axis, sizes, "a test")
+        self.placed = step_in_stages(model, whole, optimizer, plan, pipeline, self.grid, sizes, self.order, clips)
+        program = program_in_stages(self.placed, whole.outputs, self.order, self.axis, sizes, "a test", dtype)
         self.text, self.functions = program.text, program.stages
 
     def ran(self, place, devices, **helpers):
@@ -95,6 +100,8 @@ class Case:
         takes = self.functions[number].takes
         names = {name for tree in takes.values() for name in leaves(tree)}
         arrays = {name: torch.from_numpy(self.part(number, place, name, self.arrays)) for name in names}
+        if self.low:
+            arrays = {name: X.float() if X.is_floating_point() else X for name, X in arrays.items()}
         return {name: fill(tree, arrays, namespace) for name, tree in takes.items()}
 
     def beside(self, number, place, results):

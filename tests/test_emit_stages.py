@@ -49,7 +49,6 @@ def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
         ({"schedule": "interleaved", "batch_size": 3}, "3 microbatches are no multiple of the 2 devices"),
         ({"optimizer": "none"}, "stages sum the gradients of what they share at the optimizer"),
         ({"procedure": "pepita"}, "a pipeline is of bp"),
-        ({"precision": "bf16"}, "stages of a pipeline are programs for PyTorch, of the type of their arrays"),
         ({"mesh": "dp=2", "placement": "ddp", "microbatches": 2}, "are of stages of a pipeline"),
         ({"mesh": None, "placement": None, "seq_len": None, "schedule": "gpipe"}, "are of stages of a pipeline"),
         ({"mesh": "pp=2,cp=2", "placement": "pp,cp", "plan": "zigzag"}, "puts positions in another order"),
@@ -80,10 +79,19 @@ HELPERS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
-def test_stages_learn_what_one_device_learns(kind):
-    """On threads; the sum over stages that have the same weight meets all of them."""
-    case, meetings, found = Case("gpt2", "pp=2", "pp", None, "", kind, 3, "sgd"), Meetings(), {}
+@pytest.mark.parametrize(
+    ("kind", "where", "clips", "dtype", "error"),
+    [
+        ("gpipe", None, False, None, 1e-12),
+        ("1f1b", None, True, None, 1e-12),
+        ("1f1b", "blocks over pp of 2 0", True, None, 1e-12),
+        ("1f1b", None, False, "bf16", 0.02),
+    ],
+)
+def test_stages_learn_what_one_device_learns(kind, where, clips, dtype, error):
+    """On threads; the sum over stages that have the same weight, or a norm together, meets all of them."""
+    placement = None if where else "pp"
+    case, meetings, found = Case("gpt2", "pp=2", placement, where, "", kind, 3, "sgd", clips, dtype), Meetings(), {}
 
     def run(rank, place):
         found[rank] = case.ran(place, Place(Device(case.grid, place, meetings)), **HELPERS)
@@ -93,19 +101,19 @@ def test_stages_learn_what_one_device_learns(kind):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert max(worst for worst, _, _ in found.values()) < 1e-12
+    assert max(worst for worst, _, _ in found.values()) < error
     assert [has_loss for _, (_, _, has_loss) in sorted(found.items())] == [False, True]
 
 
 CASES = {
     2: [
-        ["gpt2", "pp=2", "pp", None, "", "1f1b", 4, "adamw"],
+        ["gpt2", "pp=2", "pp", None, "", "1f1b", 4, "adamw", True],
         ["gpt2", "pp=2", "pp", None, "flash", "interleaved", 4, "sgd"],
     ],
     4: [
-        ["gpt2", "pp=2,tp=2", "pp,megatron-sp", None, "flash", "1f1b", 3, "sgd"],
+        ["gpt2", "pp=2,tp=2", "pp,megatron-sp", None, "flash", "1f1b", 3, "sgd", True],
         ["gpt2", "pp=2,dp=2", "pp,zero-1", None, "", "gpipe", 2, "adamw"],
-        ["gpt2", "pp=2,dp=2", "pp,fsdp", None, "", "1f1b", 4, "sgd"],
+        ["gpt2", "pp=2,dp=2", "pp,fsdp", None, "", "1f1b", 4, "sgd", True],
         ["gpt2", "pp=4", None, "blocks over pp of 1 2 2 1", "recompute=block", "1f1b", 5, "sgd"],
         ["mistral", "pp=2,cp=2", "pp,cp", None, "flash,ring", "1f1b", 2, "sgd"],
         ["bart", "pp=4", "pp", None, "", "gpipe", 4, "sgd"],

@@ -8,6 +8,7 @@ from learncost.equation.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.layers.stages import cut, even, turns_of
+from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.proof.placements import small_model
@@ -98,6 +99,23 @@ def test_embedding_and_head_are_of_the_ends():
     assert [stage.turns["n_layer"] for stage in stages] == [8] * 4
     gpt2 = build(configure("gpt2"))
     assert cut(gpt2.table, gpt2.sizes, even(12, 3)).tied == {"wte": (0, 2)}
+
+
+def test_a_last_stage_without_blocks_has_the_head():
+    model = build(configure("gpt2", {"n_layer": 2}))
+    first, last = cut(model.table, model.sizes, (2, 0)).stages
+    assert not last.turns
+    assert {"ln_f.g", "wte"} <= {*last.table.weights}
+    assert "loss" in last.table.outputs
+    assert "ln_f.g" not in first.table.weights
+
+
+def test_repeats_of_as_many_turns_are_told_apart():
+    model = adapted(build(configure("gpt2", {"n_layer": 4})), Adaptation(layers="2"))
+    stages = cut(model.table, model.sizes, (1, 3)).stages
+    assert [list(stage.turns.values()) for stage in stages] == [[1], [1, 1, 1]]
+    assert [list(stage.first.values()) for stage in stages] == [[0], [1, 0, 0]]
+    assert len({count for stage in stages for count in stage.turns}) == 3
 
 
 def test_what_cannot_be_cut_is_said():

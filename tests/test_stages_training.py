@@ -31,15 +31,13 @@ def engine_of(**flags):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"schedule": "zb-h1"}, "a training has one stage on each process: --schedule gpipe or 1f1b, not zb-h1"),
-        ({"schedule": "interleaved"}, "a training has one stage on each process: .* not interleaved"),
+        ({"schedule": "zb-h1"}, "zb-h1 puts weight updates apart .* --schedule gpipe, 1f1b or interleaved"),
+        ({"schedule": "interleaved", "microbatches": 1}, "1 microbatches are no multiple of the 2 devices"),
+        ({"schedule": "interleaved", "clip": 1.0}, "stages 0, 1, 2, 3 sum clip.squares, and one device has several"),
         ({"schedule": "2f2b"}, "no schedule is called '2f2b'"),
         ({"microbatches": 3}, "--batch-size 4 cannot be cut into 3 microbatches .* the next that can is 6"),
-        ({"dtype": "bf16"}, "trained by bp in fp32 or fp64: leave --precision bf16 out"),
-        ({"clip": 1.0}, "leave --clip out"),
         ({"accumulate": 2}, "leave --accumulate out: --microbatches cuts the batch"),
         ({"procedure": "pepita"}, "leave --procedure pepita out"),
-        ({"lora": "all"}, "leave --lora out"),
         ({"plan": "at-once"}, "stages update with the gradients of all microbatches: leave the plan at-once out"),
         ({"mesh": "pp=3"}, "4 blocks cannot be cut into 3 equal stages"),
         ({"mesh": "dp=2", "schedule": "1f1b"}, "--schedule and --microbatches are of stages of a pipeline"),
@@ -100,12 +98,14 @@ def killed(number, run, words):
         (4, ["--mesh", "pp=2,dp=2"]),
         (4, ["--mesh", "pp=2,dp=2", "--placement", "pp,fsdp"]),
         (4, ["--mesh", "pp=2,tp=2"]),
+        (2, ["--mesh", "pp=2", "--schedule", "interleaved"]),
         (4, ["--mesh", "pp=4", "--place", "blocks over pp of 1 2 1 0"]),
     ],
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_stages_train_as_one_process_does(number, mesh, optimizer, text, tmp_path):
     words = [str(text), *TINY, "--steps", "12", "--optimizer", optimizer, "--learning-rate", "0.003"]
+    words += [] if "interleaved" in mesh else ["--clip", "0.5"]
     trained(number, [*words, *mesh, "--out", str(tmp_path / "stages")])
     assert main(["train", *words, "--engine", "torch", "--out", str(tmp_path / "alone")]) == 0
     assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "alone"), rel=1e-12)
@@ -114,6 +114,18 @@ def test_stages_train_as_one_process_does(number, mesh, optimizer, text, tmp_pat
         # Of the biases of keys the gradient is zero in mathematics: adamw divides rounding by itself.
         if optimizer == "sgd" or not name.endswith(("bK", "bK.m", "bK.v", "c_attn.bias")):
             np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [(["--precision", "bf16"], 1e-4), (["--lora", "all-linear"], 1e-12), (["--train-layers", "2"], 1e-12)],
+)
+def test_stages_train_in_bf16_and_a_part(more, error, text, tmp_path):
+    words = [str(text), *TINY, "--steps", "6", *more]
+    trained(2, [*words, "--mesh", "pp=2", "--schedule", "interleaved", "--out", str(tmp_path / "stages")])
+    assert main(["train", *words, "--engine", "torch", "--out", str(tmp_path / "alone")]) == 0
+    assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "alone"), rel=error)
 
 
 @pytest.mark.slow
@@ -132,6 +144,7 @@ def test_killed_stages_go_on_bit_for_bit_and_over_other_meshes(text, tmp_path):
     resume = ["--resume", str(run)]
     killed(2, run, [*resume, "--mesh", "dp=2"])
     killed(2, run, [*resume, *stages, "--schedule", "gpipe", "--microbatches", "1"])
+    killed(2, run, [*resume, *stages, "--schedule", "interleaved", "--microbatches", "2"])
     killed(4, run, [*resume, "--mesh", "pp=2,dp=2", "--placement", "pp,zero-1"])
     trained(1, resume)
     assert losses(run) == pytest.approx(losses(tmp_path / "straight"), rel=1e-12)

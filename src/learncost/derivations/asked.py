@@ -12,14 +12,13 @@ from learncost.ledger.over import whole_batch
 from learncost.models.configuration import family_of
 from learncost.models.model import Model, run_sizes
 from learncost.models.sizes import check_size
-from learncost.parallel.candidates import CHUNKS
 from learncost.placement.clauses import Clause
 from learncost.placement.mesh import Mesh
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.placement.padding import Padded
 from learncost.placement.presets import chosen
 from learncost.placement.stages import Pipeline, pipeline_of
-from learncost.schedule.pipeline import KINDS, Schedule
+from learncost.schedule.pipeline import CHUNKS, KINDS, Schedule
 from learncost.schedule.pipeline import schedule as schedule_of
 
 
@@ -93,7 +92,7 @@ class Asked:
                 f"next that can is {-(-batch // parts) * parts}"
             )
         several = kind in KINDS and KINDS[kind].several
-        return schedule_of(kind, devices, number, CHUNKS[0] if several else 1), batch // number
+        return schedule_of(kind, devices, number, CHUNKS if several else 1), batch // number
 
 
 def refuse_filled(model: Model, padded: Sequence[Padded]) -> None:

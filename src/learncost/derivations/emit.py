@@ -202,9 +202,12 @@ def emit(
         if mesh is not None:
             asked = Asked(mesh, place, placement, batch_size, seq_len, schedule, microbatches)
             if asked.has_stages(subject):
-                if backend != "torch" or precision_of(dtype or "fp32").values == "bf16":
-                    raise InputError("stages of a pipeline are programs for PyTorch, of the type of their arrays")
-                program_of_stages, said = pipelined(subject, *flags_of_step, table, asked)
+                if backend != "torch":
+                    raise InputError(
+                        "stages of a pipeline are programs for PyTorch, as their devices run different ones: give "
+                        "--backend torch"
+                    )
+                program_of_stages, said = pipelined(subject, *flags_of_step, table, asked, dtype)
                 return program_of_stages(_title(f"{about}\n{said}", LIBRARIES[backend], written))
             table, constants = _over(subject, lambda model: _model(model, *flags_of_step)[0], asked)
             about += f"\nWhat each device of {mesh} runs, in a batch of {constants['B']} by {constants['M']:,} of all."

@@ -13,11 +13,12 @@ from learncost.placement.padding import filled_up
 
 
 def pipelined(
-    model: Model, procedure: str, optimizer: str, plan: str, whole: Table, asked: Asked
+    model: Model, procedure: str, optimizer: str, plan: str, whole: Table, asked: Asked, dtype: str | None
 ) -> tuple[Callable[[str], str], str]:
     """What writes the program of a model's stages under a title, and what that has to say.
 
     whole  the step of all stages together
+    dtype  a precision, as `program` takes it
     Raises `InputError` for another procedure than bp, and where something does not divide.
     """
     if procedure != "bp":
@@ -32,7 +33,7 @@ def pipelined(
     def write(title: str) -> str:
         placed = step_in_stages(model, whole, optimizer, plan, pipeline, asked.grid, sizes, order)
         refuse_zigzag(placed[0].table)
-        return program_in_stages(placed, whole.outputs, order, pipeline.axis, sizes, title).text
+        return program_in_stages(placed, whole.outputs, order, pipeline.axis, sizes, title, dtype).text
 
     number = "1 microbatch" if order.microbatches == 1 else f"{order.microbatches} microbatches"
     said = f"The stages of {asked.grid}, {number} of {sizes['B']} by {sizes['M']:,} of all in the order {order.name}."

@@ -13,7 +13,7 @@ from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed
 from learncost.placement.stages import Pipeline, place_stages
 from learncost.plans.plan import planned
-from learncost.procedures.staged import staged, staged_forward
+from learncost.procedures.staged import clipped_together, staged, staged_forward
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.emit.stages import StagesProgram, StageTables, stages_program
 from learncost.schedule.pipeline import Schedule
@@ -29,12 +29,14 @@ def step_in_stages(
     grid: Mesh,
     sizes: Mapping[str, int],
     schedule: Schedule,
+    clips: bool = False,
     decays: bool = False,
 ) -> tuple[Placed, ...]:
     """What the devices of each stage run in a step.
 
     whole   the step of all stages together
     sizes   of one microbatch, all devices but those of the pipeline together
+    clips   whether gradients are clipped by the norm of those of all stages
     decays  whether weights decay outside of the optimizer's own word
     Raises `InputError` where blocks do not divide.
     """
@@ -43,15 +45,19 @@ def step_in_stages(
         raise InputError(f"{pipeline.said} says how many blocks each device has, and {schedule.name} cuts them further")
     layers = over.layers(turns_of(model.table, sizes))
     steps = staged(model, sizes, layers, optimizer)
+    steps = clipped_together(steps) if clips else steps
     tables = [with_weight_decay(each.table) if decays else each.table for each in steps]
     steps = tuple(replace(each, table=planned(table, plan, sizes)) for each, table in zip(steps, tables, strict=True))
     return place_stages(steps, over, grid, sizes, whole)
 
 
-def forward_in_stages(table: Table, pipeline: Pipeline, grid: Mesh, sizes: Mapping[str, int]) -> tuple[Placed, ...]:
-    """What the devices of each stage run in a forward pass; each device has one stage."""
-    steps = staged_forward(table, sizes, pipeline.layers(turns_of(table, sizes)))
-    return place_stages(steps, pipeline, grid, sizes, table)
+def forward_in_stages(
+    table: Table, pipeline: Pipeline, grid: Mesh, sizes: Mapping[str, int], schedule: Schedule
+) -> tuple[Placed, ...]:
+    """What the devices of each stage run in a forward pass."""
+    over = replace(pipeline, stages=schedule.stages)
+    steps = staged_forward(table, sizes, over.layers(turns_of(table, sizes)))
+    return place_stages(steps, over, grid, sizes, table)
 
 
 def program_in_stages(
@@ -61,14 +67,16 @@ def program_in_stages(
     axis: str,
     sizes: Mapping[str, int],
     title: str,
+    dtype: str | None = None,
 ) -> StagesProgram:
     """The program of stages for PyTorch.
 
     outputs  of all stages together: what a stage sends is none
     axis     of the mesh, along which they lie
+    dtype    a precision, as `stages_program` takes it
     """
     tables = [in_halves(_at_devices(each.table, axis, schedule.devices), outputs) for each in placed]
-    return stages_program(tables, schedule, axis, title, [{**sizes, **each.sizes} for each in placed])
+    return stages_program(tables, schedule, axis, title, [{**sizes, **each.sizes} for each in placed], dtype)
 
 
 def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
@@ -112,7 +120,10 @@ def _at_devices(table: Table, axis: str, devices: int) -> Table:
             return line
         places = tuple(str(int(stage) % devices) for stage in line.axes[1:])
         if len({*places}) < len(places):
-            raise InputError(f"one device has several stages that have the same weight: {line.right[0]}")
+            raise InputError(
+                f"stages {', '.join(line.axes[1:])} sum {line.right[0].name}, and one device has several of them: give "
+                "--schedule gpipe or 1f1b, which have one stage on each"
+            )
         every = line.word == "all_reduce" and len(places) == devices
         return replace(line, axes=(axis,) if every else (axis, *places))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -213,7 +214,8 @@ class Training(Core):
     @property
     def learns(self) -> str:
         """What of the model learns, and how many parameters that is."""
-        count = sum(self.weights[name].size for name in self.model.learning)
+        sizes = self.model.sizes  # one of several processes has parts of weights alone
+        count = sum(prod(shape(self.model.table, name, sizes)) for name in self.model.learning)
         return f"learns {self._wanted or 'all'}: {count:,} parameters"
 
     def _built(self, dropout: bool = False, padding: bool = False) -> Model:

@@ -6,6 +6,7 @@ behind the turns before it, so that an embedding is of the first stage, a head a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -75,10 +76,22 @@ def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages
     turns = turns_of(table, sizes)
     if sum(layers) != turns or min(layers, default=0) < 0:
         raise InputError(f"stages of {', '.join(map(str, layers))} blocks are not the {turns} that the model has")
-    counts = [base(line.count).partition("/")[0] for line in table.repeats]
-    if len(set(counts)) < len(counts):
-        raise InputError(f"repeats of the same number of turns, {counts[0]}, cannot be cut into stages yet")
-    return _Cut(table, sizes, tuple(layers)).stages()
+    return _Cut(*_counted_apart(table, sizes), tuple(layers)).stages()
+
+
+def _counted_apart(table: Table, sizes: Mapping[str, int]) -> tuple[Table, Mapping[str, int]]:
+    """A table whose repeats have counts of their own, as a stage has other turns of each; numbers are given names."""
+    counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
+    sizes = dict(sizes)
+    for line in table.lines:
+        if isinstance(line, Repeat) and (counts[line.count] > 1 or line.count.isdecimal()):
+            count = f"turns.{sum(isinstance(each, Repeat) for each in lines)}"
+            sizes[count] = int(size_of(line.count, sizes))
+            for _, stack in (*line.each, *line.keep):
+                values[stack] = values[stack].along((count, *values[stack].axes[1:]))
+            line = replace(line, count=count)
+        lines.append(line)
+    return replace(table, lines=tuple(lines), values=values), sizes
 
 
 class _Cut:
@@ -114,6 +127,8 @@ class _Cut:
                 pieces.append((stage, taken, begun))
                 left, remaining, begun = left - taken, remaining - taken, begun + taken
             self._put_repeat(line, pieces, lazy)
+            if line is self.table.repeats[-1]:  # what is behind all blocks is of the last stage, be it without blocks
+                stage = len(self.layers) - 1
         for name in self.table.outputs:
             if name in lazy:
                 self._put(lazy.pop(name), len(self.layers) - 1, lazy)

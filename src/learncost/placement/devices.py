@@ -170,11 +170,14 @@ def run_placed(
 
 def of_stage(array: Array, stage: Placed, name: str) -> Array:
     """What a stage has of an array of the whole: of a stack the slices of its own turns."""
-    axes = stage.whole.axes[name]
-    if not axes or axes[0] not in stage.first:
-        return array
-    first = stage.first[axes[0]]
-    return array[first : first + stage.turns[axes[0]]]
+    count = counted(stage, name)
+    return array[stage.first[count] : stage.first[count] + stage.turns[count]] if count else array
+
+
+def counted(stage: Placed, name: str) -> str:
+    """Of a stack, of which a stage has some turns, by what these are counted; "" of any other array."""
+    count = next(iter(stage.whole.axes[name]), "")
+    return count if count in stage.first else ""
 
 
 def _all(device: Callable[[int, Mapping[str, int]], None], mesh: Mesh) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Statement, Table, Tag, Term, Word, walk
+from learncost.equation.value import Value
 from learncost.layers.stages import Sent, Stage, even
 from learncost.placement.clauses import Clause
 from learncost.placement.mesh import Mesh
@@ -20,7 +21,7 @@ BLOCKS = "blocks"
 
 
 class Step(Protocol):
-    """The step of a stage: its table, what it sends and receives, and which gradients several stages sum."""
+    """The step of a stage: its table, what it sends and receives, and what several stages sum before they update."""
 
     @property
     def stage(self) -> Stage: ...
@@ -119,8 +120,9 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
     for sent in step.sends:
         sends.setdefault(sent.made, []).append(sent)
     values, lines, waiting = dict(table.values), list[Statement](), dict(received)
-    tied, gone = dict(step.tied), set[str]()
+    tied, names = dict(step.tied), dict[str, str]()
     # Who updates a weight at once waits there for another stage, which may wait for what comes later: so it is last.
+    # Of what follows from such sums, such as a norm, the sum stands where it is read.
     sums, late, late_names = dict[str, Line](), list[Statement](), set[str]()
 
     def line(name: str, word: str, operand: str, places: Iterable[int], why: str) -> Line:
@@ -139,16 +141,20 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
             why = f"{name} comes from stage {sent.source}, which makes it"
             lines.append(line(name, "receive", "", (sent.source,), why))
             del waiting[name]
-        names = {}
-        for gradient, stages in tied.items():
-            held = next((name for name in last.reads if placed.holds.get(name, name) == gradient), "")
-            if macro == "optimizer_step" and held and gradient not in gone and not is_collective(last):
-                gone.add(gradient)
-                why = f"stages {' and '.join(map(str, stages))} have the same weight: its gradients are summed"
-                names[held] = f"{held}.tied"
-                sums[gradient] = line(names[held], "all_reduce", held, stages, why)
-        if names or late_names & {*last.reads}:
-            late.append(last.renamed(names) if names else last)
+        summed = [name for name in last.reads if placed.holds.get(name, name) in tied]
+        if macro != "optimizer_step" or is_collective(last):
+            summed = []
+        for name in summed:
+            if name not in names:
+                value, stages = table.values[placed.holds.get(name, name)], tied[placed.holds.get(name, name)]
+                names[name] = f"{name}.tied"
+                total = line(names[name], "all_reduce", name, stages, _why_summed(value, stages))
+                if value.role == "gradient":
+                    sums[name] = total
+                else:
+                    late.append(total)
+        if summed or late_names & {*last.reads}:
+            late.append(last.renamed({name: names[name] for name in summed}))
             late_names |= {*last.makes}
         else:
             lines.append(last)
@@ -160,6 +166,13 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
                     else f"stage {sent.target} made what it is of"
                 )
                 lines.append(line(f"{name}.sent.{sent.target}", "send", name, (sent.target,), why))
-    lines += [*(sums[gradient] for gradient in sorted(sums)), *late]
+    lines += [*(sums[name] for name in sorted(sums)), *late]
     inputs = tuple(name for name in table.inputs if name not in received)
     return replace(table, lines=tuple(lines), values=values, inputs=inputs)
+
+
+def _why_summed(value: Value, stages: Iterable[int]) -> str:
+    who = " and ".join(map(str, stages))
+    if value.role == "gradient":
+        return f"stages {who} have the same weight: its gradients are summed"
+    return f"gradients are clipped by the norm of all together, those of stages {who}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from learncost.equation.table import Line, Literal, Product, Statement, Sum, Table, Tag, Term, Word, defined
@@ -12,38 +13,46 @@ EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_: clip_coef = max_norm / (total_
 
 
 def with_clipping(table: Table) -> Table:
+    """The step with clipped gradients, as `clipped` has it."""
+    return clipped(table)[0]
+
+
+def clipped(table: Table, shared: Mapping[str, int] = {}) -> tuple[Table, str]:
     """The step with `factor dW` in the place of every `dW` that the optimizer reads, as torch clips by the norm.
 
     factor = min(1, clip / (norm + 1e-6)), with the norm over the gradients of all weights together and the bound
     `clip`, a scalar input; written as 1 / max(1, (norm + 1e-6) / clip). It costs a MACC and a FLOP a parameter. The
     table's own gradients stay as they are. A table without an optimizer has nothing to clip.
+    shared  of a table that is one of several: how many have the same gradient, each of which counts its share of it
+    Beside the step it gives the name of the sum of all squares, which several tables have to add up; "" without one.
     """
     updates = [line for line in table.lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
     gradients = defined(line for line in table.lines if line not in updates)
     read = {t.name: t for line in updates for t in line.right if isinstance(t, Term) and t.name in gradients}
     if not read:
-        return table
-    clipped = {name: f"{name}.clipped" for name in read}
+        return table, ""
+    names = {name: f"{name}.clipped" for name in read}
     first = table.lines.index(updates[0])
     numbers = names_of_numbers(table, ("clip",), "optimizer")
-    scaling = _scaling(tuple(read.values()), numbers["clip"])
+    scaling, squares = _scaling(tuple(read.values()), numbers["clip"], shared)
     lines: list[Statement] = [*table.lines[:first], *scaling]
-    lines += [line.renamed(clipped) if line in updates else line for line in table.lines[first:]]
-    return replace(
+    lines += [line.renamed(names) if line in updates else line for line in table.lines[first:]]
+    result = replace(
         table,
         lines=tuple(lines),
         values={
             **table.values,
             **values_of_numbers(numbers),
             **{line.name: Value(line.left[0].declared) for line in scaling},
-            **{new: table.values[gradient] for gradient, new in clipped.items()},
+            **{new: table.values[gradient] for gradient, new in names.items()},
         },
         inputs=(*table.inputs, *numbers.values()),
     )
+    return result, squares
 
 
-def _scaling(gradients: tuple[Term, ...], bound: str) -> list[Line]:
-    """From the gradients to the clipped gradients, whose norm is at most the bound."""
+def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int]) -> tuple[list[Line], str]:
+    """From the gradients to the clipped gradients, whose norm is at most the bound; the name of the sum of squares."""
 
     def scalar(name: str) -> Term:
         return Term(f"{bound}.{name}", ())
@@ -52,10 +61,14 @@ def _scaling(gradients: tuple[Term, ...], bound: str) -> list[Line]:
         return Word((scalar(name),), (above, below), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
 
     tag = Tag("optimizer", macro="optimizer_step", local="clip")
-    squares = [Term(f"{gradient.name}.square", ()) for gradient in gradients]
-    lines: list[Line] = [
-        Product((square,), (gradient, gradient), (), tag) for square, gradient in zip(squares, gradients, strict=True)
-    ]
+    squares, lines = list[Term](), list[Line]()
+    for gradient in gradients:
+        squares.append(Term(f"{gradient.name}.square", ()))
+        lines.append(Product((squares[-1],), (gradient, gradient), (), tag))
+        if number := shared.get(gradient.name):
+            whole, share = squares.pop(), Term(f"{gradient.name}.share", ())
+            squares.append(share)
+            lines.append(Product((share,), (whole, Literal(1 / number)), (), tag))
     lines += [
         Sum((scalar("squares"),), tuple(squares), (), tag, (1,) * len(squares)),
         Word((scalar("norm"),), (scalar("squares"),), (), tag, "sqrt", (), "body", ("X",), ("Y",)),
@@ -66,7 +79,8 @@ def _scaling(gradients: tuple[Term, ...], bound: str) -> list[Line]:
         ),
         quotient("factor", Literal(1.0), scalar("divisor")),
     ]
-    return lines + [
+    lines += [
         Product((Term(f"{gradient.name}.clipped", gradient.axes),), (gradient, scalar("factor")), (), tag)
         for gradient in gradients
     ]
+    return lines, scalar("squares").name

@@ -14,6 +14,7 @@ from learncost.equation.value import Value
 from learncost.layers.derive import derive
 from learncost.layers.stages import Sent, Stage, cut
 from learncost.models.model import Model
+from learncost.procedures.clipping import clipped
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import with_optimizer, without_gradients
 
@@ -23,7 +24,8 @@ class StageStep(Displayed):
     """The step of one stage.
 
     sends, receives  what goes to other stages and comes from them: forward, and gradients on the way back
-    tied             gradients of weights that several stages have, with the numbers of these stages: they are summed
+    tied             what several stages sum before they update, with the numbers of these stages: gradients of weights
+                     that all of them have
     """
 
     stage: Stage
@@ -78,6 +80,19 @@ def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimi
     return tuple(
         replace(step, receives=(*step.receives, *(sent for sent in gradients_sent if sent.target == step.stage.number)))
         for step in steps
+    )
+
+
+def clipped_together(steps: Sequence[StageStep]) -> tuple[StageStep, ...]:
+    """The steps with clipped gradients, by the norm of those of all stages: the stages sum their squares."""
+    changed = []
+    for step in steps:
+        table, squares = clipped(step.table, {name: len(stages) for name, stages in step.tied.items()})
+        changed.append((replace(step, table=table), squares))
+    having = tuple(step.stage.number for step, squares in changed if squares)
+    return tuple(
+        replace(step, tied={**step.tied, squares: having}) if squares and len(having) > 1 else step
+        for step, squares in changed
     )
 
 

@@ -29,6 +29,9 @@ class Pass:
 
 Order = tuple[Pass, ...]
 
+CHUNKS = 2
+"""Stages of each device of a schedule that has several, where nobody says how many."""
+
 MANY = 4000
 """Passes of one kind from which on a pipeline is not run but counted."""
 
@@ -306,6 +309,12 @@ def schedule(name: str, devices: int, microbatches: int, chunks: int = 1) -> Sch
             f"the next number that is one is {larger}"
         )
     return Schedule(name, devices, microbatches, chunks, kind.parted, kind.make(devices, microbatches, chunks))
+
+
+def forward_once(devices: int, chunks: int = 1) -> Schedule:
+    """One microbatch through all stages forward; what B gives is there without a backward pass."""
+    order = (*(Pass("F", chunk, 0) for chunk in range(chunks)), *(Pass("B", chunk, 0) for chunk in range(chunks)))
+    return Schedule("forward", devices, 1, chunks, False, (order,) * devices)
 
 
 def seconds(

@@ -133,12 +133,6 @@ class MeshEngine(NumPyEngine):
         return f"engine torch, {processes}, {self._mesh}: {clauses}{self._states}"
 
     @property
-    def learns(self) -> str:
-        training = self._training
-        count = sum(int(np.prod(self._whole[name])) for name in training.model.learning)
-        return training.learns.rpartition(":")[0] + f": {count:,} parameters"
-
-    @property
     def memory(self) -> int | None:
         """Nobody lays out what operators allocate."""
         return None
@@ -154,16 +148,16 @@ class MeshEngine(NumPyEngine):
     def parts(self) -> Parts:
         self._take_parts()
         self._runner.pool.fetch()
-        here, parts = self._sizes_here(), dict[str, Part]()
+        here, parts = self._sizes_here(), dict[str, tuple[Part, ...]]()
         for kind, arrays in zip(KINDS, (super().weights, super().state), strict=True):
             for name, array in arrays.items():
                 real, first = own_part(array, self._cut_as(name), here)
-                parts[f"{kind}.{name}"] = Part(np.ascontiguousarray(real), self._first(name, first), self._whole[name])
+                parts[f"{kind}.{name}"] = self._apart(name, real, first)
         return parts
 
-    def _first(self, name: str, first: tuple[int, ...]) -> tuple[int, ...]:
-        """Where a part begins in the whole of all processes, of where it begins in that of its stage."""
-        return first
+    def _apart(self, name: str, real: Any, first: tuple[int, ...]) -> tuple[Part, ...]:
+        """What a process has of an array, as it lies in the whole of all processes."""
+        return (Part(np.ascontiguousarray(real), first, self._whole[name]),)
 
     def _cut_as(self, name: str) -> tuple[str, ...]:
         return self._layouts[name].cut(self._axes[name])
@@ -173,8 +167,8 @@ class MeshEngine(NumPyEngine):
         here = self._sizes_here()
         weights, state = (
             {
-                (name := full.removeprefix(f"{kind}.")): filled_part(part.array, self._cut_as(name), here)
-                for full, part in parts.items()
+                (name := full.removeprefix(f"{kind}.")): filled_part(_joined(several), self._cut_as(name), here)
+                for full, several in parts.items()
                 if full.startswith(f"{kind}.")
             }
             for kind in KINDS
@@ -197,3 +191,8 @@ class MeshEngine(NumPyEngine):
     def look(self, batch: Batch) -> tuple[float, Any]:
         self._take_parts()
         return super().look(batch)
+
+
+def _joined(parts: tuple[Part, ...]) -> Any:
+    """What a process has of an array, one turn behind another."""
+    return parts[0].array if len(parts) == 1 else np.concatenate([part.array for part in parts])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.equation.count import base, shape_of, whole
@@ -40,6 +41,8 @@ class MeshRunner:
     def __init__(self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options) -> None:
         self.training, self.mesh, self.clauses = training, grid, clauses
         self.plan, self.device = options.plan, options.device
+        training.weights = {name: widened(array) for name, array in training.weights.items()}
+        training.state = {name: widened(array) for name, array in training.state.items()}
         self._devices: Any = None
         self.forget()
 

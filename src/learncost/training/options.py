@@ -105,7 +105,8 @@ class Options:
         What is cut over the mesh, by name, with commas between: {choices} (`learncost list placements`). The default
         follows from the names of the axes: dp and shard, tp, cp, ep, pp.
     schedule
-        With stages of a pipeline (a mesh with pp), the order of their passes: 1f1b, which is the default, or gpipe.
+        With stages of a pipeline (a mesh with pp), the order of their passes: 1f1b, which is the default, gpipe, or
+        interleaved, which has two stages on each process.
     microbatches
         With stages of a pipeline, into how many parts each process's sequences are cut. The default is one for each.
     train

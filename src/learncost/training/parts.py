@@ -45,7 +45,8 @@ class Part:
     whole: tuple[int, ...]
 
 
-Parts = Mapping[str, Part]
+Parts = Mapping[str, tuple[Part, ...]]
+"""Of every array by its name what a process has of it: one part, or several that lie apart."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,7 @@ def save(
     """
     path = run / f"{NAMED}{steps}"
     advice = f"give a smaller --learning-rate{kept.after('')}"
-    arrays = {name: part.array for name, part in parts.items()}
-    processes.each(lambda: check_finite(arrays, f"step {steps:,}", advice))
+    processes.each(lambda: _check_finite(parts, f"step {steps:,}", advice))
     processes.of_first(lambda: _made_anew(path, kept))
     try:
         _written(path, parts, kept)
@@ -161,15 +161,15 @@ def read_whole(saved: Saved, advice: str) -> dict[str, dict[str, Any]]:
     except ImportError:
         raise InputError(f"{saved.path} is read by PyTorch: pip install 'learncost[torch]'") from None
     _check(saved, saved.digests, advice)
-    parts: dict[str, Part] = {}
+    parts: dict[str, tuple[Part, ...]] = {}
     names: Mapping[str, Any] = FileSystemReader(saved.path).read_metadata().state_dict_metadata
     for name, facts in names.items():
         kind = str(facts.properties.dtype).removeprefix("torch.")
         whole = tuple(facts.size)
-        parts[name] = Part(np.empty(whole, kind), (0,) * len(whole), whole)
+        parts[name] = (Part(np.empty(whole, kind), (0,) * len(whole), whole),)
     _filled(saved, parts, advice)
     by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-    for name, part in parts.items():
+    for name, (part,) in parts.items():
         kind, _, rest = name.partition(".")
         by_kind[kind][rest] = part.array
     return by_kind
@@ -189,7 +189,13 @@ def _filled(saved: Saved, parts: Parts, advice: str) -> None:
     except CheckpointException as error:
         reason = next((str(each) for each, _ in error.failures.values()), "")
         raise InputError(f"{saved.path} does not fit this model: {reason.splitlines()[0]}; {advice}") from None
-    check_finite({name: part.array for name, part in parts.items()}, str(saved.path), advice)
+    _check_finite(parts, str(saved.path), advice)
+
+
+def _check_finite(parts: Parts, where: str, advice: str) -> None:
+    for name, several in parts.items():
+        for part in several:
+            check_finite({name: part.array}, where, advice)
 
 
 def forget(run: Path, kept: int) -> None:

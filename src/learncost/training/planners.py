@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from learncost.training.parts import Part
+from learncost.training.parts import Part, Parts
 
 
 def _tensor(part: Part) -> torch.Tensor:
@@ -50,7 +50,7 @@ class Saving(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """What this process could write."""
-        self.plan = SavePlan([_written(name, part) for name, part in self.state_dict.items()])
+        self.plan = SavePlan([_written(name, part) for name, parts in self.state_dict.items() for part in parts])
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -62,7 +62,12 @@ class Saving(DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         """The tensor that is written."""
-        return _tensor(self.state_dict[write_item.index.fqn])
+        return _at(self.state_dict, write_item.index)
+
+
+def _at(parts: Parts, index: MetadataIndex) -> torch.Tensor:
+    """The tensor of the part that begins where the index says."""
+    return next(_tensor(part) for part in parts[index.fqn] if part.first == tuple(index.offset or ()))
 
 
 def _written(name: str, part: Part) -> WriteItem:
@@ -104,15 +109,15 @@ class Loading(DefaultLoadPlanner):
         """What this process reads. Raises ValueError for what is missing or has another shape."""
         items: list[ReadItem] = []
         assert self.metadata is not None
-        for name, part in self.state_dict.items():
+        for name, parts in self.state_dict.items():
             there = self.metadata.state_dict_metadata.get(name)
             if not isinstance(there, TensorStorageMetadata):
                 raise ValueError(f"{name} is missing")
-            if tuple(there.size) != part.whole:
-                raise ValueError(f"{name} is {tuple(there.size)}, but must be {part.whole}")
-            items += create_read_items_for_chunk_list(name, there, [_chunk(part)])
+            if wrong := next((part.whole for part in parts if part.whole != tuple(there.size)), None):
+                raise ValueError(f"{name} is {tuple(there.size)}, but must be {wrong}")
+            items += create_read_items_for_chunk_list(name, there, [_chunk(part) for part in parts])
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """The tensor that a part is read into."""
-        return _tensor(self.state_dict[index.fqn])
+        return _at(self.state_dict, index)

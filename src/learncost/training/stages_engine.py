@@ -1,4 +1,4 @@
-"""The engine on several processes of which each has a stage of a pipeline: some blocks, and what is at an end."""
+"""The engine on several processes of which each has stages of a pipeline: some blocks, and what is at an end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.models.configuration import Configuration
 from learncost.models.model import build
-from learncost.placement.devices import of_stage, part
+from learncost.placement.devices import counted, of_stage, part
 from learncost.placement.mesh import mesh
 from learncost.placement.place import Placed
 from learncost.placement.presets import chosen_for
@@ -18,11 +19,8 @@ from learncost.placement.stages import Pipeline, pipeline_of
 from learncost.training.engine import Arrays
 from learncost.training.mesh_engine import MeshEngine
 from learncost.training.options import Options, refuse_schedule
-from learncost.training.parts import KINDS
+from learncost.training.parts import KINDS, Part
 from learncost.training.stages_runner import StagesRunner
-
-TYPES = ("fp32", "fp64")
-"""The precisions of which programs of stages are: all arrays have one type."""
 
 
 def mesh_engine(configuration: Configuration, options: Options) -> MeshEngine:
@@ -36,22 +34,23 @@ def mesh_engine(configuration: Configuration, options: Options) -> MeshEngine:
 
 
 class StagesEngine(MeshEngine):
-    """The mesh's engine with the blocks cut into stages; it trains a batch in microbatches, as the schedule says."""
+    """The mesh's engine with the blocks cut into stages; it trains a batch in microbatches, as the schedule says.
+
+    Of a stack a process has the turns of its stages, one behind another.
+    """
 
     _runner: StagesRunner
 
     def __init__(self, configuration: Configuration, options: Options, pipeline: Pipeline) -> None:
         refused = {
             f"--procedure {options.procedure}": options.procedure != "bp",
-            f"--precision {options.dtype}": options.dtype not in TYPES,
-            "--clip": options.clip > 0,
+            f"--precision {options.dtype}": precision_of(options.dtype).is_whole,
             "--accumulate": options.accumulate > 1,
-            **{f"--{name.replace('_', '-')}": value is not None for name, value in options.learns.items()},
         }
         if wrong := next((name for name, is_asked in refused.items() if is_asked), None):
             instead = ": --microbatches cuts the batch" if options.accumulate > 1 else ""
             raise InputError(
-                f"stages of a pipeline are trained by bp in {' or '.join(TYPES)}: leave {wrong} out{instead}"
+                f"stages of a pipeline are trained by bp, in numbers with a point: leave {wrong} out{instead}"
             )
         self._pipeline = pipeline
         super().__init__(configuration, options)
@@ -63,26 +62,32 @@ class StagesEngine(MeshEngine):
         return StagesRunner(self._training, self._mesh, clauses, options, self._pipeline)
 
     @property
-    def _stage(self) -> Placed:
-        """What this process's stage runs in a step."""
+    def _stages(self) -> tuple[Placed, ...]:
+        """What this process's stages run in a step."""
         placed, _ = self._runner.staged(self._training.table(), self._sizes)
-        return placed[self._runner.stage]
+        return tuple(placed[number] for number in self._runner.stages)
 
     def _own(self, arrays: Mapping[str, Any]) -> Arrays:
-        stage, here = self._stage, self._sizes_here()
-        names = {*stage.table.weights, *stage.table.inputs}
+        here, parts = self._sizes_here(), dict[str, list[Any]]()
+        for stage in self._stages:
+            for name in (*stage.table.weights, *stage.table.inputs):
+                if name in arrays:
+                    cut = part(of_stage(arrays[name], stage, name), self._cut_as(name), {**here, **stage.turns})
+                    parts.setdefault(name, []).append(cut)
         return {
-            name: np.array(part(of_stage(array, stage, name), self._cut_as(name), here))
-            for name, array in arrays.items()
-            if name in names
+            name: np.concatenate(several) if len(several) > 1 else np.array(several[0])
+            for name, several in parts.items()
         }
 
-    def _sizes_here(self) -> Mapping[str, int]:
-        return {**super()._sizes_here(), **self._stage.turns}
-
-    def _first(self, name: str, first: tuple[int, ...]) -> tuple[int, ...]:
-        turn = self._stage.first.get(self._axes[name][0], 0) if first else 0
-        return (first[0] + turn, *first[1:]) if first else first
+    def _apart(self, name: str, real: Any, first: tuple[int, ...]) -> tuple[Part, ...]:
+        parts, begin = list[Part](), 0
+        for stage in self._stages:
+            if name in {*stage.table.weights, *stage.table.inputs} and (count := counted(stage, name)):
+                end = begin + stage.turns[count]
+                where = (stage.first[count], *first[1:])
+                parts.append(Part(np.ascontiguousarray(real[begin:end]), where, self._whole[name]))
+                begin = end
+        return tuple(parts) or super()._apart(name, real, first)
 
     @property
     def weights(self) -> Arrays:
@@ -93,14 +98,14 @@ class StagesEngine(MeshEngine):
         return self._together("optimizer")
 
     def _together(self, kind: str) -> Arrays:
-        """The wholes of which every process has a part or none, on all of them: one after the other."""
+        """The wholes of which every process has parts or none, on all of them: one after the other."""
         import torch.distributed as distributed
 
         parts, wholes = self.parts(), Arrays()
         every: list[Any] = [None] * self._mesh.devices
         for name in self._names[kind]:
-            distributed.all_gather_object(every, parts.get(f"{kind}.{name}"))
-            there = [each for each in every if each is not None]
+            distributed.all_gather_object(every, parts.get(f"{kind}.{name}", ()))
+            there = [each for several in every for each in several]
             wholes[name] = np.empty(self._whole[name], there[0].array.dtype)
             for each in there:
                 places = zip(each.first, each.array.shape, strict=True)

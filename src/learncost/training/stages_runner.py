@@ -1,4 +1,4 @@
-"""Steps of one of several processes that has a stage of a pipeline: the program that `emit` writes, in its order."""
+"""Steps of one of several processes that has stages of a pipeline: the program that `emit` writes, in its order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.placement.clauses import Clause
-from learncost.placement.devices import of_stage, together
+from learncost.placement.devices import counted, of_stage, together
 from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed
 from learncost.placement.stages import Pipeline
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, leaves, unfold
 from learncost.readings.emit.stages import StagesProgram
-from learncost.schedule.pipeline import KINDS, Schedule, schedule
+from learncost.schedule.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule
 from learncost.training.mesh_runner import MeshRunner, for_batch, mine, parts_of_batch
 from learncost.training.options import Options
 
@@ -31,7 +31,7 @@ Staged = tuple[tuple[Placed, ...], StagesProgram]
 
 
 class StagesRunner(MeshRunner):
-    """Executes tables as stages of a pipeline: weights and state are those of this process's stage."""
+    """Executes tables as stages of a pipeline: weights and state are those of this process's stages."""
 
     def __init__(
         self, training: Training, grid: Mesh, clauses: tuple[Clause, ...], options: Options, pipeline: Pipeline
@@ -40,8 +40,12 @@ class StagesRunner(MeshRunner):
         self.pipeline = pipeline
         self._kind, self._microbatches = options.schedule or "1f1b", options.microbatches
         self._staged: dict[tuple[Same[Table], int], Staged] = {}
-        if self._kind in KINDS and (KINDS[self._kind].parted or KINDS[self._kind].several):
-            raise InputError(f"a training has one stage on each process: --schedule gpipe or 1f1b, not {self._kind}")
+        if self._kind in KINDS and KINDS[self._kind].parted:
+            raise InputError(
+                f"{self._kind} puts weight updates apart from backward passes, which a block's backward turn has "
+                "together: --schedule gpipe, 1f1b or interleaved"
+            )
+        self._chunks = CHUNKS if self._kind in KINDS and KINDS[self._kind].several else 1
 
     def forget(self) -> None:
         super().forget()
@@ -55,9 +59,10 @@ class StagesRunner(MeshRunner):
         self.staged(table, sizes)
 
     @property
-    def stage(self) -> int:
-        """The number of this process's stage."""
-        return self.place[self.pipeline.axis]
+    def stages(self) -> range:
+        """The numbers of this process's stages."""
+        devices = self.pipeline.stages
+        return range(self.place[self.pipeline.axis], devices * self._chunks, devices)
 
     def order(self, batch: int) -> Schedule:
         """The schedule of a step of so many sequences of all processes. Raises `InputError`."""
@@ -69,7 +74,7 @@ class StagesRunner(MeshRunner):
                 f"--batch-size {batch} cannot be cut into {number} microbatches for each of {parts} processes: the "
                 f"next that can is {following}"
             )
-        return schedule(self._kind, self.pipeline.stages, number)
+        return schedule(self._kind, self.pipeline.stages, number, self._chunks)
 
     def staged(self, table: Table, sizes: Mapping[str, int]) -> Staged:
         """The stages of a table, and their program: of a step of the training in microbatches, else at once."""
@@ -80,17 +85,18 @@ class StagesRunner(MeshRunner):
             whole, training = without_gradients(table), self.training
             model, settings = training.model_of(table), training.settings
             if model is None:
-                order = schedule("gpipe", over.stages, 1)
-                placed = forward_in_stages(whole, over, self.mesh, sizes)
+                order = forward_once(over.stages, self._chunks)
+                placed = forward_in_stages(whole, over, self.mesh, sizes, order)
             else:
                 order = self.order(sizes["B"])
                 sizes = {**sizes, "B": sizes["B"] // order.microbatches}
-                plan, decays = self.plan or "", settings.weight_decay > 0
-                placed = step_in_stages(model, whole, settings.optimizer, plan, over, self.mesh, sizes, order, decays)
+                plan, beside = self.plan or "", (settings.clip > 0, settings.weight_decay > 0)
+                placed = step_in_stages(model, whole, settings.optimizer, plan, over, self.mesh, sizes, order, *beside)
             if placed[0].table.zigzag:
                 raise InputError("the plan zigzag puts positions in another order, which stages of a pipeline have not")
             title = f"Stages of {self.mesh}."
-            program = program_in_stages(placed, whole.outputs, order, over.axis, sizes, title)
+            precision = training.precision.name
+            program = program_in_stages(placed, whole.outputs, order, over.axis, sizes, title, precision)
             self._staged[key] = placed, program
         return self._staged[key]
 
@@ -100,57 +106,98 @@ class StagesRunner(MeshRunner):
             self._runs[key] = _StagesStep(prepared, self)
         return self._runs[key](prepared)
 
-    def told(self, name: str, array: Any, placed: tuple[Placed, ...]) -> Any:
-        """On all processes what one stage has made, each of whose processes has a part of it."""
+    def told(self, name: str, made: tuple[int, Any] | None, placed: tuple[Placed, ...]) -> Any:
+        """On all processes what one stage has made, each of whose processes has a part of it.
+
+        made  on these processes: the number of the stage, and the part
+        """
         import torch.distributed as distributed
 
-        parts: list[Any] = [None] * self.mesh.devices
-        distributed.all_gather_object(parts, array)
-        number = next(
-            place[self.pipeline.axis] for place, each in zip(self.mesh.places(), parts, strict=True) if each is not None
+        every: list[Any] = [None] * self.mesh.devices
+        distributed.all_gather_object(every, made)
+        there = [each for each in every if each is not None]
+        number = there[0][0]
+        return together(
+            [array for stage, array in there if stage == number], placed[number].layouts[name], self.pipeline.mesh
         )
-        there = [
-            each for place, each in zip(self.mesh.places(), parts, strict=True) if place[self.pipeline.axis] == number
-        ]
-        return together(there, placed[number].layouts[name], self.pipeline.mesh)
 
 
 class _StagesStep:
-    """A table for batches of one size: what this process runs of it."""
+    """A table for batches of one size: what this process runs of it; what is new takes the place of what was there."""
 
     def __init__(self, prepared: Prepared, runner: StagesRunner) -> None:
-        self._runner, self._number = runner, runner.stage
+        self._runner = runner
         self._placed, program = runner.staged(prepared.table, prepared.sizes)
-        self._stage, self._functions = self._placed[self._number], program.stages[self._number]
-        self._here = {**prepared.sizes, **self._stage.sizes_at(runner.place)}
+        self._functions = {number: program.stages[number] for number in runner.stages}
+        self._sizes = prepared.sizes
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": program.text}
         exec(compile(program.text, "<emitted by learncost>", "exec"), self._namespace)
-        known = prepared.table.known
+        known, self._renewed = prepared.table.known, prepared.table.renewed
         self._told = [name for name in prepared.table.outputs if known[name].role not in ("gradient", "new")]
+        self._begin = self._begins()
+
+    def _begins(self) -> dict[tuple[int, str], int]:
+        """Where the turns of a stage begin in what this process has of a stack."""
+        begins, ends = dict[tuple[int, str], int](), dict[str, int]()
+        for number in self._functions:
+            stage = self._placed[number]
+            for name in (*stage.table.weights, *stage.table.inputs):
+                if count := counted(stage, name):
+                    begins[number, name] = ends.get(name, 0)
+                    ends[name] = begins[number, name] + stage.turns[count]
+        return begins
 
     def __call__(self, prepared: Prepared) -> Values:
         import torch
 
-        takes = self._functions.takes
-        tensors = {name: self._tensor(name, prepared) for tree in takes.values() for name in leaves(tree)}
-        given = {name: fill(tree, tensors, self._namespace) for name, tree in takes.items()}
+        given = {}
+        for number, functions in self._functions.items():
+            trees = functions.takes
+            tensors = {name: self._tensor(number, name, prepared) for tree in trees.values() for name in leaves(tree)}
+            given[number] = {name: fill(tree, tensors, self._namespace) for name, tree in trees.items()}
         with torch.no_grad():
-            results = self._namespace["step"]({self._number: given}, self._runner.devices)[self._number]
-        arrays = {
-            name: tensor.cpu().numpy()
-            for called, tree in self._functions.gives.items()
-            for name, tensor in unfold(tree, results[called])
-        }
-        told = {name: self._runner.told(name, arrays.get(name), self._placed) for name in self._told}
-        renewed = {*prepared.table.renewed.values()}
-        return told | {name: array for name, array in arrays.items() if name in renewed}
+            results = self._namespace["step"](given, self._runner.devices)
+            del given
+            made = {
+                number: {
+                    name: tensor
+                    for called, tree in functions.gives.items()
+                    for name, tensor in unfold(tree, results[number][called])
+                }
+                for number, functions in self._functions.items()
+            }
+            for name, new in self._renewed.items():
+                for number, arrays in made.items():
+                    if new in arrays:
+                        self._view(number, name, prepared).copy_(arrays[new])
+        told = {name: self._runner.told(name, self._array(name, made), self._placed) for name in self._told}
+        arrays = self._runner.pool.arrays
+        return told | {new: arrays[name] for name, new in self._renewed.items() if name in arrays}
 
-    def _tensor(self, name: str, prepared: Prepared) -> Any:
-        """This process's part of what a step is given; of weights and state it has its part already."""
+    def _array(self, name: str, made: Mapping[int, Mapping[str, Any]]) -> tuple[int, Any] | None:
+        """What a stage of this process has made, with its number."""
+        for number, arrays in made.items():
+            if name in arrays:
+                tensor = arrays[name]
+                low = str(tensor.dtype) == "torch.bfloat16"
+                return number, (tensor.float() if low else tensor).cpu().numpy()
+        return None
+
+    def _tensor(self, number: int, name: str, prepared: Prepared) -> Any:
+        """A stage's part of what a step is given; of weights and state the process has its parts already."""
         import torch
 
-        training, array = self._runner.training, prepared.values[name]
-        if name not in training.weights and name not in training.state:
-            array = mine(of_stage(array, self._stage, name), self._stage.table.axes[name], self._here)
-        tensor = torch.from_numpy(np.require(array, requirements=("C", "W")))
-        return tensor.to(self._runner.device)
+        training, stage = self._runner.training, self._placed[number]
+        if name in training.weights or name in training.state:
+            return self._view(number, name, prepared)
+        here = {**self._sizes, **stage.sizes_at(self._runner.place)}
+        array = mine(of_stage(prepared.values[name], stage, name), stage.table.axes[name], here)
+        return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(self._runner.device)
+
+    def _view(self, number: int, name: str, prepared: Prepared) -> Any:
+        """Weights or state of a stage, in the memory of the process."""
+        tensor = self._runner.pool.tensor(name, prepared.values[name])
+        if (number, name) not in self._begin:
+            return tensor
+        stage = self._placed[number]
+        return tensor.narrow(0, self._begin[number, name], stage.turns[counted(stage, name)])

@@ -57,7 +57,11 @@ def _stages(scope: Scope, line: Word, name: str) -> Code:
         return Code(f"{name}({scope.settled(line.right[0].name).text}, {over})")
     way = f'"{"forth" if line.tag.macro == "forward" else "back"}"'
     if name == "send":
-        return Code(f"send({scope.settled(line.right[0].name).text}, {over}, {way}, {SENT})")
+        source, sent = line.right[0].name, line.left[0].name
+        code = scope.settled(source)
+        if (source in scope.low) != (sent in scope.low):  # who receives it knows it by its name there
+            code = scope.backend.cast(code, "bf16" if sent in scope.low else "fp32")
+        return Code(f"send({code.text}, {over}, {way}, {SENT})")
     left = line.left[0]
     asked = [shape(scope.shape(left.declared))]
     if scope.low:

@@ -94,13 +94,19 @@ def program(
                     bf16-pure: the weights given are bf16 too; None, fp32, fp64: all have the type of the arrays given
     Raises `InputError` for an unknown backend, and for a type that it does not have.
     """
-    library, low = backend(backend_name), frozenset[str]()
-    if dtype is not None and precision_of(dtype).values == "bf16":
-        if not library.casts:
-            raise InputError(f"{library.name} has no bf16: choose torch or jax")
-        table, types = typed(table, dtype)
-        low = frozenset(name for name, dtype_of_name in types.items() if dtype_of_name == "bf16")
+    library = backend(backend_name)
+    table, low = in_types(table, library, dtype)
     return Writer(closed(table), library, function_name, title, dict(sizes or {}), low).program()
+
+
+def in_types(table: Table, library: Backend, dtype: str | None) -> tuple[Table, frozenset[str]]:
+    """A table with the copies that a precision needs, and its names in bf16. Raises `InputError` without a type."""
+    if dtype is None or precision_of(dtype).values != "bf16":
+        return table, frozenset()
+    if not library.casts:
+        raise InputError(f"{library.name} has no bf16: choose torch or jax")
+    table, types = typed(table, dtype)
+    return table, frozenset(name for name, dtype_of_name in types.items() if dtype_of_name == "bf16")
 
 
 def closed(table: Table) -> Table:
@@ -388,7 +394,8 @@ class Writer:
         if tree is None:
             return "None"
         if isinstance(tree, str):
-            return scope.settled(tree).text
+            code = scope.settled(tree)  # what microbatches add up is given in fp32
+            return (scope.backend.cast(code, "fp32") if self.waits and tree in scope.low else code).text
         texts = [self._part(scope, part) for part in tree.fields]
         starts = {text.rpartition(".")[0] for text in texts}
         if len(starts) == 1 and (start := starts.pop()) and start.isidentifier() and start in scope.variables.values():

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from learncost.equation.count import base, whole
 from learncost.equation.table import Table
 from learncost.readings.emit.backend import backend
+from learncost.readings.emit.between import ALONG
 from learncost.readings.emit.expression import shape
-from learncost.readings.emit.program import Writer, closed
+from learncost.readings.emit.program import Writer, closed, in_types
 from learncost.readings.emit.records import Node, Tree, leaves
 from learncost.schedule.pipeline import Schedule
 from learncost.vocabulary.collectives import is_collective
@@ -114,19 +115,25 @@ class StagesProgram:
 
 
 def stages_program(
-    stages: Sequence[StageTables], schedule: Schedule, axis: str, title: str, sizes: Sequence[Mapping[str, int]]
+    stages: Sequence[StageTables],
+    schedule: Schedule,
+    axis: str,
+    title: str,
+    sizes: Sequence[Mapping[str, int]],
+    dtype: str | None = None,
 ) -> StagesProgram:
     """The program of a pipeline for PyTorch.
 
     axis   of the mesh, along which the stages lie
     sizes  of a microbatch, of each stage
+    dtype  a precision, as `program` takes it; gradients of microbatches are summed in fp32
     """
-    helpers: dict[str, str] = {}
+    helpers = {"along": ALONG}
     records: list[str] = []
     functions: list[str] = []
     rows, described, batch, reserved = [], [], dict[str, int](), list(_NAMES)
     for number, (tables, numbers) in enumerate(zip(stages, sizes, strict=True)):
-        stage = _Stage(number, tables, numbers, reserved)
+        stage = _Stage(number, tables, numbers, reserved, dtype)
         described.append(stage.functions)
         rows.append(stage.row)
         batch |= stage.batch
@@ -167,13 +174,17 @@ def _ways(stages: Iterable[StageTables]) -> str:
 class _Stage:
     """The functions of one stage, written."""
 
-    def __init__(self, number: int, tables: StageTables, sizes: Mapping[str, int], reserved: Sequence[str]) -> None:
+    def __init__(
+        self, number: int, tables: StageTables, sizes: Mapping[str, int], reserved: Sequence[str], dtype: str | None
+    ) -> None:
         library, given = backend("torch"), dict(sizes)
         first, last = f"stage_{number}", f"update_{number}"
         names = (*reserved, first, last)
-        self.gather = Writer(closed(tables.gather), library, first, "", given, frozenset(), names, None, True, True)
+        gather, low = in_types(tables.gather, library, dtype)
+        self.gather = Writer(closed(gather), library, first, "", given, low, names, None, True, True)
         taken, parameters, made, _ = self.gather.written()
-        self.update = Writer(closed(tables.update), library, last, "", given, frozenset(), (), self.gather, True)
+        update, low = in_types(tables.update, library, dtype)
+        self.update = Writer(closed(update), library, last, "", given, low, (), self.gather, True)
         updated, more, new, _ = self.update.written()
         of = self.gather.identifiers.of
         self.takes = {

@@ -295,6 +295,20 @@ def test_numbers_stand_in_lines_and_zeros_of_states_nowhere() -> None:
     assert [float(text) for line in lines[1:-1] for text in line.rstrip(",").split(",")] == [*np.arange(1000) / 7]
 
 
+def test_a_weight_without_axes_is_an_array_of_one() -> None:
+    table = """net(x y; w g) -> loss
+      constants: x y
+      sizes: d=5
+      H[B] = x[B d] w[d]
+      S[B] = H[B] g[]
+      D[B] = S[B] - y[B]
+      Q[B] = D[B] D[B]
+      loss[] = #B^-1[] Q[B]"""
+    program = program_of(configure(lc.layer(table), {}), Settings(batch_size=3, plan="", dtype="fp32"), {})
+    assert "model_g[1]" in program.firmware.source
+    assert [check.passed for check in _of(program, "_memory")] == [True, True, True]
+
+
 def test_what_moves_numbers_needs_no_memmove() -> None:
     program = made("gpt2", "fp32", None, procedure="kolen-pollack", optimizer="sgd")
     assert {*alone.compiled(program.firmware).undefined} <= {*ALLOWED}

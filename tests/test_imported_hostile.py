@@ -90,6 +90,24 @@ def test_names_whose_gradients_would_be_called_alike():
     assert max(apart.value, apart.gradient) < 1e-12
 
 
+def test_a_place_by_an_open_size_is_written_so_that_it_is_read_again():
+    module = Computes(lambda m, x: m.linear(x) * m.linear(x).roll(1, 0))
+    text = read_module(module, (torch.randn(5, 6),), {"x": "B 6"}).text
+    assert "[B=(#B - 1) " in text
+    assert lc.layer(text).text == text
+
+
+def test_what_distributions_check_by_numbers_is_left_out():
+    def density(m, x):
+        mean, scale = m.linear(x).chunk(2, -1)
+        return torch.distributions.Normal(mean, scale.exp()).log_prob(x[:, :2])
+
+    module, given = Computes(density), (torch.randn(3, 6),)
+    apart = parity(module, given, read_module(module, given))
+    assert max(apart.value, apart.gradient) < 1e-12
+    assert torch.distributions.Distribution._validate_args == __debug__
+
+
 def test_half_of_an_open_size_is_an_axis_of_its_own():
     module = Computes(lambda m, x: m.linear(x.view(x.shape[0], x.shape[1] // 2, 6)))
     assert "x[B n n2 d]" in read_module(module, (torch.randn(3, 8, 3),), {"x": "B M 3"}).text

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.layers.layer import Layer
+from learncost.layers.layer import Layer, shipped
 from learncost.ledger.question import question
 from learncost.ledger.run import check_probability, lengths_of
 from learncost.models.argument import layer_or_model
@@ -125,12 +125,14 @@ def verify(
         report = compute(model, procedure)
         return report if every or len(report.checks) <= FEW else replace(report, summed=True)
     if engine is None and (settings or sizes):
-        raise InputError(f"--{next(iter((*sizes, *settings))).replace('_', '-')} is for --engine torch or jax")
+        named = next(iter((*sizes, *settings))).replace("_", "-")
+        raise InputError(f"--{named} is for --engine torch, jax or c99: tables are proved at sizes of their own")
     if engine is not None:  # a table's letters are said as `--B 2 --M 8`
         asked = {name: settings.get(name) for name in ("batch_size", "seq_len", "target_len")}
         lengths, sizes = lengths_of(asked, sizes)
         settings |= lengths
-        if engine != "c99" and "target_len" in lengths:
+        of_table = model is not None and isinstance(layer_or_model(model), Layer)
+        if engine != "c99" and "target_len" in lengths and not of_table:
             raise InputError("--target-len is for --engine c99")
     if engine == "c99":
         from learncost.derivations.verified_c99 import verify_c99
@@ -157,7 +159,8 @@ def _of_placement(
         raise InputError(f"--mesh runs at small sizes that divide: leave --{length.replace('_', '-')} out")
     if sizes and model is None:
         raise InputError(f"--{next(iter(sizes)).replace('_', '-')} is for a model: name one")
-    if model is not None and isinstance(layer_or_model(model), Layer):
+    named = None if model is None else layer_or_model(model)
+    if isinstance(named, Layer) and named.name in shipped():
         raise InputError(f"{model} is a layer: --mesh places the training step of a model")
     built = None if model is None else build(configure(model, sizes))
     asked = {name: str(value) for name, value in settings.items()}
@@ -170,8 +173,12 @@ def _of_engine(model: str | None, engine: str, settings: dict[str, Any], sizes: 
     """What an engine executes; its libraries are imported only here."""
     from learncost.training.verified import verify_engine
 
-    if (settings or sizes) and (model is None or isinstance(layer_or_model(model), Layer)):
-        raise InputError(f"--{next(iter((*settings, *sizes))).replace('_', '-')} is for a model: name one")
+    if settings or sizes:
+        flag = next(iter((*settings, *sizes))).replace("_", "-")
+        if model is None:
+            raise InputError(f"--{flag} is for a model: name one")
+        if isinstance(layer_or_model(model), Layer):
+            raise InputError(f"--{flag} is for a model by its name: a table is watched at sizes of its own")
     return verify_engine(model, engine, **_lengths(settings), sizes=sizes)
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from learncost.equation.errors import InputError
+from learncost.models.sizes import OF_A_RUN, spelled
+from learncost.models.wording import counted, shown
 
 Asked = TypeVar("Asked", bound=Callable[..., Any])
 
@@ -154,6 +156,7 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
             canonical = {_renamed(name, parameters): _usual(name, value) for name, value in arguments.items()}
             if len(canonical) < len(arguments):
                 raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same: give one of them")
+            canonical = _with_lengths(canonical, [*parameters][: len(args)], parameters)
             places = (*parameters, *[""] * len(args))
             return function(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
 
@@ -166,6 +169,20 @@ def _renamed(name: str, parameters: Mapping[str, Any]) -> str:
     """The name that the function has for an argument."""
     others = (*FLAGS[name].also, FLAGS[name].typed) if name in FLAGS and name not in parameters else ()
     return next((other for other in others if other in parameters), name)
+
+
+def _with_lengths(arguments: dict[str, Any], given: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, with the sizes of a run that are said in another spelling, as `B=8`, as the function's own."""
+    renamed = dict(arguments)
+    for spelling in arguments:
+        name = OF_A_RUN.get(spelled(spelling), "")
+        if spelling in parameters or name not in parameters or name in given:
+            continue
+        value, earlier = renamed.pop(spelling), renamed.get(name)
+        if earlier not in (None, value) and (counted(earlier) or -1) != counted(value):
+            raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(earlier)}")
+        renamed[name] = value
+    return renamed
 
 
 def _twice(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:

@@ -58,6 +58,9 @@ RUN_SIZES = (
 CANONICAL = {spelling: size.name for size in MODEL_SIZES + RUN_SIZES for spelling in (size.name, *size.spellings)}
 """Every accepted spelling and its canonical name."""
 
+OF_A_RUN = {spelling: size.name for size in RUN_SIZES for spelling in (size.name, *size.spellings)}
+"""Those of the sizes of one step."""
+
 
 def spelled(name: str) -> str:
     """Return `name` as the alias table spells it: underscores for hyphens, lower case except for B, M and N."""

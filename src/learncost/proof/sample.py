@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -65,12 +66,29 @@ def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = 
     for axis, least_size in _covered(table, sizes):
         while sizes[axis] < least_size or clashes(axis):
             sizes[axis] += multiples.get(axis, 1)
+    ways: dict[str, list[list[str]]] = {}
     for joined_axis, parts in joined(table):
-        sizes[joined_axis] = sum(size_of(part, sizes) for part in parts)
-        if clashes(joined_axis) and parts[-1] in sizes:
-            sizes[parts[-1]] = max(sizes.values()) + 1
-            sizes[joined_axis] = sum(size_of(part, sizes) for part in parts)
+        ways.setdefault(joined_axis, []).append(parts)
+    for joined_axis, several in ways.items():
+        if joined_axis in fixed:  # and so are its parts
+            sizes |= {part: table.sizes[part] for parts in several for part in parts if part in table.sizes}
+            continue
+        sizes[joined_axis] = _summed(several, sizes)
+        last = several[0][-1]
+        if clashes(joined_axis) and last in sizes:
+            sizes[last] = max(sizes.values()) + 1
+            sizes[joined_axis] = _summed(several, sizes)
     return sizes
+
+
+def _summed(several: Sequence[Sequence[str]], sizes: dict[str, int]) -> int:
+    """What parts are joined to; where they come to less than others along the same axis, one of their own has more."""
+    totals: list[int] = [sum(size_of(part, sizes) for part in parts) for parts in several]
+    times = Counter(part for parts in several for part in parts)
+    for parts, total in zip(several, totals, strict=True):
+        for part in [part for part in parts if times[part] == 1 and part in sizes][-1:]:
+            sizes[part] += max(totals) - total
+    return max(totals)
 
 
 def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from learncost.equation.count import Count
 from learncost.equation.errors import InputError
 from learncost.faces.importing.flags import How, reading
 from learncost.faces.importing.reading import imported, steps
@@ -26,14 +27,14 @@ class Imported(Readable):
 
     text: str
     path: Path | None
+    made: Layer
 
     def __str__(self) -> str:
         if self.path is None:
             return self.text
-        made = layer(self.text)
-        lines = sum(1 for line in made.text.splitlines() if " = " in line)
-        count = parameters(made.table).with_sizes(made.sizes)
-        return f"{self.path}: {made.name}, {lines:,} lines, {_shown(count)} parameters"
+        lines = sum(1 for line in self.made.text.splitlines() if " = " in line)
+        count = parameters(self.made.table).with_sizes(self.made.sizes) + Count.of((), self.made.unread)
+        return f"{self.path}: {self.made.name}, {lines:,} lines, {_shown(count)} parameters"
 
 
 def _shown(count: Any) -> str:
@@ -82,10 +83,11 @@ def import_module(
     text = imported(
         wanted, reading(input=input, as_run=as_run, unknown=unknown, no_fold=no_fold, no_cache=no_cache)
     ).text
+    made = layer(text)  # before anything is written
     if path is not None:
         with written(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return Imported(text, path)
+    return Imported(text, path, made)
 
 
 def layer_of(word: object, how: How) -> Layer | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.composed import attention_with_dropout, drops
+from learncost.models.imported.distributions import unchecked
 from learncost.models.imported.functions import check_hooks, check_registered, held_to_their_lines
 from learncost.models.imported.learning import learning_kept
 from learncost.models.imported.refusals import GradientTakenError
@@ -191,7 +192,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     row, by_name = as_called(module, given)
     hook = module.register_forward_hook(_of_known_types)
     try:
-        with held_to_their_lines() as taken, learning_kept():
+        with held_to_their_lines() as taken, learning_kept(), unchecked():
             try:
                 program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
             except InputError:

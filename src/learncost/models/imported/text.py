@@ -299,10 +299,9 @@ class _Line:
             text += self.starts[place]
         elif not _is_zero(place.start):
             text += _signed(self.writer, place.start, "")
-        text = text.removeprefix(" + ").strip()
         if not parts and isinstance(place.start, int):
             return f"{place.start}[]"
-        return f"({text})" if parts else text
+        return f"({text.removeprefix(' + ').strip()})"  # else the axis behind it would be read as a part of it
 
 
 def _starts(writer: Writer, equation: Equation) -> dict[Place, str]:

@@ -275,7 +275,10 @@ class _Scope:
         return name not in self.weights and name not in self.drawn
 
     def _found(self, name: str, values: Values) -> Tensor:
-        return values[name] if name in values else self.around[name]
+        """A value by its name, or a weight."""
+        if name in values or name in self.around:
+            return values[name] if name in values else self.around[name]
+        return self._leaf(name).decoded()
 
     def _leaf(self, *names: str) -> Tensor:
         elements = sum(self.step.count(self.axes[name]) for name in names)
@@ -287,7 +290,7 @@ class _Scope:
         elements = self.step.count(term.loops)
         if term.name in self.drawn:
             return self._fresh(elements)
-        tensor = self._leaf(term.name).decoded() if term.name in self.weights else self._found(term.name, values)
+        tensor = self._found(term.name, values)
         reads = [axis for axis in term.axes if isinstance(axis, Read)]
         if not reads:
             return tensor

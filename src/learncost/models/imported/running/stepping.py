@@ -37,6 +37,7 @@ class Stepping:
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
 
+        from learncost.models.imported.distributions import unchecked
         from learncost.models.imported.export import as_called
         from learncost.models.imported.running.counting import Counting, knows
         from learncost.models.imported.running.ends import ends
@@ -44,7 +45,7 @@ class Stepping:
         kind = getattr(torch, TYPES[values])
         module, given = self.module(), self.inputs(sizes)
         counting = Counting(running)
-        with FakeTensorMode(allow_non_fake_inputs=True), _as_in_a_run(), counting:
+        with FakeTensorMode(allow_non_fake_inputs=True), _as_in_a_run(), unchecked(), counting:
             empty = _Empty(kind, counting, knows)
             module = empty.module(module)
             given = empty.inputs(given)

@@ -204,7 +204,9 @@ class _Writer:
         return f"&{text}" if self._is_number(name) else text
 
     def _is_number(self, name: str) -> bool:
-        return not self.given[name][1]
+        """Whether C has it as a number: what learns or is written from outside is an array, if only of one."""
+        kind, axes, _ = self.given[name]
+        return not axes and kind in ("variables", "constants")
 
     def _points(self, name: str) -> int:
         _, axes, _ = self.given[name]

@@ -8,6 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 
 PRODUCT = re.compile(r"aten::(addmm|mm|baddbmm|bmm|addmv|\w*flash_attention\w*|mkldnn_\w+|\w*conv\w*)_?")
 """Operators whose kernels take buffers for themselves."""
+SENDER = re.compile(r"c10d::\w+|gloo:\w+")
+"""What sends for collectives, with copies of its own that its threads give back some time after the message."""
 
 
 def most(run, device="cpu"):
@@ -26,9 +28,10 @@ def most(run, device="cpu"):
 
 
 def apart(run):
-    """The peak on a processor, and the peak without what a product takes and gives back before it ends.
+    """The peak on a processor, and the peak without what a product takes and gives back before it ends, and without
+    the copies of who sends for collectives.
 
-    How much that is depends on the processor and its library (oneDNN's packed operands), not on the module.
+    How much that is depends on the processor and its library (oneDNN's packed operands), or on gloo, not on the module.
     """
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -41,7 +44,8 @@ def apart(run):
                 fields = event.extra_fields
                 events.append((event.start_time_ns, fields.ptr, fields.alloc_size, product))
             else:
-                collect(event.children, product or (event if PRODUCT.fullmatch(event.name) else None))
+                inside = PRODUCT.fullmatch(event.name) or SENDER.fullmatch(event.name)
+                collect(event.children, product or (event if inside else None))
 
     collect(profiled.profiler.kineto_results.experimental_event_tree(), None)
     events.sort(key=lambda event: event[0])
@@ -51,7 +55,7 @@ def apart(run):
             open_rooms[place] = number, product
         elif place in open_rooms:
             first, product = open_rooms.pop(place)
-            if product and when <= product.end_time_ns:
+            if product and (when <= product.end_time_ns or SENDER.fullmatch(product.name)):
                 buffers |= {first, number}
     return _peak(events), _peak(event for number, event in enumerate(events) if number not in buffers)
 

@@ -2,9 +2,10 @@
 
     python gloo_worker.py JOBS FOLDER, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 
-JOBS are `{"steps": [[family, mesh, placement, optimizer, plan]], "trainings": [[words]], "unlike": [[words]]}`. The
-first process writes what it found into FOLDER: for every step the largest relative difference, bytes sent and bytes
-priced. Trainings that are `unlike` have a C compiler on the first process alone.
+JOBS are `{"steps": [[family, mesh, placement, optimizer, plan]], "memories": [flags of lc.memory], "trainings":
+[[words]], "unlike": [[words]]}`. The first process writes what it found into FOLDER: for every step the largest
+relative difference, bytes sent and bytes priced; of every memory the bytes predicted, and measured. Trainings that are
+`unlike` have a C compiler on the first process alone.
 """
 
 import copy
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import learncost as lc
 import learncost.torch
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
@@ -131,6 +133,21 @@ def wrapped():
     return [max(float((one - two).abs().max()) for one, two in zip(gradients, other, strict=True)) for other in others]
 
 
+def memories(cases):
+    """Of each step its bytes as predicted, and as PyTorch's allocator hands them out."""
+    from memories import most_of_a_process
+
+    found = []
+    for flags in cases:
+        answer = lc.memory("gpt2", **flags)
+        axes = answer.over.placed.mesh.sizes
+        devices = torch.distributed.device_mesh.init_device_mesh(
+            "cpu", tuple(axes.values()), mesh_dim_names=tuple(axes)
+        )
+        found.append([answer.peak, most_of_a_process(answer, devices)])
+    return [found]
+
+
 def odd():
     """Bytes of weights on the fullest process, ours and FSDP2's, of widths that three processes do not divide."""
     sizes = {"n_layer": 2, "n_embd": 22, "n_head": 2, "vocab_size": 101, "n_positions": 16}
@@ -151,6 +168,7 @@ def work(jobs, folder):
         distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=number)
         found = [*(differences(*case) for case in jobs["steps"]), *([wrapped()] if jobs.get("modules") else ())]
         found += [odd()] if jobs.get("odd") else []
+        found += memories(jobs["memories"]) if jobs.get("memories") else []
         distributed.destroy_process_group()
         if rank == 0:
             (folder / "steps.json").write_text(json.dumps(found))

@@ -56,6 +56,11 @@ FOUR = [
     ["mixtral", "ep=2,tp=2", "ep,megatron", "sgd"],
     ["deepseek_v2", "dp=2,ep=2", "ep,fsdp", "sgd"],
 ]
+WIDE = {"n_layer": 2, "n_embd": 128, "n_head": 4, "vocab_size": 600, "batch_size": 8, "seq_len": 64}
+MEMORIES = [
+    {**WIDE, "mesh": "dp=2", "placement": "fsdp", "engine": "torch"},
+    {**WIDE, "mesh": "tp=2", "placement": "megatron", "engine": "torch"},
+]
 TINY = ["--model", "gpt2", "--n-layer", "2", "--n-embd", "8", "--n-head", "2", "--batch-size", "4", "--seq-len", "16"]
 TINY += ["--dropout", "0.1", "--validate-every", "2", "--sample-every", "6", "--steps", "6"]
 
@@ -80,7 +85,7 @@ def two(text, tmp_path_factory):
     meshes = {"run": "dp=2", "stages": "pp=2"}
     trainings = [[str(text), *TINY, "--mesh", each, "--out", str(folder / name)] for name, each in meshes.items()]
     unlike = [[str(text), *TINY, "--mesh", "dp=2", "--out", str(folder / "unlike")]]
-    jobs = {"steps": SAMPLE, "trainings": trainings, "unlike": unlike, "modules": True}
+    jobs = {"steps": SAMPLE, "trainings": trainings, "unlike": unlike, "modules": True, "memories": MEMORIES}
     return worked(2, jobs, folder), folder / "run"
 
 
@@ -90,12 +95,20 @@ def losses(run):
 
 
 def test_a_placed_step_gives_what_one_process_gives_and_sends_what_is_priced(two):
-    steps = two[0][:-1]
+    steps = two[0][: len(SAMPLE)]
     for case, (worst, sent, priced, _) in zip(SAMPLE, steps, strict=True):
         assert worst < 1e-12, case
         assert sent == priced > 0, case
     # As operators; and in place, where no line reads a part of an axis at an index.
     assert [ran for *_, ran in steps] == [2, 1, 1, 1]
+
+
+def test_a_process_takes_what_is_predicted(two):
+    """In place, with messages beside the arena; and where no kernel computes it, as operators."""
+    *_, found = two[0]
+    for case, (predicted, measured) in zip(MEMORIES, found, strict=True):
+        assert predicted > 2**23, case
+        assert abs(measured - predicted) < 64, case
 
 
 def test_gradients_travel_together():
@@ -127,8 +140,9 @@ def test_what_fills_a_message_goes_alone(room, messages):
 
 
 def test_modules_learn_under_ddp_and_fsdp2_as_alone(two):
-    assert len(two[0][-1]) == 2
-    assert max(two[0][-1]) < 1e-15
+    *_, gradients, _ = two[0]
+    assert len(gradients) == 2
+    assert max(gradients) < 1e-15
 
 
 def test_two_processes_train_as_one_does(two, alone):

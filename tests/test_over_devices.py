@@ -178,7 +178,7 @@ def test_memory_of_one_device_is_of_its_part():
     [
         ({"placement": "fsdp"}, "give --mesh with it"),
         ({"mesh": "dp=2"}, "say what is cut over the mesh"),
-        ({"mesh": "dp=2", "placement": "fsdp", "engine": "autograd"}, "runs on one device"),
+        ({"mesh": "dp=2", "placement": "fsdp", "engine": "autograd"}, "is of one device, as .* give table or torch"),
         ({"mesh": "tp=5", "placement": "megatron"}, "h is 12 .* the next size that can is 15"),
         ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4 .* the next size that can is 6"),
         ({"mesh": "cp=3", "placement": "cp"}, "M is 1,024 .* the next size that can is 1,026"),
@@ -319,11 +319,38 @@ def test_a_process_of_several_takes_what_its_program_lays_out():
     whole = without_gradients(step(model, "bp", "adamw"))
     table = bucketed(place(planned(whole, found.plan), grid, chosen(None, "fsdp"), sizes).table)
     assert found.split["arena"] == placed(table, sizes | grid.sizes, "fp32").bytes
+    assert found.split["messages"] > 4 * 12 * 16**2  # a block's matrices at least, which are gathered together
     assert found.plan == smallest(whole, {**sizes, "B": 2}, "fp32")
     one = lc.memory("gpt2", engine="torch", batch_size=2, seq_len=8, **shape)
     assert found.split["weights"] == one.split["weights"] / 2
-    with pytest.raises(InputError, match="the engine c99 runs on one device: of many table and torch tell"):
+    with pytest.raises(InputError, match="--engine c99 is of one device, as its program is that of one board"):
         lc.memory("gpt2", engine="torch,c99", mesh="dp=2", placement="fsdp")
+
+
+def test_a_step_that_no_kernel_computes_takes_what_operators_take():
+    shape = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "seq_len": 16, "mesh": "cp=2"}
+    found, operators = (
+        lc.memory("gpt2", engine=engine, placement="cp", plan="flash,fused", **shape)
+        for engine in ("torch", "torch-operators")
+    )
+    assert found.peak == operators.peak
+    assert found.rules == operators.rules
+    assert "Not in place, as" in found.convention
+
+
+def test_scores_over_a_vocabulary_that_is_cut_are_as_wide_as_over_one_that_is_not():
+    what = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 4096, "seq_len": 64, "precision": "bf16"}
+    one, two = (lc.memory("gpt2", mesh=f"tp={p}", placement="megatron-sp", **what) for p in (1, 2))
+    assert one.peak <= 2 * two.peak < 1.1 * one.peak
+
+
+def test_what_fits_a_process_is_the_largest_as_its_runner_tells():
+    shape = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "seq_len": 16, "engine": "torch-operators"}
+    here = {**shape, "mesh": "dp=2", "placement": "fsdp", "plan": ""}
+    (row,) = lc.fit("gpt2", "2MB", procedures="bp", **here).rows
+    assert row.largest > 2
+    assert lc.memory("gpt2", batch_size=row.largest, **here).peak <= 2e6
+    assert lc.memory("gpt2", batch_size=row.largest + 2, **here).peak > 2e6
 
 
 def test_weights_that_nothing_divides_lie_in_parts_that_are_filled_up():

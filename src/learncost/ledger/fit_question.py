@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.layers.layer import Layer
+from learncost.ledger.memory import of_part
 from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_runner import largest, longest, runner_of
 from learncost.ledger.memory_step import Step
@@ -158,7 +159,7 @@ class FitQuestion:
             return False
 
     def step(self, run: Run, procedure: str) -> Step:
-        planner = runners()[self.engine or TABLE].planner
+        planner = of_part(runners()[self.engine or TABLE].planner, self.least)
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
         step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)

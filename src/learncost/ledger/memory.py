@@ -331,9 +331,9 @@ def check_over(mesh: str | None, engine: str) -> None:
     if mesh is None:
         raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
     for name in filter(None, engine.split(",")):
-        if not named_one("engine", name.strip(), runners()).over_mesh:
-            others = " and ".join(each.name for each in runners().values() if each.over_mesh)
-            raise InputError(f"the engine {name.strip()} runs on one device: of many {others} tell: leave --engine out")
+        if why := named_one("engine", name.strip(), runners()).alone:
+            others = " or ".join(each.name for each in runners().values() if not each.alone)
+            raise InputError(f"--engine {name.strip()} is of one device, as {why}: over a mesh give {others}")
 
 
 def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:
@@ -393,7 +393,7 @@ def memory_on(step: Step, chosen: Chosen) -> Memory:
         arena=needs.arena,
         engine=runner.name,
         convention=(needs.said or runner.convention) + why,
-        rules=runner.rules,
+        rules=needs.rules or runner.rules,
         module=step.module if runner.module else "",
     )
 

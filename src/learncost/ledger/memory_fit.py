@@ -279,7 +279,7 @@ def fit(
     over = (mesh, place, placement) if mesh or place or placement else None
     if over:
         _check_over(mesh, engine, flash)
-        engine = TABLE
+        engine = engine or TABLE
     question = FitQuestion(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
@@ -340,8 +340,6 @@ def each_of(over: OverMesh | None) -> str:
 def _check_over(mesh: str | None, engine: str, flash: object) -> None:
     """Refuse a mesh with what is of one device."""
     check_over(mesh, engine)
-    if engine not in ("", TABLE):
-        raise InputError(f"fit over a mesh is of the engine {TABLE}: learncost memory --engine {engine} has this one's")
     if flash is not None:
         raise InputError("--flash is of one device: leave it out, or --mesh")
 

@@ -36,6 +36,7 @@ class Taken:
     said   the convention, where it is another than the runner's
     flash  bytes of flash, of a runner that says what lies there; None: those of frozen weights, where there is flash
     arena  where arrays lie over the calls, of a runner that gives each its place before it runs
+    rules  the rules, where they are others than the runner's
     """
 
     bytes: int
@@ -47,6 +48,7 @@ class Taken:
     said: str = ""
     flash: int | None = None
     arena: Arena | None = None
+    rules: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Runner:
     module      whether it runs a module, which is named
     passes      the most bytes of any table at sizes, in a type: of a pass of inference
     stored      bytes of flash of the same, where the runner says what lies there
-    over_mesh   whether it runs a device's part of a placed step
+    alone       why it has nothing to say of one device among many; empty where it has
     """
 
     name: str
@@ -83,7 +85,7 @@ class Runner:
     module: bool = False
     passes: Callable[[Table, Mapping[str, int], str], int] | None = None
     stored: Callable[[Table, Mapping[str, int], str], int] | None = None
-    over_mesh: bool = False
+    alone: str = ""
 
 
 def refusal(step: Step, dtypes: Collection[str], with_flash: bool = False) -> str:

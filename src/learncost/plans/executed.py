@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 from learncost.equation.count import shape_of
 from learncost.equation.table import Table
 from learncost.readings.emit import Program, fill, leaves, program
-from learncost.readings.rooms import Account, Array, Tensor, loaded, loaded_on_torch
+from learncost.readings.emit.placed import TYPES as IN_PLACE
+from learncost.readings.emit.placed import Placed as InPlace
+from learncost.readings.rooms import Account, Array, DeviceMesh, Tensor, loaded, loaded_on_torch
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 """The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""
@@ -41,17 +43,23 @@ class Executed:
 
 
 def executed(
-    table: Table, sizes: Mapping[str, int], dtype: str = "fp32", rooms: bool = False, library: str = "numpy"
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str = "fp32",
+    rooms: bool = False,
+    library: str = "numpy",
+    mesh: Mapping[str, int] | None = None,
 ) -> Executed:
     """What one step of a table takes at its peak when a library runs its emitted program.
 
     sizes    of all axes, and the counts of repeats
     rooms    also find what is held at the peak, the largest first, which takes a second run
     library  numpy, exactly; torch: the bytes of the allocator of a processor
+    mesh     the devices along each axis, of a placed table, whose program is for PyTorch
     Indices are of 8 bytes, all other arrays of the data type.
     """
     written = program(table, library, sizes=sizes, dtype="bf16" if dtype == "bf16" else None)
-    first = _run(written, table, sizes, dtype, Account(), library)
+    first = _run(written, table, sizes, dtype, Account(), library, mesh)
     text = written.text.splitlines()
 
     def line_name(at: int | str) -> str:
@@ -59,7 +67,7 @@ def executed(
 
     if not rooms:
         return Executed(first.peak, line_name(first.line))
-    second = _run(written, table, sizes, dtype, Account(stop_at=first.peak), library)
+    second = _run(written, table, sizes, dtype, Account(stop_at=first.peak), library, mesh)
     functions = [line.removeprefix("def ").partition("(")[0] if line.startswith("def ") else "" for line in text]
     around = list(accumulate(functions, lambda before, name: name or before, initial=""))
     rooms_taken = [Taken(size, line_name(at), around[int(at)] if at else "") for size, at in second.rooms]
@@ -67,7 +75,13 @@ def executed(
 
 
 def _run(
-    written: Program, table: Table, sizes: Mapping[str, int], dtype: str, account: Account, library: str
+    written: Program,
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str,
+    account: Account,
+    library: str,
+    mesh: Mapping[str, int] | None,
 ) -> Account:
     load, new = LIBRARIES[library]
     names = load(written.text, account)
@@ -81,6 +95,28 @@ def _run(
         for name in parameters
     }
     arguments = [fill(tree, values, names) for tree in written.parameters]
-    result = names[written.function](*arguments)
+    devices = (DeviceMesh(mesh or {}),) if written.meets else ()
+    result = names[written.function](*arguments, *devices)
     del result
     return account
+
+
+class _Idle:
+    """In the place of compiled kernels, which take nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *operands: None
+
+
+def beside_the_arena(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
+    """What a step in place takes beside its arena at most, where it packs what it sends over a mesh in messages."""
+    account = Account()
+    names = loaded_on_torch(program.text, account)
+    given = {
+        name: Tensor.new(account, shape_of(axes, sizes), getattr(names["torch"], IN_PLACE[kind]))
+        for name, (axes, kind) in program.given.items()
+    }
+    arena = Tensor.new(account, (program.bytes,), "uint8")
+    before = account.now
+    names["step"](names["lay_out"](given, arena), _Idle(), DeviceMesh(mesh))
+    return account.peak - before

@@ -128,12 +128,13 @@ class _PlacedStep:
         self._renewed = self._table.renewed
         self._owned = tuple(dict.fromkeys((*self._table.weights, *self._renewed)))
         in_place: InPlace | None = None
+        plan = runner.chosen(self._table, self._sizes) if runner.plan is None else runner.plan
+        self._take(runner.placed(self._table, self._sizes, plan))
         with suppress(InputError):  # as where a line counts places on a part of an axis, or nothing compiles here
             in_place = self._in_place(prepared)
-        # What is sent, and in which messages, is the same on all; operators gain little by a plan.
+        # What is sent, and in which messages, is the same on all.
         if not runner.all(in_place is not None):
             in_place = None
-            self._take(runner.placed(self._table, self._sizes))
         self._run: InPlace | Emitted = in_place or self._emitted()
 
     def _take(self, placed: Placed) -> None:
@@ -149,8 +150,6 @@ class _PlacedStep:
             raise InputError("kernels are compiled for the processor")
         from learncost.engines.in_place import InPlace
 
-        plan = runner.chosen(self._table, self._sizes) if runner.plan is None else runner.plan
-        self._take(runner.placed(self._table, self._sizes, plan))
         arrays, pool, table = self._own(prepared), runner.pool, bucketed(self.placed.table)
         tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
         is_double = np.float64 in {arrays[name].dtype for name in table.weights}

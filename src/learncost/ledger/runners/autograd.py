@@ -206,6 +206,7 @@ def runner(way: Stepping) -> Runner:
         plans=("",),
         lengths=True,
         module=True,
+        alone="modules of PyTorch are cut by DDP or FSDP2, which have memory of their own that is not told here",
     )
 
 

@@ -78,6 +78,7 @@ RUNNERS = (
         lambda step: refusal(step, (*TYPES, "int32"), with_flash=True),
         plan="auto",
         planner=frugal,
+        alone="its program is that of one board, which sends nothing",
         passes=_ram,
         stored=_flash,
         plans=("", "at-once", "in-product", "fused,in-product", "flash,fused,in-product,recompute=all"),

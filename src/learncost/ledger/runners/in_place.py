@@ -24,15 +24,18 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
         name for name in table.inputs if name in program.given and table.values[name].role not in ("state", *RANDOM)
     ]
     parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[program.given[name][1]])
-    return {**parts, "arena": program.bytes}
+    parts["arena"] = program.bytes
+    if step.over and program.meets:
+        from learncost.plans.executed import beside_the_arena
+
+        parts["messages"] = beside_the_arena(program, sizes, step.over.placed.mesh.sizes)
+    return parts
 
 
 def _peak(step: Step, sizes: Mapping[str, int]) -> int:
     try:
         return sum(_parts(step, sizes).values())
-    except InputError as error:
-        if step.over:
-            raise _on_operators(error) from None
+    except InputError:
         return libraries.peak("torch", step, sizes)
 
 
@@ -40,20 +43,10 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
     try:
         parts = _parts(step, sizes)
     except InputError as error:
-        if step.over:
-            raise _on_operators(error) from None
         needs = libraries.takes("torch", step, sizes)
         return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
     size, rooms = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
     return Taken(size, at_line("", size), parts, grouped(rooms), said=f"{SAID} {MESSAGES}" if step.over else "")
-
-
-def _on_operators(error: InputError) -> InputError:
-    """Why the memory of a device's step is not told that PyTorch's operators run."""
-    return InputError(
-        f"{error}: over this mesh the step runs on PyTorch's operators, whose memory is not told; --engine table has "
-        "that of the step as it is written"
-    )
 
 
 SAID = (
@@ -61,7 +54,8 @@ SAID = (
     "the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena."
 )
 MESSAGES = (
-    "Of one process of learncost train --mesh; copies of what is sent, which live as long as a message, are not in it."
+    "Of one process of learncost train --mesh, with the largest of the messages that arrays are packed in to be sent; "
+    "what the library that sends has for itself is not in it."
 )
 
 RUNNERS = (
@@ -80,6 +74,5 @@ RUNNERS = (
         plan="auto",
         planner=smallest,
         plans=("auto",),
-        over_mesh=True,
     ),
 )

@@ -13,13 +13,20 @@ from learncost.vocabulary.optimizers import OPTIMIZERS
 
 def peak(library: str, step: Step, sizes: Mapping[str, int]) -> int:
     """The most bytes of the emitted program."""
-    return _peak_of(library, step.executed_table(), sizes, step.kind.name)
+    return _peak_of(library, step.executed_table(), sizes, step.kind.name, _mesh(step))
 
 
-def _peak_of(library: str, table: Table, sizes: Mapping[str, int], dtype: str) -> int:
+def _peak_of(
+    library: str, table: Table, sizes: Mapping[str, int], dtype: str, mesh: Mapping[str, int] | None = None
+) -> int:
     from learncost.plans.executed import executed  # emits programs: only where it is asked for
 
-    return executed(table, sizes, dtype, library=library).peak
+    return executed(table, sizes, dtype, library=library, mesh=mesh).peak
+
+
+def _mesh(step: Step) -> Mapping[str, int] | None:
+    """How many devices lie along each axis, of a device among many."""
+    return step.over.placed.mesh.sizes if step.over else None
 
 
 def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
@@ -27,29 +34,37 @@ def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
     from learncost.plans.executed import executed
 
     table = step.executed_table()
-    execution = executed(table, sizes, step.kind.name, rooms=True, library=library)
+    execution = executed(table, sizes, step.kind.name, rooms=True, library=library, mesh=_mesh(step))
     parts = given_bytes(step, table, sizes)
     parts["new weights and states"] = sum(room.bytes for room in execution.rooms if room.function in OPTIMIZERS)
     parts["values and temporaries"] = execution.peak - sum(parts.values())
     rooms = ((room.bytes, room.line or "given") for room in execution.rooms)
-    return Taken(execution.peak, at_line(execution.line, execution.peak), parts, grouped(rooms))
+    moment = at_line(execution.line, execution.peak)
+    return Taken(execution.peak, moment, parts, grouped(rooms), rules=_rules(library))
 
 
-def _runner(name: str, library: str, dtypes: tuple[str, ...], temporaries: str, convention: str) -> Runner:
-    rules = {
+_TEMPORARIES = {"numpy": "results, buffers", "torch": "results, copies"}
+
+
+def _rules(library: str) -> Mapping[str, str]:
+    return {
         "new weights and states": "beside the old ones",
         "gradients": "to the end",
         "kept for backward": "what lines read",
-        "temporaries": temporaries,
+        "temporaries": _TEMPORARIES[library],
     }
+
+
+def _runner(name: str, library: str, dtypes: tuple[str, ...], convention: str, alone: str = "") -> Runner:
     return Runner(
         name,
         partial(peak, library),
         partial(takes, library),
-        rules,
+        _rules(library),
         convention,
         lambda step: refusal(step, dtypes),
         passes=partial(_peak_of, library),
+        alone=alone,
     )
 
 
@@ -63,8 +78,8 @@ RUNNERS = (
         "numpy",
         "numpy",
         TYPES,
-        "results, buffers",
         "Predicted: what tracemalloc sees when NumPy runs the emitted program, new weights beside the old ones.",
+        "there is no program for NumPy of one of several devices, which learncost verify --mesh has as threads",
     ),
-    _runner("torch-operators", "torch", (*TYPES, "bf16"), "results, copies", OPERATORS),
+    _runner("torch-operators", "torch", (*TYPES, "bf16"), OPERATORS),
 )

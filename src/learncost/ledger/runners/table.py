@@ -98,6 +98,5 @@ RUNNERS = (
         "place, and what stays inside of a kernel takes nothing. Not in it: the library's workspace, the allocator's.",
         largest=lambda step, budget: step.largest(budget),
         lengths=True,
-        over_mesh=True,
     ),
 )

@@ -14,12 +14,14 @@ once, outside of Python.
 
 A program for PyTorch runs on tensors of the same kind, whose bytes are those of the allocator, without objects. A
 processor's operators give no operand's place to a result, and take copies where `reshape`, `contiguous` and a product
-by `einsum` need them; what kernels have for themselves is not counted.
+by `einsum` need them; what kernels have for themselves is not counted. Where it is the program of one of several
+devices, it runs on a mesh without values.
 """
 
 from learncost.readings.rooms.array import Array
+from learncost.readings.rooms.between import DeviceMesh
 from learncost.readings.rooms.program import loaded, loaded_on_torch
 from learncost.readings.rooms.tensor import Tensor
 from learncost.schedule.account import Account
 
-__all__ = ["Account", "Array", "Tensor", "loaded", "loaded_on_torch"]
+__all__ = ["Account", "Array", "DeviceMesh", "Tensor", "loaded", "loaded_on_torch"]

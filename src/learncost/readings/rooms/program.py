@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from learncost.readings.rooms.between import DeviceMesh
 from learncost.readings.rooms.functions import NumPy
 from learncost.readings.rooms.operators import binary, compare, unary
 from learncost.readings.rooms.torch import Functional, Torch
@@ -54,8 +55,8 @@ def _call(name: str, at: ast.expr, *arguments: ast.expr) -> ast.expr:
 def loaded_on_torch(text: str, account: Account) -> dict[str, Any]:
     """The names of a program for PyTorch, ready to be called with tensors of this account."""
     names: dict[str, Any] = {"__name__": FILE, "torch": Torch(account), "functional": Functional()}
-    imports = ("import torch", "from torch.nn import functional")
-    lines = ["" if line in imports else line for line in text.splitlines()]
+    names["DeviceMesh"] = DeviceMesh
+    lines = ["" if line.startswith(("import torch", "from torch")) else line for line in text.splitlines()]
     exec(compile("\n".join(lines), FILE, "exec"), names)
     names |= {name: names["torch"].of_each for name in WRITTEN if name in names}
     return names

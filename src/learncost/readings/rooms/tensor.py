@@ -51,6 +51,9 @@ class Tensor(Laid):
     def expand(self, *shape: int) -> Tensor:
         return Tensor(np.broadcast_to(self.layout, shape), self.room)
 
+    def transpose(self, first: int, second: int) -> Tensor:
+        return Tensor(self.layout.swapaxes(first, second), self.room)
+
     def reshape(self, *shape: Any) -> Tensor:
         sizes_given = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
@@ -59,7 +62,13 @@ class Tensor(Laid):
             elements = prod(size for size in sizes_given if size >= 0)
             return self.like([size if size >= 0 else self.layout.size // elements for size in sizes_given])
 
-    view = reshape
+    def view(self, *shape: Any) -> Tensor:
+        if isinstance(shape[0], np.dtype):
+            return Tensor(self.layout.view(shape[0]), self.room)
+        return self.reshape(*shape)
+
+    def view_as(self, other: Tensor) -> Tensor:
+        return self.view(other.shape)
 
     def flatten(self, first: int = 0, last: int = -1) -> Tensor:
         last %= max(1, len(self.shape))
@@ -67,6 +76,19 @@ class Tensor(Laid):
 
     def unflatten(self, axis: int, shape: Sequence[int]) -> Tensor:
         return self.reshape(*self.shape[:axis], *shape, *self.shape[axis + 1 :])
+
+    def movedim(self, axis: int, to: int) -> Tensor:
+        return Tensor(np.moveaxis(self.layout, axis, to), self.room)
+
+    def chunk(self, number: int, axis: int = 0) -> list[Tensor]:
+        return [Tensor(part, self.room) for part in np.array_split(self.layout, number, axis)]
+
+    def split(self, sizes: Sequence[int], axis: int = 0) -> list[Tensor]:
+        ends = np.cumsum(sizes)
+        return [self.narrow(axis, int(end) - size, size) for end, size in zip(ends, sizes, strict=True)]
+
+    def unbind(self) -> list[Tensor]:
+        return [self[place] for place in range(self.shape[0])]
 
     def narrow(self, axis: int, first: int, length: int) -> Tensor:
         return self[(*[slice(None)] * axis, slice(first, first + length))]
@@ -99,6 +121,8 @@ class Tensor(Laid):
     def clamp(self, min: Number | None = None, max: Number | None = None) -> Tensor:
         return elementwise(self.account, (self,))
 
+    clip = clamp
+
     def _binary(self, other: Any) -> Tensor:
         return elementwise(self.account, (self, other))
 
@@ -120,9 +144,29 @@ class Tensor(Laid):
     def _in_place(self, *_: Any, **__: Any) -> Tensor:
         return self
 
-    __iadd__ = scatter_add_ = index_add_ = index_put_ = copy_ = _in_place
+    __iadd__ = scatter_add_ = index_add_ = index_put_ = copy_ = zero_ = addmm_ = baddbmm_ = _in_place
+
+    def __setitem__(self, key: Any, value: Tensor) -> None:
+        pass
 
     # Others.
+
+    def numel(self) -> int:
+        return int(self.layout.size)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.layout.nbytes)
+
+    def data_ptr(self) -> int:
+        """Where it lies, beside others of the same room."""
+        return int(self.layout.__array_interface__["data"][0])
+
+    def argsort(self, stable: bool = True) -> Tensor:
+        return self.like(self.shape, np.int64)
+
+    def bincount(self, minlength: int) -> Rows:
+        return Rows(self.like((minlength,), np.int64), self.numel())
 
     def _reduced(self, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         rank = len(self.shape)
@@ -161,6 +205,21 @@ class Tensor(Laid):
 
     def new_full(self, shape: Sequence[int], value: Number) -> Tensor:
         return self.like(shape)
+
+
+class Rows(Tensor):
+    """How many rows each device is sent: of all that there are as many as balance."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, counts: Tensor, rows: int) -> None:
+        super().__init__(counts.layout, counts.room)
+        self.rows = rows
+
+    def tolist(self) -> list[int]:
+        """A number for each device."""
+        (devices,) = self.shape
+        return [(self.rows + place) // devices for place in range(devices)]
 
 
 def elementwise(account: Account, operands: Sequence[Any], dtype: Any = None) -> Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from learncost.equation.errors import InputError
-from learncost.readings.rooms.tensor import BFLOAT16, Function, Tensor, elementwise
+from learncost.readings.rooms.between import Collectives, distributed
+from learncost.readings.rooms.tensor import BFLOAT16, Function, Rows, Tensor, elementwise
 from learncost.schedule.account import Account
 from learncost.vocabulary import entries
 
@@ -31,7 +33,10 @@ class Torch:
     def __init__(self, account: Account) -> None:
         self._account = account
         self.Tensor, self.bool, self.bfloat16 = Tensor, np.dtype("bool"), BFLOAT16
+        self.distributed, self.ops = distributed(), SimpleNamespace(_c10d_functional=Collectives())
+        self.nn = SimpleNamespace(functional=Functional())
         self.float32, self.float64, self.int64 = np.dtype("float32"), np.dtype("float64"), np.dtype("int64")
+        self.uint8, self.int8 = np.dtype("uint8"), np.dtype("int8")
 
     def __getattr__(self, name: str) -> Function:
         if f"torch.{name}" in _elementwise():
@@ -77,6 +82,11 @@ class Torch:
         product = (left @ right).view([size[x] for x in order])
         return product.permute(*(order.index(x) for x in result))
 
+    def mm(self, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
+        return out
+
+    bmm = mm
+
     def cumsum(self, tensor: Tensor, axis: int) -> Tensor:
         return tensor.like(tensor.shape)
 
@@ -93,6 +103,10 @@ class Torch:
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         return elementwise(self._account, (tensor,))
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        empty = elementwise(self._account, (tensor,))
+        return Rows(empty, tensor.rows) if isinstance(tensor, Rows) else empty
 
     def ones(self, *shape: int, dtype: Any, device: Any = None) -> Tensor:
         return Tensor.new(self._account, shape, dtype)

@@ -24,7 +24,8 @@ def all_gather(mesh, over, *arrays):
     """The parts of all devices along an axis of the mesh: of each array the whole, the part, rows before the cut."""
     group = mesh.get_group(over)
     number, sizes = group.size(), [part.numel() for _, part, _ in arrays]
-    sent = torch.cat([part.view(-1) for _, part, _ in arrays])
+    sent = [part.view(-1) for _, part, _ in arrays]
+    sent = torch.cat(sent) if len(sent) > 1 else sent[0]
     parts = {_SENT}.all_gather_into_tensor(sent, number, group.group_name)
     parts = {_SENT}.wait_tensor(parts).view(number, -1).split(sizes, 1)
     for (whole, _, rows), each in zip(arrays, parts, strict=True):
@@ -46,8 +47,9 @@ def reduce_scatter(mesh, over, *arrays):
             more = (number * part.numel() - whole.numel()) // rows
             whole = torch.nn.functional.pad(whole.view(rows, -1), (0, more))
         sent.append(whole.view(rows, number, -1).transpose(0, 1).reshape(number, -1))
+    sent = torch.cat(sent, 1) if len(sent) > 1 else sent[0]
     ones = [1] * number
-    parts = {_SENT}.all_to_all_single(torch.cat(sent, 1), ones, ones, group.group_name)
+    parts = {_SENT}.all_to_all_single(sent, ones, ones, group.group_name)
     parts = {_SENT}.wait_tensor(parts).sum(0).split(sizes)
     for (part, _, _), each in zip(arrays, parts, strict=True):
         part.view(-1).copy_(each)''',

@@ -1,0 +1,85 @@
+"""A mesh of devices without values: what programs for PyTorch ask of it, and the rooms of what is sent over it.
+
+The functional collectives give their results rooms of their own. What their backend takes for itself is not counted:
+gloo has copies of what it gathers, and of what it reduces and scatters (ProcessGroupGloo.cpp), NCCL has none. Rows that
+go to who owns what they read are taken to be balanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from learncost.readings.rooms.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """The devices along an axis of a mesh, as its first one sees them."""
+
+    devices: int
+
+    @property
+    def group_name(self) -> Group:
+        """What collectives are told."""
+        return self
+
+    def size(self) -> int:
+        """How many they are."""
+        return self.devices
+
+    def rank(self) -> int:
+        """Which of them this one is."""
+        return 0
+
+
+class DeviceMesh:
+    """A mesh of devices by its axes, as the first device sees it: every other one has arrays of the same shapes."""
+
+    def __init__(self, axes: Mapping[str, int]) -> None:
+        self.mesh_dim_names = tuple(axes)
+        self._groups = {name: Group(number) for name, number in axes.items()}
+
+    def __getitem__(self, over: str) -> Group:
+        return self._groups[over]
+
+    def get_group(self, over: str) -> Group:
+        """The devices along an axis."""
+        return self._groups[over]
+
+    def get_local_rank(self, over: str) -> int:
+        """Which of them this one is."""
+        return self._groups[over].rank()
+
+    def size(self, place: int) -> int:
+        """How many they are, by the number of the axis."""
+        return self._groups[self.mesh_dim_names[place]].size()
+
+
+class Collectives:
+    """What programs call `torch.ops._c10d_functional`."""
+
+    def all_reduce(self, tensor: Tensor, how: str, group: Group) -> Tensor:
+        return tensor.like(tensor.shape)
+
+    def all_reduce_(self, tensor: Tensor, how: str, group: Group) -> Tensor:
+        return tensor
+
+    def all_gather_into_tensor(self, tensor: Tensor, number: int, group: Group) -> Tensor:
+        return tensor.like((number * tensor.shape[0], *tensor.shape[1:]))
+
+    def reduce_scatter_tensor(self, tensor: Tensor, how: str, number: int, group: Group) -> Tensor:
+        return tensor.like((tensor.shape[0] // number, *tensor.shape[1:]))
+
+    def all_to_all_single(self, tensor: Tensor, here: Sequence[int], there: Sequence[int], group: Group) -> Tensor:
+        return tensor.like((sum(here), *tensor.shape[1:]))
+
+    def wait_tensor(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def distributed() -> Any:
+    """What programs call `torch.distributed`: who sends how many rows is told, and known before."""
+    return SimpleNamespace(all_to_all_single=lambda here, there, group: None)

@@ -466,3 +466,24 @@ def loop_of_layers():
             return x.mean(1) * 2
 
     return Loop(), (torch.randn(2, 3, 8, requires_grad=True),), {"x": "B M 8"}
+
+
+@case
+def shared_by_turns():
+    """Layers in a loop that all read a memory and a gain, which learn, and add to what the turn before made."""
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encode, self.gain = nn.Linear(6, 8), nn.Parameter(torch.rand(8))
+            self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+        def forward(self, x, y):
+            memory = self.encode(y)
+            for layer in self.layers:
+                scores = (layer(x) @ memory.transpose(1, 2)).softmax(-1)
+                x = x + scores @ memory * self.gain
+            return x.mean(1)
+
+    inputs = (torch.randn(2, 3, 8), torch.randn(2, 4, 6))
+    return Reads(), inputs, {"x": "B M 8", "y": "B N 6"}

@@ -25,9 +25,12 @@ def test_values_and_gradients_are_those_of_the_module(name):
     assert found.module < 1e-4 or name in DRAWN
 
 
-@pytest.mark.parametrize("name", ["nanogpt_manual", "encoder", "loop_of_layers"])
+@pytest.mark.parametrize("name", ["nanogpt_manual", "encoder", "loop_of_layers", "shared_by_turns"])
 def test_equal_blocks_become_a_repeat_that_costs_the_same(name):
-    """Under a book that counts every operation, the table with a repeat and the one without have the same price."""
+    """Under a book that counts every operation, the table with a repeat and the one without have the same price.
+
+    Where all turns read what learns, the total of its gradient begins with a turn's part, and adds nothing to it.
+    """
     module, inputs, symbols = CASES[name]()
     texts = [read_module(module, inputs, symbols, fold=fold).text for fold in (True, False)]
     assert "  repeat n_layer carry " in texts[0]

@@ -196,7 +196,8 @@ def test_the_head_takes_turns_over_sequences(model):
     assert not any({"B", "v"} <= set(axes) for _, axes in made(turned))
     (turns,) = [line for line in repeats(turned) if line.count == "B"]
     assert wide <= set(turns.axes)
-    # Every sequence adds its share to the loss and to the gradients of the head's weights, and nothing else is new.
+    # Every sequence adds its share to the loss and to the gradients of the head's weights, and nothing else is new;
+    # the first is added to nothing.
     plain, turned_price = (lc.price(table_priced, {}, lc.book("run")) for table_priced in (table, turned))
     assert turned_price.maccs == plain.maccs
     weights = {carry.final.removesuffix("+1")[1:] for carry in turns.carry if carry.final != "loss"}
@@ -204,8 +205,9 @@ def test_the_head_takes_turns_over_sequences(model):
         "gpt2": {"wte"}, "llama-2-7b": {"head.W"}, "gemma-2-2b": {"wte"}, "mixtral-8x7b": {"head.W"},
         "bert-base": {"wte", "head.b"}, "bart-base": {"wte"}, "albert-base-v2": {"wte", "head.b"},
     }[model]  # fmt: skip
-    sums = total(Count.of(("B", *table.axes[name])) for name in weights)
-    assert turned_price.flops == plain.flops + sums + Count.of(("B",))
+    additions = Count.of(("B",)) - Count.of(())
+    sums = total(Count.of(table.axes[name]) * additions for name in weights)
+    assert turned_price.flops == plain.flops + sums + additions
 
 
 def test_the_head_is_left_as_it_is_where_its_scores_are_wanted_or_its_loss_is_another():

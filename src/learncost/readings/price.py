@@ -33,6 +33,7 @@ from learncost.equation.table import (
     each_line,
     walk,
 )
+from learncost.equation.totals import beginnings
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
@@ -281,10 +282,12 @@ _Once = tuple[Count, Count, Count]  # MACCs, FLOPs, elements of a line, each tim
 _Counts = tuple[Count, Count, Count, Count]  # these in all turns, and how many turns there are
 
 
-def _in_all(once: _Once, turns: Iterable[str]) -> _Counts:
+def _in_all(once: _Once, turns: Iterable[str], begun: Iterable[str] | None = None) -> _Counts:
+    """`begun` are the turns in each of which a total begins anew: then the first part is added to nothing."""
     times = Count.of(turns)
     maccs, flops, moved = once
-    return maccs * times, flops * times, moved * times, times
+    computed = times if begun is None else times - Count.of(begun)
+    return maccs * computed, flops * computed, moved * times, times
 
 
 def _with_counts(table: Table, line: Line, counts: _Counts, form: str | None = None) -> Row:
@@ -363,21 +366,24 @@ def _touched(operand: Operand | Affine) -> list[Term]:
 
 def _executed(table: Table, book: Book) -> tuple[Row, ...]:
     shapes: dict[Hashable, tuple[_Once, str]] = {}
-    in_all: dict[tuple[Hashable, tuple[str, ...]], tuple[_Counts, str]] = {}
+    in_all: dict[tuple[Hashable, ...], tuple[_Counts, str]] = {}
     rows = []
-    counted = _in_place(table.within or table)
+    whole = table.within or table
+    counted = _in_place(whole)
+    begins = {id(line): turns for line, turns in beginnings(whole.lines)}
     for line, turns in walk(table.lines):
         pair = next(
             (counts for other, counts in counted if other is line), None
         )  # a part has its lines in the whole's order
         if pair is not None:
-            rows.append(_with_counts(table, line, _in_all((*pair, elements(line)), turns)))
+            in_place = _in_all((*pair, elements(line)), turns, begins.get(id(line)))
+            rows.append(_with_counts(table, line, in_place))
             continue
-        same = shape(line)
-        if (counts := in_all.get((same, turns))) is None:
+        same, begun = shape(line), begins.get(id(line))
+        if (counts := in_all.get((same, turns, begun))) is None:
             if (once := shapes.get(same)) is None:
                 once = shapes[same] = ((*_executed_alone(line), elements(line)), _form(line))
-            counts = in_all[same, turns] = _in_all(once[0], turns), once[1]
+            counts = in_all[same, turns, begun] = _in_all(once[0], turns, begun), once[1]
         rows.append(_with_counts(table, line, *counts))
     return tuple(rows)
 

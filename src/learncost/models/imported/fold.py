@@ -234,7 +234,7 @@ def _fold_at(
         folded_places = range(start, start + len(turns) * period)
         outside = (lines for place, (_, lines) in enumerate(every) if place not in folded_places)
         later = {stored for lines in (*outside, rest) for item in lines for stored in item.reads}
-        fold = _repeat(turns, containers, read_elsewhere | later, learns if loop else None)
+        fold = _repeat(turns, containers, read_elsewhere | later, loop=loop)
         if fold is not None:
             return fold, len(turns) * period, rest
         turns.pop()
@@ -246,12 +246,13 @@ def _repeat(
     turns: Sequence[Block],
     containers: Sequence[str],
     read_later: set[Stored],
-    apart: Callable[[Stored], object] | None,
+    *,
+    loop: bool,
 ) -> Fold | None:
     """Equal blocks as a repeat; None where a turn reads what no turn hands it.
 
-    apart   what learns, where a repeat is to make no addition that the lines do not make: none of what all turns share
-            learns, and all that is carried is read behind it. Else a gradient would be added up from zeros.
+    loop   with lines of the loop itself: what it carries is to be read behind it, or its gradient, which is zeros
+           there, would be added to.
     """
     first, last = turns[0], turns[-1]
     carry: list[tuple[Stored, Stored, Stored]] = []
@@ -259,8 +260,6 @@ def _repeat(
     for place, stored in enumerate(first.externals):
         several = [turn.externals[place] for turn in turns]
         if all(other is stored for other in several):
-            if apart is not None and apart(stored):
-                return None
             continue
         made = first.made
         if several[1] in made:
@@ -283,7 +282,7 @@ def _repeat(
         return None
     if not carry or len({made for _, made, _ in carry}) < len(carry):
         return None
-    if apart is not None and not handed <= read_later:
+    if loop and not handed <= read_later:
         return None
     for turn in turns[1:]:
         for mine, theirs in zip(first.axes, turn.axes, strict=True):

@@ -441,7 +441,7 @@ class Reader:
             return
         kind = known.__module__.rpartition(".")[2]
         if any(isinstance(each, Chosen) for each in arguments) and kind not in TAKES_CHOSEN:
-            if kind == "views" and isinstance(arguments[0], Chosen):
+            if kind == "views" and isinstance(arguments[0], Chosen) and result.dtype is not torch.bool:
                 self.values[node] = Chosen(known(self, arguments[0].view, *arguments[1:], **named), node)
                 return
             arguments = [Outside(each.node) if isinstance(each, Chosen) else each for each in arguments]

@@ -20,6 +20,7 @@ from learncost.equation.table import (
     walk,
     windows,
 )
+from learncost.equation.totals import added, begun, empty
 from learncost.equation.value import Same, Value
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
@@ -225,6 +226,7 @@ class _Turns:
     """A repeat, and the program of one turn."""
 
     line: Repeat
+    first: Program  # of the turn that runs first: totals begin with its parts
     program: Program
     parts: Mapping[tuple[str, str], int]  # how many slices of its stack a name of a turn has
     stacked: frozenset[str]  # the stacks that are arrays in the end: of what is kept, turns read their own slices alone
@@ -245,17 +247,25 @@ def _program(same: Same[Table]) -> Program:
     return _prepared(table.lines, table.values)
 
 
-def _prepared(lines: Iterable[Statement], roles: Mapping[str, Value]) -> Program:
+def _prepared(
+    lines: tuple[Statement, ...], roles: Mapping[str, Value], handed: frozenset[str] = frozenset()
+) -> Program:
+    """The program of one scope; `handed` are totals that a turn is handed with nothing in them."""
+    nothing = handed | empty(lines)
     return tuple(
-        _repeated(line, roles) if isinstance(line, Repeat) else _Step(line, line.name, prepared(line, roles))
+        _repeated(line, roles, nothing)
+        if isinstance(line, Repeat)
+        else _Step(line, line.name, prepared(added(line, handed), roles))
         for line in lines
     )
 
 
-def _repeated(line: Repeat, roles: Mapping[str, Value]) -> _Turns:
+def _repeated(line: Repeat, roles: Mapping[str, Value], nothing: frozenset[str]) -> _Turns:
     parts = {pair: line.part(pair[0], roles[pair[1]].axes) for pair in (*line.each, *line.keep)}
     stacked = frozenset(outer for _, outer in line.keep if roles[outer].role != "kept")
-    return _Turns(line, _prepared(line.lines, {**roles, **line.values}), parts, stacked)
+    inside, starts = {**roles, **line.values}, begun(line, nothing)
+    later = _prepared(line.lines, inside)
+    return _Turns(line, _prepared(line.lines, inside, starts) if starts else later, later, parts, stacked)
 
 
 def _execute(
@@ -282,17 +292,18 @@ def _turns(
         raise InputError(f"{line.count} must be a whole number from 1, not {count}")
     carried = {carry.start: values[carry.initial] for carry in line.carry}
     stacks: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
-    for turn in reversed(range(count)) if line.reverse else range(count):
+    order = range(count)
+    for place, turn in enumerate(reversed(order) if line.reverse else order):
         inner = _Scope(values)
         inner.update(carried)
         inner.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
         own_sizes = {**sizes, **came_from(line.around, turn, sizes)} if line.around else sizes
-        _execute(turns.program, inner, own_sizes, watch, exchange)
+        _execute(turns.program if place else turns.first, inner, own_sizes, watch, exchange)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
             together = parts[inside, outer]
-            for place in range(together):
-                stacks[outer][turn * together + place] = _slice(inner[inside], place)
+            for number in range(together):
+                stacks[outer][turn * together + number] = _slice(inner[inside], number)
             if not together:
                 stacks[outer][turn] = inner[inside]
     for carry in line.carry:

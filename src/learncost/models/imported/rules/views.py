@@ -99,9 +99,9 @@ def _same(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
     if isinstance(x, Masked):
         return x
     val = reader.node.meta["val"]
-    if not val.dtype.is_floating_point and not val.dtype.is_complex and x.stored.kind != "truth":
-        return _whole(reader, x)
-    return x
+    if val.dtype.is_floating_point or val.dtype.is_complex or x.stored.kind in ("truth", "chosen"):
+        return x
+    return _whole(reader, x)
 
 
 def _whole(reader: Reader, x: View) -> Any:

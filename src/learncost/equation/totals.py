@@ -1,0 +1,59 @@
+"""Totals that turns add up from nothing, as the gradient of what all turns read: what the first turn adds is the total."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+
+from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Term, Word
+
+
+def empty(lines: Iterable[Statement]) -> frozenset[str]:
+    """The names that hold zeros alone, in the scope of these lines."""
+    return frozenset(line.name for line in lines if isinstance(line, Word) and line.word == "zeros")
+
+
+def begun(repeat: Repeat, nothing: Set[str]) -> frozenset[str]:
+    """What a turn is handed of totals that begin as one of the names of nothing around it."""
+    return frozenset(c.start for c in repeat.carry if c.initial in nothing and _is_total(repeat, c))
+
+
+def added(line: Line, nothing: Set[str]) -> Line:
+    """A line of a turn that is handed these totals before anything is in them: its part, under the total's name."""
+    if isinstance(line, Sum) and nothing & {*line.reads}:
+        right = tuple(term for term in line.right if isinstance(term, Term) and term.name not in nothing)
+        return line.with_changed(right=right, signs=(1,))
+    return line
+
+
+def beginnings(lines: Iterable[Statement]) -> Iterator[tuple[Line, tuple[str, ...]]]:
+    """The sums that add a turn's part to a total, with the counts of the turns in each of which it begins anew."""
+    return _beginnings(tuple(lines), {}, ())
+
+
+def _beginnings(
+    lines: tuple[Statement, ...], around: dict[str, tuple[str, ...]], turns: tuple[str, ...]
+) -> Iterator[tuple[Line, tuple[str, ...]]]:
+    since = around | dict.fromkeys(empty(lines), turns)
+    for line in lines:
+        if isinstance(line, Repeat):
+            starts = begun(line, since.keys())
+            inside = {c.start: since[c.initial] for c in line.carry if c.start in starts}
+            yield from _beginnings(line.lines, inside, (*turns, line.count))
+        elif isinstance(line, Sum) and (names := around.keys() & {*line.reads}):
+            yield line, around[names.pop()]
+
+
+def _is_total(repeat: Repeat, carry: Carry) -> bool:
+    """Whether turns only add to what they are handed: one line reads it, a sum that makes what is handed on."""
+    readers = [line for line in repeat.lines if carry.start in line.reads]
+    if len(readers) != 1:
+        return False
+    (line,) = readers
+    if isinstance(line, Repeat):
+        inner = [c for c in line.carry if c.initial == carry.start]
+        read = {*line.shared, *(stack for _, stack in line.each)}
+        return len(inner) == 1 and inner[0].final == carry.end and carry.start not in read and _is_total(line, inner[0])
+    if not isinstance(line, Sum) or line.makes != (carry.end,) or line.where or line.signs != (1, 1):
+        return False
+    plain = all(isinstance(term, Term) and not term.indexed for term in (*line.left, *line.right))
+    return plain and len({frozenset(term.loops) for term in (*line.left, *line.right)}) == 1

@@ -1,4 +1,4 @@
-"""Totals that turns add up from nothing, as the gradient of what all turns read: what the first turn adds is the total."""
+"""Totals that turns add up from nothing, as the gradient of what they share: the first part is the total, not added."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ _Counts = tuple[Count, Count, Count, Count]  # these in all turns, and how many 
 
 
 def _in_all(once: _Once, turns: Iterable[str], begun: Iterable[str] | None = None) -> _Counts:
-    """`begun` are the turns in each of which a total begins anew: then the first part is added to nothing."""
+    """`begun` are the turns in each of which a total begins anew: its first part is moved, and added to nothing."""
     times = Count.of(turns)
     maccs, flops, moved = once
     computed = times if begun is None else times - Count.of(begun)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -134,4 +135,10 @@ def read_layer(path: Path) -> Layer:
         raise InputError(f"not a path: {shown(str(path))}") from None  # a null character in it
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    return _of_text(text)
+
+
+@lru_cache(maxsize=16)
+def _of_text(text: str) -> Layer:
+    """The layer of a text, kept: an answer to several questions reads its file for each of them."""
     return layer(text)

@@ -24,7 +24,18 @@ from learncost.readings.emit.c.shares import shared
 from learncost.readings.emit.c.sides import groups, joined
 from learncost.readings.emit.c.unify import lowered, unified
 
-__all__ = ["Function", "Scratch", "kernel", "source", "writable"]
+__all__ = ["Function", "Scratch", "SizeNeededError", "kernel", "source", "writable"]
+
+
+class SizeNeededError(Exception):
+    """A dialect has to know a size as a number, for the memory that it is handed or the power of a size."""
+
+
+class _Constants(dict[str, int]):
+    """The sizes that are constants, by their names."""
+
+    def __missing__(self, size: str) -> int:
+        raise SizeNeededError(size)
 
 
 @dataclass(frozen=True)
@@ -74,9 +85,9 @@ def kernel(
     dtypes    of every array: fp32, fp64, bf16 (stored so, computed in float), int64 for an index, bool for a mask
     sizes     sizes that are constants in C; all others are parameters
     printer   the dialect of C
-    Raises `InputError` with the line that cannot be written; KeyError where the dialect has to know a size.
+    Raises `InputError` with the line that cannot be written; SizeNeededError where the dialect has to know a size.
     """
-    lines = tuple(lines)
+    lines, sizes = tuple(lines), _Constants(sizes)
     _check(lines, axes, outputs, dtypes, printer)
     plan = lines[0].tag.kernel or Kernel(name, ())
     normal = lowered(lines, axes, outputs, plan.axes)
@@ -103,7 +114,7 @@ def kernel(
 
 def _scratch(turns_of: tree.Routine, sizes: Mapping[str, int], computed: str, printer: Printer) -> tuple[Scratch, ...]:
     """The memory of a call."""
-    known = {text: sizes[axis] for axis, text in turns_of.sizes.items() if axis in sizes}
+    known = _Constants({text: sizes[axis] for axis, text in turns_of.sizes.items() if axis in sizes})
     dtypes = {printer.types[dtype]: dtype for dtype in ("int64", "bool", computed)}
     arrays = turns_of.arrays("scratch")
     return tuple(Scratch(array.name, dtypes[array.type], tree.evaluated(array.points, known)) for array in arrays)

@@ -291,7 +291,7 @@ def minus(left: Expression, right: Expression) -> Expression:
 
 
 def evaluated(expression: Expression, known: Mapping[str, int]) -> int:
-    """A product of sizes as a number. Raises KeyError for a size that is not known."""
+    """A product of sizes as a number. `known` has those of its sizes."""
     if isinstance(expression, Size):
         return known[expression.text]
     if isinstance(expression, Name):

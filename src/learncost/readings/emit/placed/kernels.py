@@ -8,7 +8,7 @@ from math import prod
 
 from learncost.equation.count import size_of
 from learncost.equation.table import Line
-from learncost.readings.emit.c import Function, kernel
+from learncost.readings.emit.c import Function, SizeNeededError, kernel
 from learncost.readings.emit.c.gnu import GNU
 from learncost.readings.emit.c.printer import Printer
 from learncost.readings.emit.identifiers import Identifiers
@@ -77,7 +77,7 @@ class Kernels:
             fixed = self._fixed(like)
             try:
                 function = function_with(fixed)
-            except KeyError:
+            except SizeNeededError:
                 fixed = dict(zip(like.sizes, numbers, strict=True))
                 function = function_with(fixed)
             self._wishes.add(wish)

@@ -385,6 +385,19 @@ def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
         lc.from_module(Branches(), inputs, **more)
 
 
+class Asserts(torch.nn.Module):
+    def forward(self, x):
+        torch._assert(x.shape[1] % 3 == 0, "")
+        return x * 2.0
+
+
+def test_an_assertion_without_words_is_told_with_its_code():
+    import learncost as lc
+
+    with pytest.raises(lc.InputError, match=r"py:\d+: AssertionError: torch._assert\(x.shape\[1\] % 3"):
+        lc.from_module(Asserts(), {"x": "float 2 4"})
+
+
 def test_a_module_with_weak_references_to_its_parameters_is_built_without_memory(folder):
     (folder / "two.py").write_text("from torch import nn\ndef build():\n    return nn.LSTM(4, 8)\n")
     module = built(target(f"{folder}/two.py:build"), False, pytest.fail).module

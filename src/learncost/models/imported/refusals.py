@@ -152,6 +152,8 @@ def refusal(error: Exception, called: str) -> InputError:
         )
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
     said = told(error)
+    if code and not str(error).strip():  # as of an assertion without words
+        said = f"{said}: {code}"
     if not said.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # of a package's own code
         said = f"{place}: {said}"
     kind = RaisedError if frames and is_local(Path(frames[-1].filename)) else NotExportedError

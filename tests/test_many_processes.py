@@ -28,7 +28,7 @@ from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.emit.placed import placed
 from learncost.readings.emit.placed.between import HELPERS, MESSAGE
-from learncost.training import heartbeat, processes
+from learncost.training import heartbeat, meeting
 from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
 from learncost.training.parts import newest, read_whole
@@ -253,6 +253,27 @@ def test_a_port_that_is_taken_is_one_line(text, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"MASTER_ADDR": "no.such.host.invalid"}, "for 0 s"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT is 'x', and no number"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, and no port"),
+    ],
+)
+def test_who_cannot_meet_says_so_at_once(settings, message, monkeypatch, capsys):
+    everyone = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in {**everyone, **settings}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(meeting, "UNREACHABLE", 0.2)
+    with pytest.raises(SystemExit, match="2"):
+        meeting.meet(distributed)
+    said = capsys.readouterr().err
+    assert said.startswith("learncost: processes cannot meet at ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
 @pytest.fixture
 def store():
     return distributed.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
@@ -286,7 +307,7 @@ def test_who_meets_anew_agrees_whatever_others_left_in_the_store(store):
         store.set(f"learncost/{name}", "of somebody who was killed")
     names = {}
     ranks = [
-        threading.Thread(target=lambda rank=rank: names.update({rank: processes._agreed(store.clone(), rank, 3)}))
+        threading.Thread(target=lambda rank=rank: names.update({rank: meeting._agreed(store.clone(), rank, 3)}))
         for rank in range(3)
     ]
     for rank in ranks:
@@ -295,7 +316,7 @@ def test_who_meets_anew_agrees_whatever_others_left_in_the_store(store):
         rank.join(10)
     assert len(set(names.values())) == 1
     assert sorted(names) == [0, 1, 2]
-    assert processes._agreed(store.clone(), 0, 1) not in names.values()
+    assert meeting._agreed(store.clone(), 0, 1) not in names.values()
 
 
 def test_a_mesh_has_as_many_devices_as_are_left():

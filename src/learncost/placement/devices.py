@@ -208,7 +208,8 @@ def own_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> t
 def filled_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
     """A device's part with what fills it up."""
     for place, axis in enumerate(axes):
-        array = filled_up(array, place, size_of(axis, sizes))
+        if cuts(axis):
+            array = filled_up(array, place, size_of(axis, sizes))
     return array
 
 

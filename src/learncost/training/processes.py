@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
-from secrets import token_hex
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from learncost.equation.errors import InputError
 from learncost.placement.mesh import Mesh
 from learncost.training.heartbeat import LOST, Heartbeat
+from learncost.training.meeting import REFUSED, meet
 
 LONG = timedelta(days=30)
 """How long the others wait for what the first does alone, such as reading all texts."""
@@ -30,9 +30,6 @@ SHORTLY = 5.0
 
 GONE = 1
 """The exit code where another process is gone."""
-
-REFUSED = 2
-"""The exit code of a command that refuses."""
 
 
 class Processes:
@@ -221,9 +218,8 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         distributed: Any = import_module("torch.distributed")
     except ImportError:
         raise InputError("--mesh needs PyTorch: pip install 'learncost[torch]'") from None
-    store, rank, number = _met(distributed)
-    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    meeting = f"learncost/{_agreed(store, rank, number)}"
+    store, rank, number, name = meet(distributed)
+    backend, meeting = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", f"learncost/{name}"
     groups = distributed.PrefixStore(f"{meeting}/groups", store)
     processes = Several(distributed.PrefixStore(f"{meeting}/words", store), rank, number)
     try:
@@ -241,42 +237,6 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
         processes.lost()
     processes.end(math.inf)
     distributed.destroy_process_group()
-
-
-def _met(distributed: Any) -> tuple[Any, int, int]:
-    """The store, this process's number and that of all. Who cannot meet says so itself: the others may never hear."""
-    try:
-        store, rank, number = next(iter(distributed.rendezvous("env://")))
-    except (RuntimeError, ValueError) as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
-        why = (str(error).partition("message: ")[2] or str(error)).splitlines()[0].rstrip(". ")
-        print(f"learncost: processes cannot meet at {place}, MASTER_ADDR and MASTER_PORT: {why}", file=sys.stderr)
-        raise SystemExit(REFUSED) from None
-    return store, rank, number
-
-
-def _agreed(store: Any, rank: int, number: int) -> str:
-    """A name of this meeting. torchrun keeps its store where it starts processes anew: what others left is in it.
-
-    Everybody says a word of its own until the first answers it; the first answers whom it hears, until all have said
-    that they were answered.
-    """
-    word = token_hex(8)
-    if rank:
-        store.set(f"learncost/word/{rank}", word)
-        store.wait([f"learncost/answer/{word}"], LONG)
-        name = str(store.get(f"learncost/answer/{word}").decode())
-        store.set(f"learncost/heard/{name}/{rank}", "")
-        return name
-    missing = set(range(1, number))
-    while missing:
-        for other in sorted(missing):
-            if store.check([f"learncost/word/{other}"]):
-                store.set(f"learncost/answer/{store.get(f'learncost/word/{other}').decode()}", word)
-            if store.check([f"learncost/heard/{word}/{other}"]):
-                missing.discard(other)
-        sleep(0.02)
-    return word
 
 
 _PEERS = ("peer", "gloo", "timed out", "timeout", "connection", "nccl", "socket")

@@ -1,0 +1,127 @@
+"""How the processes of a training meet: where the first, or torchrun, keeps a store, and under a name that is new.
+
+Who cannot meet says so itself, and ends: the others may never hear of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from secrets import token_hex
+from time import monotonic, sleep
+from typing import Any, NoReturn
+
+REFUSED = 2
+"""The exit code of a command that refuses."""
+
+UNREACHABLE = 20.0
+"""Seconds after which a machine that does not answer, or whose name nobody knows, is taken to be wrong."""
+
+TOLD = 15.0
+"""Seconds after which a process says what it waits for."""
+
+LATE = 300.0
+"""Seconds that processes wait for one that has not begun: libraries are read from slow disks, too."""
+
+PORTS = 65_535
+
+AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+"""What torchrun sets where it keeps the store itself."""
+
+
+def meet(distributed: Any) -> tuple[Any, int, int, str]:
+    """The store, this process's number, that of all, and a name of this meeting; else `SystemExit` behind a line."""
+    words = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    if wrong := next((name for name, word in words.items() if not word.isdecimal()), None):
+        _refuse(f"{wrong} is {words[wrong]!r}, and no number")
+    rank, number, port = map(int, words.values())
+    if port > PORTS:
+        _refuse(f"MASTER_PORT is {port}, and no port, which are up to {PORTS}")
+    keeps = rank == 0 and os.environ.get(AGENT) != "True"
+    try:
+        if not keeps:
+            _check_reached(port)
+        # PyTorch's rendezvous would wait here until all are there, without a word.
+        store = distributed.TCPStore(
+            os.environ["MASTER_ADDR"],
+            port,
+            number,
+            keeps,
+            timedelta(seconds=UNREACHABLE),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        store.set_timeout(timedelta(seconds=LATE))
+        return store, rank, number, _agreed(store, rank, number)
+    except (RuntimeError, ValueError, OverflowError) as error:
+        _refuse((str(error).partition("message: ")[2] or str(error)).splitlines()[0].rstrip(". "))
+
+
+def _place() -> str:
+    return f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}, MASTER_ADDR and MASTER_PORT"
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"learncost: processes cannot meet at {_place()}: {why}", file=sys.stderr)
+    raise SystemExit(REFUSED)
+
+
+def _check_reached(port: int) -> None:
+    """Wait until somebody listens where processes meet."""
+    began = monotonic()
+    with _waiting("the first process, which nobody has seen there yet") as told:
+        while True:
+            try:
+                socket.create_connection((os.environ["MASTER_ADDR"], port), UNREACHABLE / 4).close()
+                return
+            except OSError as error:
+                waits = LATE if isinstance(error, ConnectionRefusedError) else UNREACHABLE
+                if monotonic() - began > waits:
+                    _refuse(f"{getattr(error, 'strerror', None) or error}, for {waits:.0f} s")
+            told()
+            sleep(0.1)
+
+
+@contextmanager
+def _waiting(whom: str) -> Iterator[Any]:
+    """Something that is called while a process waits, and says once for whom where that takes long."""
+    began, said = monotonic(), list[bool]()
+
+    def told() -> None:
+        if monotonic() - began > TOLD and not said:
+            said.append(True)
+            print(f"learncost: waiting at {_place()} for {whom}", file=sys.stderr, flush=True)
+
+    yield told
+
+
+def _agreed(store: Any, rank: int, number: int) -> str:
+    """A name of this meeting. torchrun keeps its store where it starts processes anew: what others left is in it.
+
+    Everybody says a word of its own until the first answers it; the first answers whom it hears, until all have said
+    that they were answered.
+    """
+    word = token_hex(8)
+    if rank:
+        store.set(f"learncost/word/{rank}", word)
+        store.wait([f"learncost/answer/{word}"], timedelta(seconds=LATE))
+        name = str(store.get(f"learncost/answer/{word}").decode())
+        store.set(f"learncost/heard/{name}/{rank}", "")
+        return name
+    missing, began = set(range(1, number)), monotonic()
+    with _waiting(f"others of the {number} processes") as told:
+        while missing:
+            for other in sorted(missing):
+                if store.check([f"learncost/word/{other}"]):
+                    store.set(f"learncost/answer/{store.get(f'learncost/word/{other}').decode()}", word)
+                if store.check([f"learncost/heard/{word}/{other}"]):
+                    missing.discard(other)
+            if missing and monotonic() - began > LATE:
+                _refuse(f"{len(missing)} of {number} processes did not come within {LATE:.0f} s")
+            told()
+            sleep(0.02)
+    return word

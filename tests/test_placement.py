@@ -28,7 +28,7 @@ from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
-from learncost.proof.placements import verify_placements
+from learncost.proof.placements import small_model, verify_placements
 from learncost.readings.run import collected as run_collected
 from learncost.vocabulary import entry
 
@@ -107,12 +107,25 @@ def test_what_cannot_be_placed_is_refused_in_one_line(mesh_text, place_text, mes
         place(table, mesh(mesh_text), clauses(place_text), sizes)
 
 
-@pytest.mark.parametrize(("mesh_text", "names"), [("cp=2", "cp"), ("tp=2", "megatron-sp")])
-def test_a_recurrence_is_not_cut_along_its_turns(mesh_text, names):
+def test_a_recurrence_is_not_cut_along_its_turns():
     """A state that begins with zeros is no total: every turn reads what the one before it made."""
     table, sizes, _, _ = whole("mamba")
     with pytest.raises(InputError, match=r"hand .* on, so that they cannot run on the devices"):
-        place(table, mesh(mesh_text), chosen(None, names), sizes)
+        place(table, mesh("cp=2"), chosen(None, "cp"), sizes)
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "rwkv"])
+def test_a_recurrence_is_cut_along_its_channels(family):
+    """Each has a state of its own, so that all its turns run on one device, and nothing is sent within a turn."""
+    found = list(verify_placements(small_model(family), "tp=2", None, "megatron-sp", optimizer="sgd"))
+    assert len(found) >= 4
+    assert all(check.passed for check in found)
+
+
+def test_what_turns_over_positions_read_is_gathered_before_them():
+    """And what they sum is scattered after the last: nothing is sent within a turn."""
+    placed = lc.place("mamba-130m", "tp=2", placement="megatron-sp")
+    assert {each.times for each in placed.collectives} == {1, 24}  # it has 24 blocks
 
 
 def test_a_mesh_is_written_with_sizes():

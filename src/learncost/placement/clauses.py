@@ -9,7 +9,7 @@ value. For one axis of the mesh the first clause that fits a value wins.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import lcm
 
@@ -21,6 +21,9 @@ from learncost.placement.mesh import Mesh
 
 LARGEST = "*"
 """Stands in a clause for the largest axis that divides."""
+
+HEADS = "h"
+"""What clauses call the heads of attention, and with them the channels of a recurrence."""
 
 FILLED = ("weights", "gradients", "states")
 """Roles of what lies in parts that are filled up where nothing divides it: what stands there is 0, and stays 0."""
@@ -81,7 +84,8 @@ def as_called(table: Table, chosen: Iterable[Clause]) -> Iterator[Clause]:
     """The clauses with all axes that they mean: a model's own, and those that a layer calls so.
 
     What every feed-forward network calls f may be m in the experts of a model and u in its decoder: `f over tp` is of
-    all three. An axis that layers call by its own name, too, has that name alone.
+    all three. An axis that layers call by its own name, too, has that name alone. `h over tp` is of the channels of a
+    recurrence as well: each has a state of its own, as a head has its own scores.
     """
     letters: dict[str, set[str]] = {}
     for line, _ in walk(table.lines):
@@ -91,8 +95,24 @@ def as_called(table: Table, chosen: Iterable[Clause]) -> Iterator[Clause]:
     others = {axis: names for axis, names in letters.items() if axis in wide and axis not in names}
     for clause in chosen:
         axes = [(axis, *sorted(other for other, names in others.items() if axis in names)) for axis in clause.axes]
+        if HEADS in clause.axes:
+            axes.append(tuple(_channels(table, table.lines, wide)))
         every = tuple(dict.fromkeys(axis for several in axes for axis in several))
         yield replace(clause, axes=every, written=clause.written or clause.axes)
+
+
+def _channels(table: Table, lines: Iterable[Statement], wide: Collection[str]) -> Iterator[str]:
+    """The features along which turns over positions hand on states that nothing sums over (Dao and Gu 2024, 8.1)."""
+    positions = {axis for name in table.indices.intersection(table.inputs) for axis in table.axes[name]}
+    for repeat in lines:
+        if not isinstance(repeat, Repeat):
+            continue
+        results = [name for name, stack in repeat.keep if table.known[stack].role == "value"]
+        kept = {axis for name in results for axis in repeat.axes[name]}
+        for carry in repeat.carry if repeat.count in positions else ():
+            if repeat.values[carry.start].role == "value":
+                yield from (axis for axis in repeat.axes[carry.start] if axis in kept and axis in wide)
+        yield from _channels(table, repeat.lines, wide)
 
 
 Split = tuple[tuple[str, ...], ...]

@@ -29,7 +29,10 @@ def place_repeat(scope: Scope, repeat: Repeat) -> None:
 
 
 def _busy(scope: Scope, repeat: Repeat) -> tuple[str, ...]:
-    """The mesh axes that cut the turns themselves, as where sequences take turns."""
+    """The mesh axes that cut the turns themselves, as where sequences take turns.
+
+    Turns that depend on one another run on all devices, where these have parts of what a turn does, as of channels.
+    """
     cuts: dict[str, tuple[str, ...]] = {}
     for inside, stack in (*repeat.each, *repeat.keep):
         axes = scope.value(stack).axes
@@ -38,7 +41,12 @@ def _busy(scope: Scope, repeat: Repeat) -> tuple[str, ...]:
     if not any(cuts.values()):
         return ()
     first = max(cuts.values(), key=len)
-    return first
+    if all(_is_total(repeat, carry) for carry in repeat.carry):
+        return first
+    parted = {
+        name for value in repeat.values.items() for names in scope.homes.home(*value, scope.busy) for name in names
+    }
+    return first if {*first} - parted else ()
 
 
 def _move_shared(scope: Scope, repeat: Repeat, busy: tuple[str, ...]) -> None:
@@ -78,7 +86,7 @@ def _turn(
     for carry in repeat.carry:
         inner.give(carry.start, _carried(inner, carry.start, totals[carry.start]))
     for name, stack in repeat.each:
-        layout = _stack_layout(scope, repeat, stack, busy)
+        layout = _stack_layout(scope, inner, repeat, (name, stack), busy)
         inner.give(name, replace(layout, split=_of_turn(layout, repeat.part(name, scope.value(stack).axes))))
     inner.statements(repeat.lines)
     return inner, {carry.start: _ending(inner, carry.end) for carry in repeat.carry}
@@ -89,13 +97,17 @@ def _ending(inner: Scope, name: str) -> Partial:
     return layout.partial if layout is not None else frozenset()
 
 
-def _stack_layout(scope: Scope, repeat: Repeat, stack: str, busy: tuple[str, ...]) -> Layout:
+def _stack_layout(scope: Scope, inner: Scope, repeat: Repeat, each: tuple[str, str], busy: tuple[str, ...]) -> Layout:
     """The layout in which turns read their slices of a stack: cut as the turns are, wherever it lives."""
+    name, stack = each
     layout = next(iter(scope.held(stack)))
     if busy:
         others = (tuple(q for q in names if q not in busy) for names in scope.home(stack).split[1:])
         return Layout((busy, *others))
-    return scope.home(stack) if layout.partial else layout
+    layout = scope.home(stack) if layout.partial else layout
+    if layout.split[0] and not repeat.part(name, scope.value(stack).axes):
+        return Layout(((), *inner.home(name).split))  # every device has all turns
+    return layout
 
 
 def _of_turn(layout: Layout, together: int) -> tuple[tuple[str, ...], ...]:
@@ -121,7 +133,7 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
         scope.joins[carry.final] |= {q: f"the turns over {base(repeat.count)} run on its devices" for q in busy}
         scope.give(carry.final, Layout(layout.split, partial))
     for name, stack in repeat.keep:
-        layout = _kept_layout(inner, name)
+        layout = _kept_layout(inner, name, frozenset() if busy else scope.home(stack).over)
         kept.append((inner.at(name, layout, reason), stack))
         together = repeat.part(name, scope.value(stack).axes)
         split = layout.split if together else (busy, *layout.split)
@@ -131,7 +143,7 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
         scope.give(stack, Layout(split, layout.partial, layout.sent))
     each = []
     for name, stack in repeat.each:
-        each.append((name, scope.at(stack, _stack_layout(scope, repeat, stack, busy), reason)))
+        each.append((name, scope.at(stack, _stack_layout(scope, inner, repeat, (name, stack), busy), reason)))
     scope.holds |= inner.holds
     scope.out.append(
         replace(
@@ -157,14 +169,19 @@ def _is_total(repeat: Repeat, carry: Carry) -> bool:
     return carry.end in sums and not sums & {name for name, _ in repeat.keep}
 
 
-def _kept_layout(inner: Scope, name: str) -> Layout:
-    """What a stack collects: the home, but that gradients of weights stay partial until somebody reads them."""
+def _kept_layout(inner: Scope, name: str, over: frozenset[str]) -> Layout:
+    """What a stack collects: the home, but that gradients of weights stay partial until somebody reads them.
+
+    over  what cuts the stack: a sum over what cuts its turns is joined where it is cut
+    """
     home, layout = inner.home(name), inner.partial(name)
     held = inner.held(name)
     if layout is None and all(each.sent for each in held):
         return next(iter(held))
     value = inner.value(name)
-    if layout is None or inner.homes.kind(name, value)[0] != "gradients" or value.role == "kept":
+    if layout is None or value.role == "kept":
         return home
     waiting = frozenset((q, how) for q, how in layout.partial if q not in home.over)
+    if inner.homes.kind(name, value)[0] != "gradients":
+        waiting = frozenset((q, how) for q, how in waiting if q in over)
     return replace(home, partial=waiting)

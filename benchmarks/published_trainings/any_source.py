@@ -14,6 +14,7 @@ from published_trainings.case import (
     family_called,
     key_of,
     mesh_of,
+    network_of_row,
     preset_called,
     settings_of,
     told,
@@ -31,9 +32,10 @@ GROUPED = {
 
 RECOMPUTED = {
     "full": ",recompute=block", "true": ",recompute=block", "selective": ",recompute=attn.R+attn.S+softmax",
-    "none": "", "false": "",
+    "none": "", "false": "", "minimal": ",recompute=gelu+norm+relu+silu",
 }  # fmt: skip
-"""What rows say of recomputation. Under flash attention scores are made again in any case."""
+"""What rows say of recomputation; minimal is MaxText's: products are kept, all else is made again. Under flash
+attention scores are made again in any case."""
 
 GENERATION_BEFORE = ("NVIDIA V100", "NVIDIA A100")
 """Devices of trainings whose scores of attention are stored, and whose gradients all devices have whole."""
@@ -50,7 +52,10 @@ def any_source(row: Mapping[str, Any]) -> Case:
     fully = bool(config.get("fsdp")) or config.get("zero") == 3 or "fsdp" in str(config.get("mode", "")).lower()
     flash = config.get("flash") or "flash" in str(config.get("attn", ""))
     old = machine is not None and machine.device.name.startswith(GENERATION_BEFORE)
-    framework = "fsdp-eager" if fully else "megatron-2022" if old and not flash else "bridge"
+    compiled = "-compile" if config.get("compile") else "-eager"
+    usual = f"fsdp{compiled}" if fully else "megatron-2022" if old and not flash else "bridge"
+    if (framework := str(config.get("framework") or usual)) not in FRAMEWORKS:
+        raise InputError(f"its framework is {framework}, and {', '.join(FRAMEWORKS)} are known")
     name, overrides = _model_of(config)
     seq = told(config, "seq", "seq_len")
     inner = {axis: int(config.get(axis) or 1) for axis in ("pp", "ep", "cp", "tp")}
@@ -65,10 +70,21 @@ def any_source(row: Mapping[str, Any]) -> Case:
     if recomputed not in RECOMPUTED:
         raise InputError(f"recomputation is {', '.join(RECOMPUTED)}, not {recomputed!r}")
     has_flash = "flash" in FRAMEWORKS[framework].plan
-    plan = FRAMEWORKS[framework].plan + ("" if has_flash and recomputed == "selective" else RECOMPUTED[recomputed])
+    plan = _with(FRAMEWORKS[framework].plan, "" if has_flash and recomputed == "selective" else RECOMPUTED[recomputed])
     text = _placement(config, axes, old, fully, framework == "bridge")
     key = key_of(name, overrides, False, way, text, plan, framework, seq)
-    return Case(key, way, seq, framework, machine.name if machine else "")
+    return Case(key, way, seq, framework, machine.name if machine else "", network_gbps=network_of_row(config))
+
+
+def _with(plan: str, recomputed: str) -> str:
+    """A framework's plan with what a row makes again: beside what the framework does, or whole blocks in its place."""
+    if not recomputed:
+        return plan
+    parts = [part for part in plan.split(",") if not part.startswith("recompute=")]
+    others = [part for part in plan.split(",") if part not in parts and recomputed != RECOMPUTED["full"]]
+    again = [part.removeprefix("recompute=") for part in (*others, recomputed.lstrip(","))]
+    names = dict.fromkeys(name for part in again for name in part.split("+"))
+    return ",".join((*parts, f"recompute={'+'.join(names)}"))
 
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "vp", "zero", "fsdp", "interleave", "gpus", "mp_mode")
@@ -133,6 +149,8 @@ def _batches(config: Mapping[str, Any], parts: int) -> tuple[int, int]:
             raise KeyError("micro_batch")
         micro = each // int(config.get("grad_accum", 1))
     whole = config.get("global_batch") or config.get("gbs") or int(micro) * parts * int(config.get("grad_accum", 1))
+    if tokens := config.get("tokens_per_step"):
+        whole = int(tokens) // told(config, "seq", "seq_len")
     return int(micro), max(1, int(whole) // int(micro) // parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,7 @@ class Case:
 
     on             the cluster by name; empty where a row does not say, which time needs
     bandwidth_gbs  of the row's device, where it is not the usual one; and its watts
+    network_gbps   gigabits a second between nodes, of a node, where a row tells it
     """
 
     key: tuple[Any, ...]
@@ -36,6 +38,7 @@ class Case:
     on: str = ""
     bandwidth_gbs: float | None = None
     watts: float | None = None
+    network_gbps: float | None = None
 
     def account(self) -> Account:
         return account(self.key)
@@ -111,6 +114,17 @@ def cluster_of_row(config: Mapping[str, Any]) -> Cluster | None:
             raise InputError(f"no cluster is known of its device, {said}")
         return None
     return words[max(named, key=len)]
+
+
+def network_of_row(config: Mapping[str, Any]) -> float | None:
+    """Gigabits a second between nodes, of a node, as a row tells them beside its device: `H100 800Gbps`."""
+    if config.get("network_gbps"):
+        return float(config["network_gbps"])
+    told_there = _GIGABITS.search(" ".join(_words(config.get(key) for key in ("device", "system", "gpu", "hardware"))))
+    return float(told_there[1]) if told_there else None
+
+
+_GIGABITS = re.compile(r"(\d+) ?Gbps")
 
 
 def _is_a_model(word: str) -> bool:

@@ -25,9 +25,14 @@ class Framework:
 
 _MIXED = PRECISIONS["bf16"]
 
-FLASH_2 = {"H100": 0.35}
+FLASH_2 = {"H100": 0.35, "A100": 0.615}
 """PyTorch's own kernels are FlashAttention-2's, which attain 35 % on H100 (Shah et al. 2024, FlashAttention-3,
-abstract); of those of cuDNN, which TransformerEngine takes, devices/sustained.toml has what was measured."""
+abstract), and 50 to 73 % on A100 (Dao 2023, FlashAttention-2, section 4); of those of cuDNN, which TransformerEngine
+takes, devices/sustained.toml has what was measured."""
+
+FLASH_1 = {"H100": 0.325 * 0.35 / 0.615, "A100": 0.325}
+"""FlashAttention's own attained 25 to 40 % on A100 (Dao 2023, abstract); on H100 as much less as its successor's
+do, which are of Ampere's instructions, too."""
 
 FRAMEWORKS = {
     "megatron-2022": Framework(
@@ -55,6 +60,11 @@ FRAMEWORKS = {
         "flash,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
         "FSDP2: weights, gradients and states in fp32, cut; weights gathered in bf16 beside what is computed",
         FLASH_2,
+    ),
+    "composer": Framework(
+        "flash,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
+        "llm-foundry: FSDP of PyTorch with the kernels of FlashAttention in Triton (attn_impl: triton)",
+        FLASH_1,
     ),
     "fsdp-compile": Framework(
         "flash,fused,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,

@@ -126,9 +126,14 @@ def bigscience(row: Mapping[str, Any]) -> Case:
     return Case(key, way, config["seq"], framework, "DGX A100")
 
 
+def composer(row: Mapping[str, Any]) -> Case:
+    """llm-foundry on Composer."""
+    return any_source({**row, "framework": "composer"})
+
+
 SOURCES = {
     "korthikanti": korthikanti, "simumax": simumax, "torchtitan-t": torchtitan, "torchtitan-async": torchtitan,
-    "bridge": bridge, "t/bigscience-a100": bigscience,
+    "bridge": bridge, "t/bigscience-a100": bigscience, "llmfoundry": composer,
 }  # fmt: skip
 """By the beginning of a row's id."""
 

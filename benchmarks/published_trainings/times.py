@@ -38,7 +38,11 @@ def step_takes(case: Case) -> StepTakes:
 def _machine(case: Case) -> Cluster:
     if not case.on:
         raise InputError("it does not name its device, on which time depends")
-    return cluster(case.on)
+    machine = cluster(case.on)
+    if case.network_gbps is None or machine.between is None:
+        return machine
+    each = case.network_gbps / 8 / machine.devices
+    return replace(machine, between=replace(machine.between, gbs=each, links=1))
 
 
 def _type(case: Case) -> str:

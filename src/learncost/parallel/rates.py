@@ -28,10 +28,11 @@ def _measured() -> dict[str, dict[str, Any]]:
 
 def shares(device: Device, dtype: str) -> tuple[float, float, str]:
     """The shares of its peak that a device attains in products and in attention, and who says so."""
-    row = _measured().get(device.name)
+    known = [(devices()[name], each) for name, each in _measured().items() if name in devices()]
+    attention = sum(each["attention"] for _, each in known) / len(known)
+    row = _measured().get(device.name) or _measured().get(device.family)
     if row is not None:
-        return row["products"], row["attention"], f"measured: {row['source']}"
-    known = [(devices()[name], each) for name, each in _measured().items()]
+        return row["products"], row.get("attention", attention), f"measured: {row['source']}"
     ratios = [
         each["products"] * other.peak_tflops["bf16"] / other.measured_tflops["bf16"]
         for other, each in known
@@ -46,7 +47,6 @@ def shares(device: Device, dtype: str) -> tuple[float, float, str]:
         if "bf16" in other.measured_tflops and "bf16" in other.peak_tflops
     ]
     share = (best or sum(usual) / len(usual)) * sum(ratios) / len(ratios)
-    attention = sum(each["attention"] for _, each in known) / len(known)
     said = f"assumed: the best product known, times {sum(ratios) / len(ratios):.2f} as of devices that were measured"
     return share, min(attention, 1.0), said
 
@@ -76,6 +76,6 @@ def sustained(device: Device, dtype: str) -> Rates:
 
 def of_experts(device: Device) -> float:
     """What products of many experts' rows attain, as a share of the other products; the mean where none is known."""
-    rows = _measured()
+    rows = {name: row for name, row in _measured().items() if "experts" in row}
     several = [rows[device.name]] if device.name in rows else list(rows.values())
     return float(sum(row["experts"] / row["products"] for row in several) / len(several))

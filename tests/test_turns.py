@@ -313,3 +313,24 @@ def test_what_is_zero_in_a_stack_is_zero_in_its_slices():
         last = (last @ u + 2 * x[turn] * inside) * inside * 0.5
         rows.append(last * strict)
     np.testing.assert_allclose(lc.run(layer, {"X": x, "h": h, "U": u})["Y"], np.stack(rows, axis=1))
+
+
+def test_a_total_begins_with_its_first_part():
+    """What all turns share, also in turns within turns and where only a part of it is read, is proved line by line."""
+    text = """t(Y T; W V U) -> Y
+  repeat n carry Y shared W V:
+    Z[v=T[a] b] = Y[] W[a b] where a < b
+    D[] = Z[v b] V[v b]
+    repeat 2 carry Y shared W:
+      E[a b] = Y[] W[a b]
+      S[] = E[a b] W[a b] 0.1[]
+      Y[] = S[] + D[]
+    P[] = Y[] U[]
+    Y[] = Y[] + P[]"""
+    layer = lc.layer(text)
+    report = lc.check_layer(layer)
+    assert report.passed, str(report)
+    sizes = {"a": 2, "b": 3, "v": 5, "n": 4}
+    merges = [row.flops.at(sizes) for row in lc.price(lc.derive(layer).step, sizes).rows if row.line == "merge"]
+    assert merges.count((4 - 1) * 5 * 3) == 1  # dV: three turns add to the first one's part
+    assert merges.count(4 * (2 - 1) * 2 * 3 * 1) == 1  # dW of the turns within, which begin anew in each of the others

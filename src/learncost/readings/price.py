@@ -282,12 +282,11 @@ _Once = tuple[Count, Count, Count]  # MACCs, FLOPs, elements of a line, each tim
 _Counts = tuple[Count, Count, Count, Count]  # these in all turns, and how many turns there are
 
 
-def _in_all(once: _Once, turns: Iterable[str], begun: Iterable[str] | None = None) -> _Counts:
-    """`begun` are the turns in each of which a total begins anew: its first part is moved, and added to nothing."""
+def _in_all(once: _Once, turns: Iterable[str], spared: Count = ZERO) -> _Counts:
+    """`spared` are additions of a total that begins with its first part."""
     times = Count.of(turns)
     maccs, flops, moved = once
-    computed = times if begun is None else times - Count.of(begun)
-    return maccs * computed, flops * computed, moved * times, times
+    return maccs * times, flops * times - spared, moved * times, times
 
 
 def _with_counts(table: Table, line: Line, counts: _Counts, form: str | None = None) -> Row:
@@ -370,20 +369,22 @@ def _executed(table: Table, book: Book) -> tuple[Row, ...]:
     rows = []
     whole = table.within or table
     counted = _in_place(whole)
-    begins = {id(line): turns for line, turns in beginnings(whole.lines)}
+    begins = {id(line): around for line, around in beginnings(whole.lines)}
     for line, turns in walk(table.lines):
         pair = next(
             (counts for other, counts in counted if other is line), None
         )  # a part has its lines in the whole's order
+        begun = begins.get(id(line))
+        spared = ZERO if begun is None else Count.of((*line.loops, *begun))
         if pair is not None:
-            in_place = _in_all((*pair, elements(line)), turns, begins.get(id(line)))
+            in_place = _in_all((*pair, elements(line)), turns, spared)
             rows.append(_with_counts(table, line, in_place))
             continue
-        same, begun = shape(line), begins.get(id(line))
+        same = shape(line)
         if (counts := in_all.get((same, turns, begun))) is None:
             if (once := shapes.get(same)) is None:
                 once = shapes[same] = ((*_executed_alone(line), elements(line)), _form(line))
-            counts = in_all[same, turns, begun] = _in_all(once[0], turns, begun), once[1]
+            counts = in_all[same, turns, begun] = _in_all(once[0], turns, spared), once[1]
         rows.append(_with_counts(table, line, *counts))
     return tuple(rows)
 

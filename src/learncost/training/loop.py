@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from learncost.engines.threads import one_thread
+from learncost.engines.weights import shape
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.models.model import build
@@ -217,7 +218,7 @@ class _Run:
         self.task = task(self.configuration, self.tokenizer, self.options)
         self.data = self._data()
         self.engine: Engine = engine(self.configuration, self.options)
-        held_bytes = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
+        held_bytes = sum(array.nbytes for array in _held(self.engine))
         memory.forget_highest()
         self.before = memory.highest() - held_bytes
         logs = self._loaded()
@@ -278,16 +279,26 @@ class _Run:
         """As many steps as fit in the minutes: a few are timed, then the weights are put back."""
         engine, minutes = self.engine, self.options.minutes or MINUTES
         self.report.say("measuring a step")
-        weights, state = (
-            {name: np.array(array) for name, array in of.items()} for of in (engine.weights, engine.state)
-        )
+        parts = engine.parts()
+        if parts is None:
+            weights, state = (
+                {name: np.array(array) for name, array in of.items()} for of in (engine.weights, engine.state)
+            )
+        else:
+            parts = {
+                name: tuple(replace(part, array=np.array(part.array)) for part in several)
+                for name, several in parts.items()
+            }
         times: list[float] = []
         with self._threads():
             while self.processes.of_first(lambda: len(times) < 4 or (sum(times) < 1 and len(times) < 50)):
                 began = perf_counter()
                 engine.step(self.data.batch(len(times)), 0.0)
                 times.append(perf_counter() - began)
-        engine.load(weights, state, 0)
+        if parts is None:
+            engine.load(weights, state, 0)
+        else:
+            engine.load_parts(parts, 0)
         # The first one is slower than all that follow; a tenth is left for validation, samples and checkpoints.
         steps = self.processes.of_first(lambda: max(1, int(0.9 * 60 * minutes / float(np.median(times[1:])))))
         self.options = replace(self.options.resolved(steps), minutes=None)
@@ -327,7 +338,8 @@ class _Run:
             log.close()
         if self.tracer.traced and self.processes.first:
             self._trace()
-        parameters = sum(array.size for array in engine.plain_weights.values())
+        table, sizes = self.model.table, self.model.sizes
+        parameters = sum(math.prod(shape(table, name, sizes)) for name in table.weights)
         seconds = perf_counter() - began
         ended = (step, validated, stopped, interrupted, self.writes, self.processes.first)
         return Result(self.folder.path, self.name, options, engine.steps, parameters, seconds, *ended)
@@ -361,7 +373,9 @@ class _Run:
         names = ("procedure", "optimizer", "seq_len", "target_len", "dropout", "precision", "plan", *LEARNS)
         step = {name: getattr(options, name, None) for name in names} | {"precision": options.dtype}
         step |= {"model": str(path / CONFIG), "batch_size": (options.batch_size or 1) * options.accumulate}
-        weights = self.engine.weights.keys() | self.engine.plain_weights.keys()
+        parts = self.engine.parts()  # the others are not asked for theirs: this process alone writes
+        mine = self.engine.weights if parts is None else [name.partition(".")[2] for name in parts]
+        weights = {*self.model.table.weights, *mine}
         writer = import_module(TRACES)  # which draws, and is above all that trains
         self.report.say(writer.write(path, self.tracer.traced, weights, self.engine.says, self.engine.memory, step))
 
@@ -423,6 +437,15 @@ class _Run:
             weights, state = engine.plain_weights, {**engine.state, **beside}
             self.processes.of_first(lambda: self.folder.save(self.model, weights, state, engine.steps, saved))
         self.saved = engine.steps
+
+
+def _held(engine: Engine) -> Iterator[Any]:
+    """The arrays of weights and of the optimizer's state that this process has."""
+    parts = engine.parts()
+    if parts is None:
+        yield from (*engine.weights.values(), *engine.state.values())
+    else:
+        yield from (part.array for several in parts.values() for part in several)
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -119,7 +119,10 @@ class MeshEngine(NumPyEngine):
 
     @property
     def plain_weights(self) -> Arrays:
-        weights, training = self.weights, self._training
+        return self._plain(self.weights)
+
+    def _plain(self, weights: Arrays) -> Arrays:
+        training = self._training
         if training.is_plain:
             return weights
         plain = merged(training.model, build(training.configuration).table, weights)

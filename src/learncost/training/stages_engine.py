@@ -89,6 +89,10 @@ class StagesEngine(MeshEngine):
                 begin = end
         return tuple(parts) or super()._apart(name, real, first)
 
+    def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
+        # What the others have been given of the state of all, which is zeros before the first step, is nothing.
+        super().load(weights, state or self._empty(self._training.state), steps)
+
     @property
     def weights(self) -> Arrays:
         return self._together("model")
@@ -97,14 +101,21 @@ class StagesEngine(MeshEngine):
     def state(self) -> Arrays:
         return self._together("optimizer")
 
+    @property
+    def plain_weights(self) -> Arrays:
+        weights = self.weights
+        return self._plain(weights) if weights else weights
+
     def _together(self, kind: str) -> Arrays:
-        """The wholes of which every process has parts or none, on all of them: one after the other."""
+        """The wholes of which every process has parts or none, one after the other: on the first, which alone asks."""
         import torch.distributed as distributed
 
         parts, wholes = self.parts(), Arrays()
-        every: list[Any] = [None] * self._mesh.devices
         for name in self._names[kind]:
-            distributed.all_gather_object(every, parts.get(f"{kind}.{name}", ()))
+            every: list[Any] | None = [None] * self._mesh.devices if distributed.get_rank() == 0 else None
+            distributed.gather_object(parts.get(f"{kind}.{name}", ()), every)
+            if every is None:
+                continue
             there = [each for several in every for each in several]
             wholes[name] = np.empty(self._whole[name], there[0].array.dtype)
             for each in there:

@@ -88,6 +88,14 @@ def test_a_table_over_devices_is_proved_as_a_model_is(mlp, capsys):
     assert "a table is watched at sizes of its own" in capsys.readouterr().err
 
 
+def test_a_table_is_written_as_what_devices_run(mlp):
+    for table in (str(mlp), lc.layer(MLP)):
+        program = lc.emit(table, "torch", mesh="dp=2", placement="ddp", B=4, M=8)
+        assert "What each device of dp=2 runs, in a batch of 4 by 8 of all." in program
+    with pytest.raises(lc.InputError, match="other programs read shapes"):
+        lc.emit(str(mlp), "torch", B=4, M=8)
+
+
 def test_two_joins_along_one_axis_are_tried_at_sizes_that_agree():
     text = """net(X P Q; W) -> Y
   J[B j] = X[B x=(j)] + P[B p=(j - #x)]

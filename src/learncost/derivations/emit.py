@@ -18,7 +18,7 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped
 from learncost.ledger.question import question
 from learncost.ledger.run import lengths_of
-from learncost.models.argument import layer_or_model
+from learncost.models.argument import layer_or_model, names_own_sizes
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
@@ -156,6 +156,8 @@ def emit(
             raise InputError("--macro is for layers as Python: --backend c99 has --entry step, predict or both")
         asked_lengths = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
         return freestanding(subject, procedure, optimizer, plan, asked_lengths, alone, sizes)
+    if seq_len is None and (names_own_sizes(subject) if isinstance(subject, str) else isinstance(subject, Layer)):
+        seq_len = alone.pop("target_len", None)  # what a table calls M is its length
     if alone:
         raise InputError(f"--{next(iter(alone)).replace('_', '-')} is for --backend c99")
     step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan, **of_mesh, **of_stages}
@@ -179,13 +181,9 @@ def emit(
         subject = configure(named_subject, sizes) if isinstance(named_subject, str) else named_subject
     else:
         written = f"learncost.emit({type(subject).__name__}, {backend!r})"
-    of_model = backend == IN_PLACE or procedure is not None or plan is not None or bool(sizes)
+    of_model = backend == IN_PLACE or is_placed or procedure is not None or plan is not None or bool(sizes)
     if isinstance(subject, Layer) and of_model and subject.name not in shipped():
         lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": None}, sizes)
-        if backend != IN_PLACE and lengths:
-            raise InputError(
-                f"{', '.join(lengths)}: programs for {backend} read lengths off their arrays; c takes them"
-            )
         batch_size, seq_len = lengths.get("batch_size"), lengths.get("seq_len", lengths.get("target_len"))
         subject = configure(subject, sizes)
     constants: Mapping[str, int] = {}

@@ -94,6 +94,15 @@ TIMM = {
     "seresnet18": 32,
     "mambaout_femto": 32,
     "twins_svt_small": 32,
+    "test_nfnet": 64,
+    "test_maxvit": 64,
+    "resnest14d": 64,
+    "botnet26t_256": 64,
+    "nest_tiny": 64,
+    "volo_d1_224": 64,
+    "focalnet_tiny_srf": 64,
+    "gcvit_xxtiny": 64,
+    "mvitv2_tiny": 64,
 }
 SHALLOW = {
     "beit_base_patch16_224": (32, {"depth": 2, "embed_dim": 24, "num_heads": 2}),
@@ -103,8 +112,14 @@ SHALLOW = {
     "convit_tiny": (32, {"depth": 2}),
     "tnt_s_patch16_224": (32, {"depth": 1}),
     "sequencer2d_s": (32, {"layers": (1, 1, 1, 1)}),
+    "vit_small_patch16_dinov3": (32, {"depth": 2}),
+    "vit_small_patch14_reg4_dinov2": (28, {"depth": 2}),
+    "xcit_nano_12_p16_224": (32, {"depth": 2, "batch": 2}),
+    "levit_128s": (64, {"batch": 2}),
+    "lambda_resnet26rpt_256": (64, {"batch": 2}),
 }
-"""Of timm, with fewer blocks than they have: the side of an image, and what they are built with."""
+"""Of timm, most with fewer blocks than they have: the side of an image, and what they are built with. With one image
+some would be held to gradients of PyTorch that are off (docs/any-module.md): of these a batch is two."""
 IN_PARTS = {
     "video.r3d_18": (3, 4, 16, 16),
     "video.r2plus1d_18": (3, 4, 16, 16),
@@ -131,6 +146,10 @@ def cases() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
         yield f"timm {name}", lambda name=name, side=side, settings=settings: _timm(name, side, **settings)
     for name, shape in IN_PARTS.items():
         yield f"torchvision {name}", lambda name=name, shape=shape: _part_of_torchvision(name, shape)
+    yield "torchvision optical_flow.raft_small, two updates", _flow
+    yield "torchvision video.MViT, two stages", _video
+    yield "torchvision detection: ResNet-18 with a pyramid, RetinaNetHead", _detection
+    yield "torchvision googlenet in training, its auxiliary outputs too", _auxiliary
     yield "torch nn.Transformer, its answers read too", _translation
     yield "torch nn.LSTM in both directions, projected", _projected
     yield "diffusers UNet2DModel", _unet
@@ -151,7 +170,7 @@ def _transformers(kind: str, name: str, settings: dict[str, Any]) -> tuple[Any, 
     return model, {**tokens, "use_cache": False} if kind.endswith("CausalLM") else tokens
 
 
-def _timm(name: str, side: int, **settings: Any) -> tuple[Any, Any]:
+def _timm(name: str, side: int, batch: int = 1, **settings: Any) -> tuple[Any, Any]:
     import timm
     import torch
 
@@ -159,7 +178,7 @@ def _timm(name: str, side: int, **settings: Any) -> tuple[Any, Any]:
         model = timm.create_model(name, num_classes=10, img_size=side, **settings)
     except TypeError:  # a network that takes any size is not told one
         model = timm.create_model(name, num_classes=10, **settings)
-    return model.eval(), (torch.randn(1, 3, side, side),)
+    return model.eval(), (torch.randn(batch, 3, side, side),)
 
 
 def _torchvision(name: str, side: int) -> tuple[Any, Any]:
@@ -177,6 +196,58 @@ def _part_of_torchvision(path: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
     none = {"weights_backbone": None} if part == "segmentation" else {}
     module = getattr(getattr(torchvision.models, part), name)(weights=None, **none)
     return module.eval(), (torch.randn(1, *shape),)
+
+
+def _flow() -> tuple[Any, Any]:
+    import torch
+    from torchvision.models.optical_flow import raft_small
+
+    images = {name: torch.randn(1, 3, 128, 128) for name in ("image1", "image2")}
+    return raft_small(weights=None).eval(), {**images, "num_flow_updates": 2}
+
+
+def _video() -> tuple[Any, Any]:
+    import torch
+    from torchvision.models.video.mvit import MSBlockConfig, MViT
+
+    kernels = {"kernel_q": [3, 3, 3], "kernel_kv": [3, 3, 3]}
+    first = MSBlockConfig(
+        num_heads=1, input_channels=16, output_channels=32, stride_q=[1, 1, 1], stride_kv=[1, 4, 4], **kernels
+    )
+    second = MSBlockConfig(
+        num_heads=2, input_channels=32, output_channels=32, stride_q=[1, 2, 2], stride_kv=[1, 2, 2], **kernels
+    )
+    model = MViT((32, 32), 4, [first, second], True, False, True, True, num_classes=5)
+    return model.eval(), (torch.randn(1, 3, 4, 32, 32),)
+
+
+def _detection() -> tuple[Any, Any]:
+    import torch
+    from torch import nn
+    from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+    from torchvision.models.detection.retinanet import RetinaNetHead
+
+    class Detection(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = resnet_fpn_backbone(backbone_name="resnet18", weights=None, trainable_layers=5)
+            self.head = RetinaNetHead(256, 3, 5)
+
+        def forward(self, image: Any) -> Any:
+            return self.head(list(self.backbone(image).values()))
+
+    return Detection().eval(), (torch.randn(1, 3, 64, 64),)
+
+
+def _auxiliary() -> tuple[Any, Any]:
+    import torch
+    from torchvision.models import googlenet
+
+    model = googlenet(weights=None, init_weights=False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model.train(), (torch.randn(3, 3, 64, 64),)
 
 
 def _translation() -> tuple[Any, Any]:

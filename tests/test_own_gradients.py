@@ -210,3 +210,24 @@ def test_the_proof_asks_the_module_itself_for_its_gradients():
     assert parity(module, x, imported).module < 1e-4
     module.stops = True
     assert parity(module, x, imported).module > 0.1
+
+
+class Turned(torch.nn.Module):
+    """Its layer is brought into a type before it is used, as routers of experts are."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.kind = torch.nn.Linear(6, 3), kind
+
+    def forward(self, x):
+        self.layer = self.layer.to(self.kind)
+        return self.layer(x.to(self.kind))
+
+
+def test_a_layer_may_be_brought_into_the_type_that_it_has():
+    module, inputs = Turned(torch.float32), (torch.randn(4, 6),)
+    apart = parity(module, inputs, read_module(module, inputs))
+    assert max(apart.value, apart.gradient) < 1e-12
+    with pytest.raises(lc.InputError, match=r"parameters become torch.float16 in a forward pass"):
+        read_module(Turned(torch.float16), inputs)
+    assert Turned(torch.float16).to(torch.float64).layer.weight.dtype == torch.float64

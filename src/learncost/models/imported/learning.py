@@ -16,8 +16,8 @@ FACTORIES = ("tensor", "ones", "zeros", "empty", "full", "eye", "rand", "randn",
 
 @contextmanager
 def learning_kept() -> Iterator[None]:
-    """Refuse, inside, a forward pass that makes a parameter or changes what requires a gradient. Raises `InputError`
-    there."""
+    """Refuse, inside, a forward pass that makes a parameter or changes what requires a gradient or its type. Raises
+    `InputError` there."""
     import torch
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -67,8 +67,25 @@ def learning_kept() -> Iterator[None]:
 
         return run
 
+    move = torch.nn.Module.to
+
+    def moved(module: Any, *arguments: Any, **named: Any) -> Any:
+        if not by_forward():
+            return move(module, *arguments, **named)
+        device, kind, *_ = torch._C._nn._parse_to(*arguments, **named)
+        for tensor in (*module.parameters(), *module.buffers()):
+            if kind and tensor.is_floating_point() and tensor.dtype != kind:
+                raise InputError(
+                    f"parameters become {kind} in a forward pass, which no export keeps: do it before, "
+                    "or turn what is computed with them"
+                )
+            if device and tensor.device != device:
+                return move(module, *arguments, **named)
+        return module  # as it is already: PyTorch would put the parameters in again, which an export does not let it
+
     factories = {name: getattr(torch, name) for name in FACTORIES}
     setattr(torch.nn.Parameter, "__new__", new)  # noqa: B010 - as the others, for a type checker
+    setattr(torch.nn.Module, "to", moved)  # noqa: B010
     setattr(torch.Tensor, "requires_grad_", set_by_call)  # noqa: B010
     setattr(torch.Tensor, "requires_grad", property(flag.__get__, set_by_name))  # noqa: B010
     for name, factory in factories.items():
@@ -79,5 +96,6 @@ def learning_kept() -> Iterator[None]:
         for name, factory in factories.items():
             setattr(torch, name, factory)
         delattr(torch.Tensor, "requires_grad")
+        setattr(torch.nn.Module, "to", move)  # noqa: B010
         setattr(torch.Tensor, "requires_grad_", change)  # noqa: B010
         setattr(torch.nn.Parameter, "__new__", make)  # noqa: B010

@@ -64,6 +64,41 @@ def composed_words(a, b):
 
 
 @group((3, 4), (3, 4))
+def norms_of_zeros(a, b):
+    z = a * torch.tensor([[1.0], [0.0], [1.0]])
+    norm = torch.linalg.vector_norm
+    return (
+        *(norm(z, order, 1) for order in (0, 0.5, 1, 1.5, 2, 3, float("inf"))),
+        norm(a, -float("inf"), 1),
+        functional.normalize(z, dim=1),
+        functional.cosine_similarity(z, b),
+        torch.cdist(z, z, p=3.0),
+        functional.pdist(b),
+        (0 * a + 2.0).std(1),
+        torch.std_mean(a, 0)[0],
+        torch.complex(z, 2 * z).abs(),
+        functional.softplus(a, 2.0, 0.5),
+        b.cummax(1)[0],
+        b.cummin(0)[0],
+    )
+
+
+@group((3, 5), (4, 5), (12,))
+def losses_and_bags(a, b, c):
+    labels, places = torch.tensor([[3, 0, -1, 1, 2], [0, 1, 2, -1, 0], [4, 3, 2, 1, 0]]), torch.tensor([1, 2, 2, 0, 3])
+    weights = torch.arange(1.0, 6.0)
+    bags = {"offsets": torch.tensor([0, 3, 3]), "padding_idx": 2}
+    return (
+        functional.multilabel_margin_loss(a, labels),
+        functional.cross_entropy(a, torch.tensor([1, 4, -100]), weight=weights, label_smoothing=0.1),
+        functional.embedding_bag(places, b, mode="mean", **bags),
+        functional.embedding_bag(places, b, mode="sum", per_sample_weights=c[:5], **bags),
+        a.masked_scatter(torch.tensor([True, False, True, True, False]), c),
+        a.put(torch.tensor([0, 3, 14]), c[:3]),
+    )
+
+
+@group((3, 4), (3, 4))
 def ordered(a, b):
     return (
         a.sort(1)[0] * b,

@@ -166,7 +166,7 @@ def test_what_is_no_number_is_refused_with_its_line():
 
 
 def test_a_refusal_points_at_the_line_of_the_user():
-    module = nn.Sequential(nn.EmbeddingBag(7, 3, padding_idx=0))
+    module = nn.Sequential(nn.EmbeddingBag(7, 3, padding_idx=0, mode="max"))
 
     class Mine(nn.Module):
         def __init__(self):
@@ -177,6 +177,6 @@ def test_a_refusal_points_at_the_line_of_the_user():
             return self.bags(places)
 
     with pytest.raises(
-        lc.InputError, match=r"an EmbeddingBag with offsets, a padding .* in bags\.0 .*test_imported_results"
+        lc.InputError, match=r"an EmbeddingBag of maxima with offsets .* in bags\.0 .*test_imported_results"
     ):
         read_module(Mine(), (torch.randint(0, 7, (4, 5)),))

@@ -128,3 +128,43 @@ def test_what_a_mask_selects_in_one_run_is_read():
     run = straight(module, inputs)
     apart = parity(run, inputs, read_module(run, inputs))
     assert max(apart.value, apart.gradient) < 1e-14
+
+
+def halved(x):
+    return x.view(x.shape[0], x.shape[1] // 2, -1)
+
+
+HALVES = {
+    "the rest is left to the view": lambda x: halved(x).sin(),
+    "a view of such a view": lambda x: halved(halved(x)).sin(),
+    "two chunks that are multiplied": lambda x: torch.mul(*x.chunk(2, 1)),
+}
+REMAINING = {
+    "from the middle on": lambda x: x[:, x.shape[1] // 2 :].sin(),
+    "the place in the middle": lambda x: x[:, x.shape[1] // 2].sin(),
+    "what remains of fours": lambda x: x[:, x.shape[1] % 4 :].sin(),
+    "the larger half": lambda x: x[:, : math.ceil(x.shape[1] / 2)].sin(),
+}
+
+
+@pytest.mark.parametrize("function", HALVES.values(), ids=HALVES.keys())
+def test_whole_parts_of_open_sizes_without_a_rest_are_quotients(function):
+    module = Of(function)
+    read = read_module(module, (torch.randn(2, 8, 6, requires_grad=True),), {"x": "B M 6"})
+    for sizes in ((2, 8), (3, 12), (4, 4)):
+        apart = parity(module, (torch.randn(*sizes, 6, requires_grad=True),), read)
+        assert max(apart.value, apart.gradient) < 1e-14
+    with pytest.raises(lc.InputError, match=r"M 7 is not a multiple of [24]$"):
+        lc.cost(lc.layer(read.text), B=2, M=7)
+
+
+@pytest.mark.parametrize("function", REMAINING.values(), ids=REMAINING.keys())
+def test_whole_parts_of_open_sizes_with_a_rest_are_places_and_sizes(function):
+    module = Of(function)
+    read = read_module(module, (torch.randn(2, 8, 6, requires_grad=True),), {"x": "B M 6"})
+    for sizes in ((2, 8), (3, 7)):
+        given = (torch.randn(*sizes, 6, requires_grad=True),)
+        apart = parity(module, given, read)
+        assert max(apart.value, apart.gradient) < 1e-14
+        cost = lc.cost(lc.layer(read.text), B=sizes[0], M=sizes[1], price_book="matmul")
+        assert cost.total == lc.cost(lc.layer(read_module(module, given).text), price_book="matmul").total

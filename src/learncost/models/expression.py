@@ -24,7 +24,8 @@ class NotWholeError(InputError):
     """A quotient that is not a whole number: `numerator / denominator` as they were written, and their values."""
 
     def __init__(self, numerator: str, denominator: str, values: tuple[Any, Any]) -> None:
-        super().__init__(f"{numerator} {values[0]} is not a multiple of {denominator} {values[1]}")
+        below = denominator if denominator == str(values[1]) else f"{denominator} {values[1]}"
+        super().__init__(f"{numerator} {values[0]} is not a multiple of {below}")
 
 
 def names(text: str) -> frozenset[str]:

@@ -231,6 +231,8 @@ class _Translation:
             return (self.flat(x, along, lambda flat: function(flat, self.epsilon(line))),)
         if line.word == "proportion":
             return (x / (x.sum(along, keepdims=True) + operands[1]),)
+        if line.word == "vector_norm":
+            return (self.library.module.sqrt((x * x).sum(along)),)
         if line.word in ("cumsum", "reversed_cumsum"):
             triangle = self.library.floats(_before(self.library.arange, x.shape[along[0]], line.word == "cumsum"))
             return (self.flat(x, along, lambda flat: (flat[..., None] * triangle).sum(-2)),)
@@ -372,5 +374,5 @@ def _plus(left: Tensor, right: Tensor, times: Tensor) -> Tensor:
 _STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"sgd": _sgd, "momentum": _momentum, "adamw": _adamw}
 """Words with a body that no library has a function for: the steps of optimizers, in operators alone."""
 
-_PLAIN = frozenset(("proportion",))
+_PLAIN = frozenset(("proportion", "vector_norm"))
 """Words that the translation itself says in sums."""

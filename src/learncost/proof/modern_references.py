@@ -162,6 +162,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "rms_normalize": rms_normal,
     "at_most": lambda X, Z: np.where(X < Z, X, Z),
     "softmax_with_sink": lambda X, z: softmax(np.concatenate([X, z[..., None]], axis=-1))[..., :-1],
+    "vector_norm": lambda X: np.linalg.norm(X, axis=-1),
     "proportion": lambda X: X / X.sum(-1, keepdims=True),
 }
 """And of every such word."""

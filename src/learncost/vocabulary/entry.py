@@ -189,7 +189,7 @@ def entry(name: str) -> Entry:
     word = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
     if word is None:
         typed = [each for each in _entries if _entries[each].kind != "collective"]  # those, placements write
-        near = difflib.get_close_matches(plain(name), [*typed, *_aliases], n=1)
+        near = difflib.get_close_matches(plain(name), [*typed, *_aliases], n=1, cutoff=0.65)
         raise InputError(f"no word is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
     return word
 

@@ -44,6 +44,33 @@ define(
 )
 define(
     Entry(
+        "vector_norm",
+        ("X",),
+        ("Y",),
+        body_text="""
+        q[_] = X[_ n] X[_ n]
+        Y[_] = sqrt(q[_])
+        """,
+        gradient_text="""
+        O[_] = equal(Y[_], 0[])
+        D[_] = select(O[_], 1[], Y[_])
+        f[_] = divide(dY[_], D[_])
+        dX[_ n] = X[_ n] f[_]
+        """,
+        tangent_texts={
+            "X": """
+            O[_] = equal(Y[_], 0[])
+            D[_] = select(O[_], 1[], Y[_])
+            p[_] = X[_ n] tX[_ n]
+            tY[_] = divide(p[_], D[_])
+            """
+        },
+        outside=0.0,
+        source="the root of the sum of squares; where all are 0 its derivative is taken as 0, as PyTorch has it",
+    )
+)
+define(
+    Entry(
         "proportion",
         ("X", "e"),
         ("Y",),

@@ -88,8 +88,20 @@ def simple(size: Size) -> Size:
     if isinstance(size, int):
         return size
     if not size.is_Integer:
-        size = _counted(size)
+        size = _counted(_rounded_up(size))
     return int(size) if size.is_Integer else size
+
+
+def _rounded_up(size: Any) -> Any:
+    """A size with `math.ceil(M / 2)` as (M + 1) // 2."""
+    from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
+
+    for part in size.atoms(CeilToInt):
+        (ratio,) = part.args
+        if isinstance(ratio, IntTrueDiv):
+            above, below = ratio.args
+            size = size.xreplace({part: FloorDiv(above + below - 1, below)})
+    return size
 
 
 def _counted(size: Any) -> Any:

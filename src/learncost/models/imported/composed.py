@@ -1,8 +1,9 @@
-"""Operators of which some calls are read by their parts: what those do no rule has lines for."""
+"""Operators that are read by their parts, as PyTorch says them in others: what those do no rule has lines for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -39,6 +40,132 @@ def attention_with_dropout(
     return torch.dropout(scores.softmax(-1), dropout_p, True) @ value
 
 
-def drops(node: Any) -> bool:
+def distances_of_rows(x: Any, p: float = 2.0) -> Any:
+    """`pdist`: the distances of each row from those behind it."""
+    import torch
+
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind()
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
+def several_labels_with_a_margin(x: Any, target: Any, reduction: int = 1) -> Any:
+    """`multilabel_margin_loss`: a row's labels stand before its first -1. PyTorch 2.13 takes it apart into terms for
+    the places behind that, too, which its kernels leave out."""
+    import torch
+
+    places = torch.arange(x.shape[-1], device=x.device)
+    label = (target == -1).cumsum(-1) == 0
+    places_of_labels = torch.where(label, target, 0)
+    is_label = ((places == places_of_labels.unsqueeze(-1)) & label.unsqueeze(-1)).any(-2).unsqueeze(-2)
+    apart = 1 - x.gather(-1, places_of_labels).unsqueeze(-1) + x.unsqueeze(-2)
+    counts = label.unsqueeze(-1) & is_label.logical_not()
+    each = torch.where(counts, apart.clamp_min(0), 0.0).sum((-2, -1)) / x.shape[-1]
+    return (each, each.mean(), each.sum())[reduction]
+
+
+def put(x: Any, places: Any, source: Any, accumulate: bool = False) -> Any:
+    """`x.put(places, source)`: places of all numbers in a row."""
+    return x.reshape(-1).index_put((places.reshape(-1),), source.reshape(-1), accumulate).reshape(x.shape)
+
+
+def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    """The first numbers of a source, one after the other, where a mask holds."""
+    import torch
+
+    mask = mask.expand(x.shape)
+    places = mask.reshape(-1).cumsum(0).clamp_min(1) - 1
+    return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
+
+
+def bags_at_offsets(
+    weight: Any,
+    places: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = -1,
+) -> Any:
+    """`_embedding_bag`: each row is added to the bag in which it lies; its maximum is not read."""
+    import torch
+
+    if scale_grad_by_freq or mode > 1:
+        return NotImplemented
+    ends = offsets[:-1] if include_last_offset else offsets
+    bag = torch.searchsorted(ends, torch.arange(places.shape[0], device=places.device), right=True) - 1
+    rows = weight[places]
+    counts = places != (-1 if padding_idx is None else padding_idx)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if padding_idx not in (None, -1):
+        rows = torch.where(counts.unsqueeze(-1), rows, 0.0)
+    bags = rows.new_zeros(ends.shape[0], rows.shape[1]).index_add(0, bag, rows)
+    size = torch.zeros(ends.shape[0], dtype=torch.long, device=places.device).index_add(0, bag, counts.long())
+    if mode == 1:
+        bags = bags / size.clamp_min(1).to(bags.dtype).unsqueeze(-1)
+    return bags, bag, size, size
+
+
+def cross_entropy(
+    x: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Any:
+    """`cross_entropy_loss` of smoothed labels with weights of classes, as PyTorch's documentation has it."""
+    import torch
+
+    if not label_smoothing or weight is None or target.is_floating_point():
+        return NotImplemented
+    classes = 1 if x.dim() > 1 else 0
+    logarithms = torch.log_softmax(x, classes)
+    counts = target != ignore_index
+    label = torch.where(counts, target, 0)
+    shares = torch.where(counts, weight[label], 0.0)
+    of_label = logarithms.gather(classes, label.unsqueeze(classes)).squeeze(classes) * shares
+    by_class = weight.reshape([-1] + [1] * (x.dim() - classes - 1))
+    of_all = torch.where(counts, (logarithms * by_class).sum(classes), 0.0)
+    each = -(1 - label_smoothing) * of_label - label_smoothing / x.shape[classes] * of_all
+    if reduction == 1:
+        return each.sum() / shares.sum()
+    return each.sum() if reduction else each
+
+
+def _argument(node: Any, name: str) -> Any:
+    """What a call gives for an argument, or its default."""
+    of_schema = node.target._schema.arguments
+    place = next(place for place, each in enumerate(of_schema) if each.name == name)
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name, of_schema[place].default_value)
+
+
+def _drops(node: Any) -> bool:
     """Whether a call of attention drops some of its shares."""
-    return bool(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0))
+    return bool(_argument(node, "dropout_p"))
+
+
+def _smooths_with_weights(node: Any) -> bool:
+    return bool(_argument(node, "label_smoothing")) and _argument(node, "weight") is not None
+
+
+def _lie_at_offsets(node: Any) -> bool:
+    """Whether bags have other lengths than one for all, or rows that do not count; of maxima there is none."""
+    alike = str(_argument(node, "offsets").target) == "aten.arange.start_step"
+    padded = _argument(node, "padding_idx") not in (None, -1)
+    return (padded or not alike) and not (_argument(node, "scale_grad_by_freq") or _argument(node, "mode") == 2)
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
+    "scaled_dot_product_attention": (attention_with_dropout, _drops),
+    "cross_entropy_loss": (cross_entropy, _smooths_with_weights),
+    "_embedding_bag": (bags_at_offsets, _lie_at_offsets),
+    "embedding_bag.padding_idx": (bags_at_offsets, _lie_at_offsets),
+    "_pdist_forward": (distances_of_rows, _always),
+    "multilabel_margin_loss": (several_labels_with_a_margin, _always),
+    "multilabel_margin_loss_forward": (lambda *given: (several_labels_with_a_margin(*given), given[1]), _always),
+    "masked_scatter": (masked_scatter, _always),
+    "put": (put, _always),
+}
+"""What an operator is made of, by its name, and of which of its calls; `NotImplemented` leaves a call as it is."""

@@ -59,6 +59,7 @@ class Equation:
     where: tuple[Where, ...] = ()
     module: str = ""
     operator: str = ""
+    place: str = ""  # where the user's code has it, for a message
     cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
 
     @property
@@ -95,6 +96,7 @@ class Recorder:
     equations: list[Equation] = field(default_factory=list)
     module: str = ""
     operator: str = ""
+    place: str = ""
     name: str = ""
 
     def stored(self, axes: Sequence[Axis], hint: str = "") -> Stored:
@@ -153,7 +155,7 @@ class Recorder:
         return result
 
     def add(self, equation: Equation) -> None:
-        equation.module, equation.operator = self.module, self.operator
+        equation.module, equation.operator, equation.place = self.module, self.operator, self.place
         self.equations.append(equation)
 
     def write(self, left: View, right: View) -> None:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.models.imported.composed import attention_with_dropout, drops
+from learncost.models.imported.composed import WRITTEN_OUT
 from learncost.models.imported.distributions import unchecked
 from learncost.models.imported.functions import check_hooks, check_registered, held_to_their_lines
 from learncost.models.imported.learning import learning_kept
@@ -138,7 +138,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
                 same_sizes[expression] = first_of[word]
             first_of.setdefault(word, expression)
             letters.setdefault(str(first_of[word]), word)
-    same_sizes |= exact(placeholders.values())
+    same_sizes |= exact(program.graph.nodes)
     outputs = [
         spec.arg.name if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name") else None
         for spec in signature.output_specs
@@ -295,8 +295,9 @@ def _decompositions(program: Any) -> dict[Any, Any]:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         name = operator_name(node.target)
-        if name == "scaled_dot_product_attention" and drops(node):
-            parts[node.target] = attention_with_dropout
+        if name in WRITTEN_OUT and WRITTEN_OUT[name][1](node):
+            parts[node.target] = WRITTEN_OUT[name][0]
+            continue
         if name in RULES or name.partition(".")[0] in RULES:
             continue
         if node.target._can_decompose():

@@ -426,6 +426,7 @@ class Reader:
         name = operator_name(node.target)
         self.recorder.module, self.recorder.operator = module_of(node), name.partition(".")[0]
         self.recorder.name = name.partition(".")[0]
+        self.recorder.place = place_of(node)
         known = RULES.get(name) or RULES.get(name.partition(".")[0])
         if _is_complex([*arguments, *named.values()]):
             known = COMPLEX_RULES.get(name) or COMPLEX_RULES.get(name.partition(".")[0])

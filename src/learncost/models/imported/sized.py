@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from learncost.models.imported.axes import Axis
@@ -97,20 +98,74 @@ def _is_negative(term: Any) -> bool:
     return bool(term.as_coeff_mul()[0] < 0)
 
 
-def exact(inputs: Iterable[Any]) -> dict[Any, Any]:
-    """Quotients of sizes, M // 2, that a view of the graph has without a rest: M/2."""
+def without_rests(size: Any) -> Any:
+    """A size with the rest of a quotient as what it is: M % 4 is M - 4 (M // 4)."""
+    from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+
+    for kind in (Mod, PythonMod):
+        size = size.replace(kind, lambda above, below: above - below * FloorDiv(above, below))
+    return size
+
+
+def exact(nodes: Iterable[Any]) -> dict[Any, Any]:
+    """Whole parts of sizes, M // 2, that leave no rest where a graph says so: M/2.
+
+    It says so by a guard, as where halves are multiplied, or by a view that has as many places as before only then, as
+    `x.view(B, M // 2, -1)` has.
+    """
+    nodes = list(nodes)
+    sizes = [size for node in nodes for size in getattr(node.meta.get("val"), "shape", ()) if hasattr(size, "node")]
+    whole = _by_guards(sizes[0].node.shape_env.guards) if sizes else {}
+    for node in nodes:
+        if str(node.target) in VIEWS:
+            before, after = (
+                prod(size.node.expr if hasattr(size, "node") else size for size in each.meta["val"].shape)
+                for each in (node.args[0], node)
+            )
+            whole |= _by_view(before, after, whole)
+    return whole
+
+
+VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.unflatten.int")
+
+
+def _by_guards(guards: Iterable[Any]) -> dict[Any, Any]:
+    """What two sizes that have to be equal say of a whole part in one of them: w of a/n is v where 0 <= a - n v < n."""
     import sympy
     from torch.utils._sympy.functions import FloorDiv
 
-    sizes = [size for node in inputs for size in getattr(node.meta.get("val"), "shape", ()) if hasattr(size, "node")]
     exact: dict[Any, Any] = {}
-    for guard in sizes[0].node.shape_env.guards if sizes else ():
+    for guard in guards:
         for part in guard.expr.atoms(FloorDiv) if isinstance(guard.expr, sympy.Eq) else ():
             above, below = part.args
             whole = sympy.Dummy()
             apart = sympy.expand((guard.expr.lhs - guard.expr.rhs).xreplace({part: whole}))
             times = apart.coeff(whole)
             rest = apart - sympy.expand(times * whole)
-            if below.is_number and times != 0 and not rest.has(whole) and sympy.cancel(-rest / times) == above / below:
-                exact[part] = above / below
+            if not below.is_number or times == 0 or rest.has(whole):
+                continue
+            value = sympy.cancel(-rest / times)
+            left = sympy.expand(above - below * value)
+            if left.is_number and 0 <= left < below:
+                exact[part] = value
     return exact
+
+
+def _by_view(before: Any, after: Any, known: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The whole parts by numbers in a view's sizes, if it has as many places as before only without their rests."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv
+
+    before, after = (sympy.sympify(each).xreplace(dict(known)) for each in (before, after))
+    parts = {part: part.args[0] / part.args[1] for part in after.atoms(FloorDiv) if part.args[1].is_number}
+
+    def places(size: Any, told: Mapping[Any, Any]) -> Any:
+        size = size.xreplace(told)
+        for part in sorted(size.atoms(FloorDiv), key=lambda each: len(str(each))):
+            ratio = sympy.cancel(part.args[0] / part.args[1])
+            size = size.xreplace({part: ratio})
+        return sympy.expand(sympy.cancel(size))
+
+    if not parts or sympy.expand(after - before) == 0:
+        return {}
+    return parts if sympy.expand(places(after, parts) - places(before, parts)) == 0 else {}

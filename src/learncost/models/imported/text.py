@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Axis, Size, equal, leaves
 from learncost.models.imported.equations import Equation, Number, Operand, Read, Where, indices_of
+from learncost.models.imported.sized import without_rests
 from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
 from learncost.models.tables import LENGTHS
 
@@ -153,8 +155,27 @@ class Writer:
             self.letters[root] = letter
         return self.letters[root]
 
+    def size_letter(self, size: Size) -> str:
+        """What a size among places is called: an open letter, `M/2` for its whole part, else an axis of that size."""
+        from torch.utils._sympy.functions import FloorDiv
+
+        if size.is_Symbol:
+            return self.size(size, self.decided())
+        if isinstance(size, FloorDiv) and size.args[0].is_Symbol and size.args[1].is_Integer:
+            return f"{self.size_letter(size.args[0])}/{size.args[1]}"
+        called = [letter for letter, known in self.sizes.items() if equal(known, size)]
+        if not called:
+            raise _NamelessError(size)
+        return called[0]
+
     def line(self, equation: Equation) -> str:
-        return _Line(self, equation).text()
+        try:
+            return _Line(self, equation).text()
+        except _NamelessError as error:
+            raise InputError(
+                f"places that begin at {self.size(error.size).replace(' ', '')}, the size of no axis, cannot be read"
+                f"{equation.place}; give the sizes that it follows from as numbers in the inputs"
+            ) from None
 
     def undecided(self) -> list[str]:
         """The sizes that the values of a run decide, up to those that follow from others."""
@@ -173,7 +194,7 @@ class Writer:
         known = {letter for root, letter in self.letters.items() if letter not in self.sizes}
         known |= {*decided.values(), *self.symbols.values()}
         texts = {
-            letter: self.size(size, decided).replace(" ", "")
+            letter: self.size(without_rests(size), decided).replace(" ", "")
             for letter, size in self.sizes.items()
             if not _is_number(size)
         }
@@ -198,6 +219,14 @@ class Writer:
         """A size as an expression in letters; `more` are letters beside the open ones."""
         letters = {**more, **self.symbols}
         return re.sub(r"[A-Za-z_]\w*", lambda match: letters.get(match.group(), match.group()), str(size))
+
+
+class _NamelessError(Exception):
+    """A size among places that the notation has no name for."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(str(size))
+        self.size = size
 
 
 def _is_number(size: Size) -> bool:
@@ -335,12 +364,13 @@ def _signed(writer: Writer, size: Size, axis: str) -> str:
         monomials: list[tuple[int, list[str]]] = [(size, [])]
     else:
         monomials = []
-        for term in size.as_ordered_terms():
+        for term in without_rests(size).as_ordered_terms():
             coefficient, factors = term.as_coeff_mul()
             words = []
             for factor in factors:
                 base, power = factor.as_base_exp()
-                words += [f"#{writer.size(base, writer.decided())}"] * int(power)
+                base, power = (base, power) if base.is_Symbol and power > 0 else (factor, 1)
+                words += [f"#{writer.size_letter(base)}"] * int(power)
             if coefficient.q != 1:
                 words[0] += f"/{coefficient.q}"
             monomials.append((int(coefficient.p), words))

@@ -10,6 +10,7 @@ from learncost.models.imported.rules import (  # noqa: F401 - they register them
     losses,
     movement,
     normalization,
+    norms,
     products,
     reductions,
     rounding,

@@ -28,10 +28,10 @@ def embedding_bag(
     ends: bool = False,
     padding: int | None = -1,
 ) -> list[View | None]:
-    """Bags of one length, as of places in rows; only in a sum nothing but its padding's row would be missing."""
+    """Bags of one length, as of places in rows; sums and means of others are read by their parts."""
     length = None if ends or by_frequency else _length(offsets)
     if length is None or padding not in (None, -1):
-        raise reader.refusal("an EmbeddingBag with offsets, a padding or gradients by frequency")
+        raise reader.refusal("an EmbeddingBag of maxima with offsets or a padding, or with gradients by frequency,")
     rows = embedding(reader, weight, places)
     if shares is not None:
         share = reader.view(shares)

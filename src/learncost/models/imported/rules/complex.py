@@ -8,6 +8,7 @@ from learncost.models.imported.reader import RULES, Complex, Outside, Reader, co
 from learncost.models.imported.rules import indexing, reductions  # noqa: F401 - their rules are read
 from learncost.models.imported.rules.elementwise import div as real_div
 from learncost.models.imported.rules.movement import joined
+from learncost.models.imported.rules.norms import guarded_power, vector_norm
 from learncost.models.imported.rules.products import einsum, multiplied
 from learncost.models.imported.rules.views import narrowed
 from learncost.models.imported.views import View
@@ -65,7 +66,12 @@ def size(reader: Reader, x: Complex) -> View:
     if _is_real(x):
         return reader.word("abs", x.real)
     squares = [reader.multiply(each, each) for each in (x.real, x.imaginary)]
-    return reader.word("sqrt", reader.add(*squares))
+    return guarded_power(reader, reader.add(*squares), 0.5)
+
+
+@complex_rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar")
+def norm(reader: Reader, x: Complex, *more: Any, **named: Any) -> View:
+    return vector_norm(reader, size(reader, x), *more, **named)
 
 
 @complex_rule("conj", "_conj", "conj_physical", "_conj_physical")

@@ -275,10 +275,12 @@ def celu(reader: Reader, x: View, alpha: float = 1.0) -> View:
 
 @rule("softplus")
 def softplus(reader: Reader, x: View, beta: float = 1.0, threshold: float = 20.0) -> View:
-    """log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch takes x itself."""
-    if beta == 1:
-        return reader.word("softplus", x)
-    return reader.multiply(reader.word("softplus", reader.multiply(x, beta)), 1.0 / beta)
+    """log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch takes x itself, which from 20 on is 2e-9 more."""
+    bent = reader.word("softplus", x if beta == 1 else reader.multiply(x, beta))
+    value = bent if beta == 1 else reader.multiply(bent, 1.0 / beta)
+    if threshold >= 20:
+        return value
+    return reader.word("select", reader.word("less", float(threshold) / beta, x), x, value)
 
 
 @rule("mish", "mish_")

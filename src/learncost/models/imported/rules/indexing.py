@@ -7,6 +7,7 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal
 from learncost.models.imported.equations import Equation, Read
+from learncost.models.imported.opaque import opaque
 from learncost.models.imported.reader import AS_RUN, Chosen, Outside, Reader, rule, shape_of
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.views import merged, narrowed
@@ -69,7 +70,9 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
 
 
 @rule("embedding")
-def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, *_: Any) -> View:
+def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_frequency: bool = False, *_: Any) -> View:
+    if by_frequency:
+        raise reader.refusal("an embedding whose gradients are divided by how often a row is read")
     weight = merged(reader, reader.view(weight), 0)
     called(weight, "v", "d")
     if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
@@ -152,6 +155,11 @@ def _dims(value: Any) -> Any:
     return value.view.dims if isinstance(value, Chosen) else value.shape
 
 
+@rule("masked_select")
+def masked_select(reader: Reader, *_: Any) -> View:
+    raise reader.refusal("a selection by a mask", AS_RUN)
+
+
 @rule("gather")
 def gather(reader: Reader, x: Any, dim: int, places: Any, **_: Any) -> View:
     x = reader.view(x)
@@ -224,6 +232,9 @@ def hits(reader: Reader, dim: int, places: Any, source: View) -> View:
 
 def over(reader: Reader, base: Any, count: View, new: View) -> View:
     """A base where nothing is written, and what is written beside it."""
+    for dim, row in enumerate(new.dims):
+        if isinstance(base, View) and len(row) == 1 and row[0].axis.root.whole:  # as both others are read along it
+            base = merged(reader, base, dim)
     return reader.word("select", count, new, base)  # no product with zeros: a base may be infinite
 
 
@@ -258,12 +269,12 @@ def scatter(
     """
     name = reader.recorder.operator
     how = _.get("reduce", how)
+    if how not in ("", "sum", "add", "mean"):
+        return opaque(reader, reader.node, [base, places, source])  # type: ignore[no-any-return]
     dim %= max(1, len(reader.node.meta["val"].shape))
     number, source = source, _fitting(reader, source, places)
     if name == "scatter_add" or (how in ("sum", "add") and include_self):
         return written(reader, base, dim, places, source)
-    if how not in ("", "sum", "mean"):
-        raise reader.refusal(f"{name} by {how}")
     new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
     if how == "mean":
         if include_self:

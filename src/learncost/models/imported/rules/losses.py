@@ -7,6 +7,7 @@ from typing import Any
 from learncost.models.imported.axes import Size, product
 from learncost.models.imported.reader import Outside, Reader, rule
 from learncost.models.imported.rules.indexing import at_index, read_at
+from learncost.models.imported.rules.norms import vector_norm
 from learncost.models.imported.rules.reductions import share, summed
 from learncost.models.imported.views import View
 
@@ -190,13 +191,7 @@ def soft_margin_loss(reader: Reader, x: View, targets: Any, reduction: int = 1) 
 @rule("_cdist_forward", "cdist", "_euclidean_dist")
 def distances(reader: Reader, x: View, z: View, order: float = 2.0, *_: Any) -> View:
     """The distances of rows of one from rows of the other, each the norm of their difference."""
-    from learncost.models.imported.rules.reductions import summed, vector_norm
-
     rows = x.with_dims([*x.dims[:-1], (), x.dims[-1]])
     others = z.with_dims([*z.dims[:-2], (), *z.dims[-2:]])
     apart = reader.add(rows, others, signs=[1, -1])
-    if order != 2:
-        return vector_norm(reader, apart, order, [-1])
-    square = summed(reader, reader.multiply(apart, apart), [len(apart.dims) - 1], None, False)
-    there = reader.word("less", 0.0, square)  # a point has no gradient of the distance from itself
-    return reader.word("select", there, reader.word("sqrt", reader.word("select", there, square, 1.0)), 0.0)
+    return vector_norm(reader, apart, order, [-1])

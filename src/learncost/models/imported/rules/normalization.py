@@ -7,6 +7,8 @@ from typing import Any
 
 from learncost.models.imported.equations import Number
 from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.rules.norms import vector_norm
+from learncost.models.imported.rules.reductions import summed
 from learncost.models.imported.rules.views import reshaped
 from learncost.models.imported.views import View
 
@@ -131,15 +133,14 @@ def batch_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, varian
 
 @rule("cosine_similarity")
 def cosine_similarity(reader: Reader, x: View, z: View, dim: int = 1, epsilon: float = 1e-8) -> View:
-    from learncost.models.imported.rules.reductions import summed
+    """The sum of the products of both over their norms, of which none is below epsilon."""
 
     def unit(view: View) -> View:
-        squares = summed(reader, reader.multiply(view, view), [dim % len(view.dims)], None, True)
-        return reader.word("divide", view, reader.word("maximum", reader.word("sqrt", squares), epsilon))
+        length = vector_norm(reader, view, 2, [dim], True)
+        return reader.word("divide", view, reader.word("maximum", length, epsilon))
 
     count = max(len(x.dims), len(z.dims))
-    product_ = reader.multiply(unit(x), unit(z))
-    return summed(reader, product_, [dim % count])
+    return summed(reader, reader.multiply(unit(x), unit(z)), [dim % count])
 
 
 @rule("local_response_norm")

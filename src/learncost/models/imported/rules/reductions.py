@@ -59,73 +59,6 @@ def mean(reader: Reader, x: View, dims: Any = None, keepdim: bool = False, **_: 
     return mean_of(reader, x, axes_along(x, dims), keepdim)
 
 
-def variance(reader: Reader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
-    """The variance along dimensions, the sum divided by the count less the correction, and the mean."""
-    middle = mean_of(reader, x, dims, True)
-    apart = reader.add(x, middle, signs=[1, -1])
-    squares = reader.multiply(apart, apart)
-    if correction == 0:
-        return mean_of(reader, squares, dims, keepdim), middle
-    size = 1
-    for dim in dims:
-        size = size * x.shape[dim]
-    if not isinstance(size, int):
-        return reader.multiply(summed(reader, squares, dims, None, keepdim), 1 / (size - correction)), middle
-    return summed(reader, squares, dims, Number(1.0 / (size - correction)), keepdim), middle
-
-
-@rule("var", "var.correction", "var.dim")
-def var(
-    reader: Reader,
-    x: View,
-    dims: Any = None,
-    *more: Any,
-    correction: Any = 1,
-    unbiased: bool = True,
-    keepdim: bool = False,
-) -> View:
-    if isinstance(dims, bool):
-        dims, more = None, (dims, *more)
-    if more:
-        correction = (1 if more[0] else 0) if isinstance(more[0], bool) else more[0]
-        keepdim = more[1] if len(more) > 1 else keepdim
-    if not unbiased:
-        correction = 0
-    return variance(reader, x, axes_along(x, dims), 1 if correction is None else correction, keepdim)[0]
-
-
-@rule("std", "std.correction", "std.dim")
-def std(reader: Reader, x: View, *more: Any, **named: Any) -> View:
-    return reader.word("sqrt", var(reader, x, *more, **named))
-
-
-@rule("var_mean.correction", "var_mean.dim", "var_mean")
-def var_mean(
-    reader: Reader, x: View, dims: Any = None, *more: Any, correction: Any = 1, keepdim: bool = False, **_: Any
-) -> list[View]:
-    if more:
-        correction = (1 if more[0] else 0) if isinstance(more[0], bool) else more[0]
-        keepdim = more[1] if len(more) > 1 else keepdim
-    along = axes_along(x, dims)
-    spread, middle = variance(reader, x, along, 1 if correction is None else correction, keepdim)
-    if not keepdim:
-        middle = middle.with_dims([row for dim, row in enumerate(middle.dims) if dim not in along])
-    return [spread, middle]
-
-
-@rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", "frobenius_norm.dim")
-def vector_norm(reader: Reader, x: View, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
-    along = axes_along(x, dims)
-    if order is None or order == 2:
-        return reader.word("sqrt", summed(reader, reader.multiply(x, x), along, None, keepdim))
-    if order == 1:
-        return summed(reader, reader.word("abs", x), along, None, keepdim)
-    if order == float("inf"):
-        return extreme(reader, "max", reader.word("abs", x), along, keepdim)
-    raw = reader.word("power", reader.word("abs", x), float(order))
-    return reader.word("power", summed(reader, raw, along, None, keepdim), 1.0 / float(order))
-
-
 def extreme(reader: Reader, word: str, x: View, dims: Sequence[int], keepdim: bool) -> View:
     if not any(x.dims[dim] for dim in dims):
         return summed(reader, x, dims, None, keepdim)
@@ -344,6 +277,27 @@ def cumprod(reader: Reader, x: View, dim: int, **_: Any) -> View:
         part = narrowed(reader, x, dim, place, 1)
         products.append(reader.multiply(products[-1], part) if products else part)
     return joined(reader, products, dim, x.shape)
+
+
+@rule("cummax", "cummin")
+def running_extreme(reader: Reader, x: View, dim: int) -> list[Any]:
+    """The largest or the smallest up to each place, one after the other; of equal ones the last has the gradient."""
+    from learncost.models.imported.rules.movement import joined
+    from learncost.models.imported.rules.views import narrowed
+
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:
+        return [x, _outside_part(reader, 1)]
+    if not isinstance(x.shape[dim], int):
+        raise reader.refusal(f"{reader.recorder.operator} along an axis without a fixed size")
+    extremes: list[View] = []
+    for place in range(x.shape[dim]):
+        part = narrowed(reader, x, dim, place, 1)
+        if extremes:
+            below, above = (part, extremes[-1]) if reader.recorder.operator == "cummax" else (extremes[-1], part)
+            part = reader.word("select", reader.word("less", below, above), extremes[-1], part)
+        extremes.append(part)
+    return [joined(reader, extremes, dim, x.shape), _outside_part(reader, 1)]
 
 
 @rule("logcumsumexp")

@@ -4,6 +4,7 @@ import pytest
 
 import learncost as lc
 from learncost.devices.collective import CALL
+from learncost.equation.count import Count
 from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
@@ -367,3 +368,13 @@ def test_weights_that_nothing_divides_lie_in_parts_that_are_filled_up():
     assert (gathered.payload_bytes, gathered.filled_bytes) == (4 * 770, 4 * 2)
     assert gathered.why.endswith("; d is 768, filled up to 770")
     assert not lc.cost("gpt2", mesh="dp=3", placement="fsdp", seq_len=16).over.filled
+
+
+def test_what_is_sent_is_a_formula():
+    """Shoeybi et al. 2019: four all-reduces of B M d a block; data parallelism reduces every weight, and the loss."""
+    of_tensors = lc.place("gpt2", "tp=2", placement="megatron", **SIZES).formulas
+    assert [row["numbers"] for row in of_tensors] == ["4 B M d n_layer + 2 B M d + 2 B M + 1", "B M"]
+    found = lc.place("gpt2", "dp=2", placement="ddp", batch_size=2, **SIZES)
+    (of_data,) = found.formulas
+    sizes = {**found.over.sizes, **found.over.placed.sizes}
+    assert Count.parse(of_data["numbers"]).at(sizes) == lc.cost("gpt2", **SIZES).parameters + 1

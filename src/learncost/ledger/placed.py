@@ -14,7 +14,7 @@ from learncost.ledger.question import question
 from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
-from learncost.placement.collective import Collective
+from learncost.placement.collective import Collective, formulas
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
 
@@ -75,6 +75,13 @@ class PlacedStep(Shown):
         """What each device sends, in the order of the lines."""
         return self.over.collectives
 
+    @property
+    def formulas(self) -> list[dict[str, str]]:
+        """How many numbers a step's payload has by mesh axis and word, as polynomials; of one that has no stages."""
+        counts = {} if self.stages else formulas(self.over.placed, self.over.sizes)
+        rows = [(row.mesh_axis, row.word) for row in self.over.sent if (row.mesh_axis, row.word) in counts]
+        return [{"mesh_axis": axis, "word": word, "numbers": str(counts[axis, word])} for axis, word in rows]
+
     def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
         """Its lines with how deep they stand, and what those that send, send; of a repeat its heading alone.
 
@@ -117,6 +124,7 @@ class PlacedStep(Shown):
             "batch_size": self.batch_size,
             "seq_len": self.seq_len,
             **self.over.to_dict(),
+            "formulas": self.formulas,
             "lines": lines_of(self.over),
             "stages": stages,
         }

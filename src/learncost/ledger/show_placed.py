@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
     """What a device sends in all, and its table; of a pipeline the stages, and tables of those not alike."""
     if not step.stages:
-        return _sent(step), _table(step, step.over, "The table of every device")
+        return _sent(step), *_formulas(step), _table(step, step.over, "The table of every device")
     tables: dict[tuple[object, ...], list[int]] = {}
     for place, over in enumerate(step.stages):
         table = over.placed.table
@@ -93,6 +93,14 @@ def _sent(step: PlacedStep) -> Sheet:
     )
     columns = ("mesh axis", "word", "runs", "payload", "sent")
     return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)
+
+
+def _formulas(step: PlacedStep) -> Iterator[Sheet]:
+    """The payload by sizes, as publications print it."""
+    rows = tuple(Row((row["mesh_axis"], row["word"], row["numbers"])) for row in step.formulas)
+    notes = ("Numbers, not bytes, of all runs of a step; B/dp is a device's part of B.",)
+    if rows:
+        yield Sheet("The payload as formulas", ("mesh axis", "word", "numbers"), rows, notes, frozenset({0, 1, 2}))
 
 
 def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from learncost.equation.count import base, shape_of, size_of
+from learncost.equation.count import Count, base, shape_of, size_of
 from learncost.equation.table import Word, walk
 from learncost.equation.value import INDICES, Value
 from learncost.layers.spelling import condition_names
@@ -89,6 +89,18 @@ def elements(line: Word, sizes: Mapping[str, int]) -> tuple[int, int]:
 
     full = [prod(map(size, axes, others)) for axes, others in (sides, sides[::-1])]
     return max(full), real
+
+
+def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], Count]:
+    """How many numbers the payload of a step has, by mesh axis and word: a polynomial in the sizes of the table."""
+    sizes, found = {**sizes, **placed.sizes}, dict[tuple[str, str], Count]()
+    for line, turns in walk(placed.table.lines):
+        if sends(line):
+            sides = [term.declared for term in (line.left[0], line.right[0])]
+            larger = max(sides, key=lambda axes: prod(shape_of(axes, sizes)))
+            key = line.axes[0], line.word
+            found[key] = found.get(key, Count()) + Count.of((*turns, *larger))
+    return found
 
 
 def collectives(

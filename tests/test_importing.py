@@ -208,6 +208,13 @@ def test_a_table_is_remembered_as_text_by_its_file_and_inputs(folder):
     assert [path.suffix for path in (folder / "cache" / "learncost" / "tables").iterdir()] == [".json"]
 
 
+def test_a_table_whose_text_is_not_what_was_kept_is_read_again(folder):
+    remembered(folder)
+    path = place(folder).path
+    path.write_text(path.read_text().replace("X[B] + X[B]", "X[B]"))
+    assert place(folder).read() is None
+
+
 @pytest.mark.parametrize("changed", ["two.py", "sizes_of_mine.py"])
 def test_a_file_that_changes_is_read_again(folder, changed):
     remembered(folder)

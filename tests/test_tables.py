@@ -96,6 +96,18 @@ def test_a_table_is_written_as_what_devices_run(mlp):
         lc.emit(str(mlp), "torch", B=4, M=8)
 
 
+def test_search_says_of_a_table_without_blocks_that_it_has_none():
+    text = """net(x y; w) -> loss
+      constants: x y
+      sizes: d=5
+      H[B] = x[B d] w[d]
+      D[B] = H[B] - y[B]
+      Q[B] = D[B] D[B]
+      loss[] = #B^-1[] Q[B]"""
+    with pytest.raises(lc.InputError, match="a stack of blocks, one after the other, and there is none here"):
+        lc.search(lc.layer(text), B=16, on="DGX H100", devices=8, tokens=1e9)
+
+
 def test_two_joins_along_one_axis_are_tried_at_sizes_that_agree():
     text = """net(X P Q; W) -> Y
   J[B j] = X[B x=(j)] + P[B p=(j - #x)]

@@ -405,6 +405,11 @@ def _look(
         readings = list(_readings(first, structures(model, kinds, (plan,), axes)))
         whole = first.account.cut_over("tp")
         shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch, whole))
+        if not readings[0].layers:
+            raise InputError(
+                "search spreads a stack of blocks, one after the other, and there is none here: learncost cost --mesh "
+                "--placement tells what one placement costs"
+            )
         if not shapes:
             raise InputError(
                 f"{batch:,} sequences cannot be shared by {devices:,} devices: give a batch_size that they divide, "

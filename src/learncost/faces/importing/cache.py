@@ -56,8 +56,9 @@ class Place:
         """What is kept; None where there is nothing, or where a file changed that the user's code had read."""
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
-            if all(_digest(Path(file)) == digest for file, digest in record["files"].items()):
-                return Remembered(str(record["text"]), tuple(map(str, record["said"])))
+            text, files = str(record["text"]), record["files"]
+            if record["digest"] == _told(text) and all(_digest(Path(file)) == told for file, told in files.items()):
+                return Remembered(text, tuple(map(str, record["said"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return None
@@ -65,7 +66,7 @@ class Place:
     def write(self, table: Remembered, files: Iterable[Path]) -> None:
         """Keep a table with the files that it was made of; nothing happens where that cannot be written."""
         digests = {str(file): _digest(file) for file in sorted({self.file.resolve(), *files})}
-        record = {"files": digests, "said": table.said, "text": table.text}
+        record = {"files": digests, "said": table.said, "text": table.text, "digest": _told(table.text)}
         with suppress(OSError, InputError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with written(self.path) as temporary:
@@ -74,6 +75,10 @@ class Place:
 
 LARGE = 2**24
 """Bytes from which on a file, such as one of weights, is told by its size and its time."""
+
+
+def _told(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digest(file: Path) -> str:

@@ -14,6 +14,7 @@ from learncost.parallel.account import Account
 from learncost.parallel.candidates import MICROBATCHES, Reading, axes_of, meshes, structures, ways
 from learncost.parallel.rates import of_experts, sustained
 from learncost.parallel.segments import parts_of
+from learncost.parallel.spread import asked, spread
 from learncost.parallel.step import Way, memory_of, step_of
 from learncost.placement.clauses import clauses
 from learncost.placement.mesh import mesh
@@ -54,6 +55,16 @@ def test_what_needs_no_product_is_made_again_before_whole_blocks(found):
     assert any("norm" in plan for plan in plans)
     assert all(each.step.peak < room for each in less.found)
     assert "recomputes activations, norms" in " ".join(str(less).split())
+
+
+def test_what_is_shown_of_a_mesh_is_what_is_said_where_it_is_asked_for(found):
+    for each in found.found[:2]:
+        way, step = each.step.way, each.step
+        if each.zero == "zero-1":
+            sizes = {"batch_size": 64, "seq_len": 64, **SMALL}
+            how = asked(way.schedule, way.microbatch, way.chunks if way.chunks > 1 else None, each.plan, str(way))
+            same = spread("llama-2-7b", found.cluster, 16, str(way), None, None, how, "bf16", sizes).step
+            assert (same.seconds, same.peak) == (step.seconds, step.peak)
 
 
 def test_the_days_are_the_steps(found):

@@ -81,6 +81,12 @@ class Structure:
     axes: tuple[str, ...]
     text: str
     context: str = WHOLE
+    again: str = ""
+
+    def over(self, model: Model, axes: Sequence[str]) -> Structure:
+        """The same over these axes alone: without lines that only the others need."""
+        several = structures(model, [self.kind], [self.again], axes, [self.context])
+        return next(each for each in several if each.zero == self.zero)
 
     @property
     def clauses(self) -> tuple[Clause, ...]:
@@ -110,7 +116,7 @@ def structures(
         text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
         text += [f"B over dp, * over dp of {cut}"]
         said = ",".join(filter(None, (plan, attends.plan if "cp" in axes else "")))
-        result.append(Structure(zero, said, kind, tuple(axes), ", ".join(text), context))
+        result.append(Structure(zero, said, kind, tuple(axes), ", ".join(text), context, plan))
     return result
 
 

@@ -445,15 +445,19 @@ def _exact(
     room: float,
 ) -> list[tuple[Candidate, StepTakes]]:
     """The first of the ways read exactly: stages with the blocks that they have, and their orders run."""
-    by_structure = {each.structure: each for each in readings}
+    model = readings[0].model
+    placed = {each.structure: each for each in readings}
     result: list[tuple[Candidate, StepTakes]] = []
     for each in candidates_known[: 2 * few]:
-        reading = by_structure[each.structure]
-        way = each.way
-        if reading.structure.axes != tuple(way.mesh):
-            way = replace(way, mesh={axis: size for axis, size in way.mesh.items() if size > 1} or {"dp": 1})
+        shape = {axis: size for axis, size in each.way.mesh.items() if size > 1} or {"dp": 1}
+        axes = tuple(axis for axis in each.structure.axes if axis in shape) or ("dp",)
+        structure = each.structure.over(model, axes)
         try:
-            step = step_of(reading.account, way, sizes, cluster, rates[each.structure.kind.values], length)
+            if structure not in placed:
+                placed[structure] = Reading(model, readings[0].sizes, structure, cluster)
+            way = replace(each.way, mesh=shape)
+            kind = rates[each.structure.kind.values]
+            step = step_of(placed[structure].account, way, sizes, cluster, kind, length)
         except InputError:
             continue
         if step.peak <= room:

@@ -168,3 +168,19 @@ def test_whole_parts_of_open_sizes_with_a_rest_are_places_and_sizes(function):
         assert max(apart.value, apart.gradient) < 1e-14
         cost = lc.cost(lc.layer(read.text), B=sizes[0], M=sizes[1], price_book="matmul")
         assert cost.total == lc.cost(lc.layer(read_module(module, given).text), price_book="matmul").total
+
+
+class Halves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.small, self.large = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.small(x) if x.sum() < 1e9 else self.large(x)
+
+
+def test_a_run_stores_what_it_does_not_read():
+    model = lc.from_module(Halves(), {"x": "float 2 4"}, as_run=True)
+    step = lc.cost(model, price_book="matmul")
+    assert step.parameters == 30
+    assert step.total.flops == 2 * 2 * 2 * 4 * 3

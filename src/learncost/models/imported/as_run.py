@@ -50,7 +50,10 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
                 node.target = paths[id(value)]
             else:
                 setattr(root, node.target, value)
-    return torch.fx.GraphModule(root, graph, type(module).__name__)
+    result = torch.fx.GraphModule(root, graph, type(module).__name__)
+    for path, _ in root.named_parameters(remove_duplicate=False):  # what no line reads is stored, too
+        torch.fx.graph_module._copy_attr(root, result, path)
+    return result
 
 
 def _with_its_places(traced: Any, given: Sequence[Any]) -> Any:

@@ -159,11 +159,12 @@ class FitQuestion:
             return False
 
     def step(self, run: Run, procedure: str) -> Step:
-        planner = of_part(runners()[self.engine or TABLE].planner, self.least)
+        runner = runners()[self.engine or TABLE]
+        planner = of_part(runner.planner, self.least)
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
         step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
-        return step.over_mesh(self.over[0] or "", *self.over[1:]) if self.over else step
+        return step.over_mesh(self.over[0] or "", *self.over[1:], runner.trains) if self.over else step
 
     def _learning(self, run: Run, procedure: str) -> Way:
         step = self.step(run, procedure)

@@ -305,7 +305,7 @@ def memory(
         planner = runner.planner if mesh is None else of_part(runner.planner, parts)
         step = Step(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)
         if mesh is not None:
-            step = step.over_mesh(mesh, place, placement)
+            step = step.over_mesh(mesh, place, placement, runner.trains)
         answer = answered(step, engine, limit)
         if limit is not None and not any(answer.fits.values() if answer.fits else ()):
             raise InputError(_too_little(answer, limit))

@@ -18,7 +18,7 @@ from learncost.placement.layout import Layout
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.placement.padding import sizes_of, with_filled
 from learncost.placement.place import Placed, place
-from learncost.placement.presets import chosen
+from learncost.placement.presets import chosen, chosen_for
 from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
@@ -28,12 +28,14 @@ from learncost.vocabulary.collectives import KIND
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 
-def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None) -> Step:
+def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None, trains: bool = False) -> Step:
     """A step as each device of a mesh has it.
 
+    trains  as learncost train has it: a vocabulary that does not divide stays whole
     Raises `InputError` where an axis does not divide.
     """
-    grid, clauses = parse_mesh(mesh), chosen(place_, placement)
+    grid = parse_mesh(mesh)
+    clauses = chosen_for(grid, step.run.axes, place_, placement) if trains else chosen(place_, placement)
     # Of an optimizer of which the state alone is known, the lines are those of one that has a state too.
     optimizer = step.optimizer.name if step.optimizer.name in OPTIMIZERS else DEFAULT
     if pipeline := pipeline_of(step.model.table, grid, clauses):
@@ -68,7 +70,7 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     moved |= {name for name in table.known if part_of(placed, name) == "gradients"}
     widened = dict.fromkeys(_scores(placed), step.kind.scores)
     result.widths = {**step.widths, **widened, **wide, **dict.fromkeys(moved, step.kind.gradient)}
-    result.mesh = mesh, place_, placement
+    result.mesh = mesh, place_, placement, trains
     result.placed(in_place(placed), over, parts_of(table, grid, clauses, sizes))
     return result
 

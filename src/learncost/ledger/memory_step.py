@@ -122,11 +122,14 @@ class Step:
     def turns(self) -> Mapping[str, tuple[str, ...]]:
         return turns_of(self.table)
 
-    def over_mesh(self, mesh: str, place: str | None, placement: str | None) -> Step:
-        """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide."""
+    def over_mesh(self, mesh: str, place: str | None, placement: str | None, trains: bool = False) -> Step:
+        """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide.
+
+        trains  as learncost train has it: a vocabulary that does not divide stays whole
+        """
         from learncost.ledger.memory_placed import placed_step  # only where it is asked for: start-up counts
 
-        return placed_step(self, mesh, place, placement)
+        return placed_step(self, mesh, place, placement, trains)
 
     def at(self, batch: int, length: int | None = None) -> Step:
         """The same for another batch, or another length, under the plan that the planner takes for it.

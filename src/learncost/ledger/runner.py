@@ -68,6 +68,7 @@ class Runner:
     module      whether it runs a module, which is named
     passes      the most bytes of any table at sizes, in a type: of a pass of inference
     stored      bytes of flash of the same, where the runner says what lies there
+    trains      whether it is what learncost train runs: over a mesh a vocabulary stays whole that does not divide
     alone       why it has nothing to say of one device among many; empty where it has
     """
 
@@ -85,6 +86,7 @@ class Runner:
     module: bool = False
     passes: Callable[[Table, Mapping[str, int], str], int] | None = None
     stored: Callable[[Table, Mapping[str, int], str], int] | None = None
+    trains: bool = False
     alone: str = ""
 
 

@@ -105,7 +105,8 @@ class Ran(Displayed):
     @property
     def bubble(self) -> float:
         """What the pipeline adds to the time of its busiest device, as a share of that."""
-        return self.seconds / max(self.busy(device) for device in range(self.schedule.devices)) - 1
+        busiest = max(self.busy(device) for device in range(self.schedule.devices))
+        return max(self.seconds / busiest - 1, 0.0)  # passes one after another are the whole, but for rounding
 
 
 def run(

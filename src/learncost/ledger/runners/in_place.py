@@ -74,5 +74,6 @@ RUNNERS = (
         plan="auto",
         planner=smallest,
         plans=("auto",),
+        trains=True,
     ),
 )

@@ -96,6 +96,16 @@ def test_a_table_is_written_as_what_devices_run(mlp):
         lc.emit(str(mlp), "torch", B=4, M=8)
 
 
+def test_what_numpy_takes_for_places_beyond_an_axis_is_counted():
+    text = """net(x; w v) -> Y
+      sizes: d=6 f=7 e=3
+      H[B f] = x[B d] w[f d]
+      S[B e] = H[B f=(2 e - 1)]
+      Y[B k] = S[B e] v[k e]"""
+    layer = lc.layer(text)
+    assert lc.memory(layer, B=4, k=5, engine="numpy").peak > lc.memory(layer, B=4, k=5, engine="table").peak
+
+
 def test_search_says_of_a_table_without_blocks_that_it_has_none():
     text = """net(x y; w) -> loss
       constants: x y

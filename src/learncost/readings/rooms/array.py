@@ -75,6 +75,9 @@ class Array(Laid):
     def astype(self, dtype: Any) -> Array:
         return Array.new(self.account, self.shape, dtype, order_of(self.shape, [self]))
 
+    def clip(self, lower: int, upper: int) -> Array:
+        return self.astype(self.dtype)
+
     def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Array:
         rank = len(self.shape)
         axes = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis

@@ -34,7 +34,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "tinyllama-1.1b": LLAMA,
     "bert-tiny": {**WIDTH, "intermediate_size": 768, "vocab_size": 1200, "architecture": "BertForMaskedLM"},
     "t5-small": {"d_model": 192, "d_kv": 48, "d_ff": 768, "num_layers": 2, "num_heads": 4, "vocab_size": 1200},
-    "vit-base": {**WIDTH, "intermediate_size": 768, "image_size": 64, "patch_size": 8, "num_labels": 8},
+    "vit-base-patch16-224": {**WIDTH, "intermediate_size": 768, "image_size": 64, "patch_size": 8, "num_labels": 8},
     "mixtral-8x7b": {**LLAMA, "num_local_experts": 4, "intermediate_size": 64},
 }
 """Small models whose axes two and four devices divide."""

@@ -28,6 +28,8 @@ def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
     operands = []
     for value in _tensors(arguments):
         view = reader.view(value).fresh()
+        stored = tuple(tuple(slot for slot in row if slot not in view.spread) for row in view.dims)
+        view = View(view.stored, view.index, stored)  # what it only spreads is no axis of the line
         operands.append(view if view.is_plain else recorder.regrouped_whole(view))
     reads = tuple(Read(view, _letters(view)) for view in operands)
     several = node.meta["val"]

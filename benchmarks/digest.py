@@ -36,6 +36,8 @@ HEAD = ("parameters", "peak", "total", "maccs", "flops", "bytes", "seconds")
 """What is shown of the first answer beside the checksum."""
 WRITTEN = frozenset(("formula", "cheaper", "at_1"))
 """Fields whose text is an answer: a formula, and who is cheaper. Others have names and sentences."""
+NAMED = "/rules/"
+"""Where a formula is no answer, but what a rule says."""
 TOGETHER = 40
 """Models that a process answers for before another takes its place: it remembers all their tables."""
 
@@ -155,7 +157,7 @@ def numbers(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(found, list):
         for place, value in enumerate(found):
             yield from numbers(value, f"{path}/{_name(value, place)}")
-    elif not isinstance(found, str) or not path or path.rpartition("/")[2] in WRITTEN:
+    elif not isinstance(found, str) or not path or (path.rpartition("/")[2] in WRITTEN and not path.startswith(NAMED)):
         yield path, found
 
 

@@ -6,9 +6,8 @@ from copy import copy
 from dataclasses import replace
 
 from learncost.equation.count import shape_of
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line, walk
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line
 from learncost.equation.value import Axes, Value
-from learncost.layers.names import scores
 from learncost.ledger.memory_step import Step, gathering, points, stacks_of, state_bytes
 from learncost.ledger.over import OverMesh, padded_step, part_of, refuse_stages, widths_of
 from learncost.models.model import Model
@@ -68,20 +67,11 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     wide = {array: step.widths[name] for array, name in placed.holds.items() if name in step.widths}
     moved = {array for array in placed.holds if part_of(placed, array) == "gradients"}
     moved |= {name for name in table.known if part_of(placed, name) == "gradients"}
-    widened = dict.fromkeys(_scores(placed), step.kind.scores)
+    widened = dict.fromkeys(placed.scores, step.kind.scores)
     result.widths = {**step.widths, **widened, **wide, **dict.fromkeys(moved, step.kind.gradient)}
     result.mesh = mesh, place_, placement, trains
     result.placed(in_place(placed), over, parts_of(table, grid, clauses, sizes))
     return result
-
-
-def _scores(placed: Placed) -> set[str]:
-    """What log-softmax and its gradient make where they stand as their bodies, as over a vocabulary that is cut."""
-    of_scores = scores(placed.whole)
-    for line, _ in walk(placed.table.lines):
-        if not of_scores.isdisjoint(line.reads):
-            of_scores |= {name for name in line.makes if name not in placed.whole.known and name not in placed.holds}
-    return of_scores
 
 
 def _cut(homes: Homes, name: str, value: Value) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from learncost.equation.count import Count, base, larger, size_of
 from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Term, Word, walk
 from learncost.equation.value import INDICES
-from learncost.layers.names import scores
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
 from learncost.parallel.segments import BACKWARD, Part, Walker, blocks_of
@@ -137,7 +136,6 @@ class Account:
         placed = place(stepped, two, clauses, large)
         self.placed: Placed = replace(placed, table=replace(placed.table, lines=_of_any_ring(placed.table.lines)))
         self.homes = Homes(stepped, two, clauses, large)
-        self.scores = scores(stepped)
 
     @cached_property
     def _rings(self) -> tuple[str, ...]:
@@ -222,8 +220,7 @@ class Account:
         return widths.get(role, self.kind.value)
 
     def _score(self, name: str) -> bool:
-        held = self.placed.holds.get(name, name)
-        return held.partition("!")[0] in self.scores
+        return not self.placed.scores.isdisjoint((name, self.placed.holds.get(name, name)))
 
     def _reading(self, table: Table) -> Iterator[tuple[Line, int, list[str]]]:
         """The lines of a table, each with its segment and what it reads; of a turn's slice the stack is told."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.equation.table import Table, walk
+from learncost.layers.names import scores
 from learncost.placement.check import check_placed
 from learncost.placement.clauses import Clause, Homes
 from learncost.placement.filled import check_filled
@@ -52,6 +54,15 @@ class Placed:
     first: Mapping[str, int] = field(default_factory=dict)
     undivided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     filled: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def scores(self) -> frozenset[str]:
+        """What log-softmax and its gradient read and make, also where bodies stand for them: over a cut vocabulary."""
+        of_scores = scores(self.whole)
+        for line, _ in walk(self.table.lines):
+            if not of_scores.isdisjoint(line.reads):
+                of_scores |= {name for name in line.makes if name not in self.whole.known and name not in self.holds}
+        return frozenset(of_scores)
 
     @property
     def sizes(self) -> dict[str, int]:

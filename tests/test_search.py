@@ -5,6 +5,7 @@ import json
 import pytest
 
 import learncost as lc
+from learncost.devices.sustained import sustained
 from learncost.equation.precision import PRECISIONS
 from learncost.faces.command import main
 from learncost.layers.stages import cut
@@ -12,7 +13,6 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.parallel.account import Account
 from learncost.parallel.candidates import MICROBATCHES, Reading, axes_of, meshes, structures, ways
-from learncost.parallel.rates import of_experts, sustained
 from learncost.parallel.segments import parts_of
 from learncost.parallel.spread import asked, spread
 from learncost.parallel.step import Way, memory_of, step_of
@@ -157,7 +157,7 @@ def test_many_points_at_once_take_as_long_as_each_alone():
     assert together == pytest.approx([reading.seconds(way, rates) for way in several], 1e-9)
     for (*_, inner, number), seconds in list(points.items())[::4]:
         sizes = {**lengths, **dict(inner), "dp": 1, "B": number * dict(inner)["ep"]}
-        alone = reading.account.seconds(reading.account.filled(sizes), rates, "bf16", of_experts(cluster.device))
+        alone = reading.account.seconds(reading.account.filled(sizes), rates, "bf16")
         assert seconds == pytest.approx(alone, 1e-9)
 
 
@@ -215,7 +215,7 @@ def test_weights_and_activations_are_those_of_one_device():
     stage = memory_of(found, Way({"dp": 1}, 1, 1), sizes)[0]
     parameters = int(found.model.parameters.at(found.model.sizes))
     assert stage.static.total == parameters * (2 + 2 + 8 + 4)
-    widths = {"weight": 0, "gradient": 0, "index": 4} | dict.fromkeys(found.scores, 4)
+    widths = {"weight": 0, "gradient": 0, "index": 4} | dict.fromkeys(found.placed.scores, 4)
     whole = live(found.placed.whole, {**sizes, "dp": 1}, "bf16", widths)
     part = parts_of(found.model.table, sizes, [8])[0]
     kept = sum(held.bytes for held in whole.kept if held.role == "kept")

@@ -135,6 +135,8 @@ def _of_mesh(spread: Spread) -> list[str]:
         f"{fits}: {described(step)}." + ("" if spread.fits else " `learncost search` finds meshes that do."),
         "Sent by a device in a step: " + ("; ".join(sent) or "less than a megabyte") + ".",
         f"Assumed: {'; '.join(ASSUMED.values())}.",
+        "Memory holds the gradients of all weights through the step, where `learncost memory --mesh` lets each go when "
+        "its weight was updated.",
     ]
 
 

@@ -127,13 +127,15 @@ def cost(
     if on is not None:
         from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
 
+        engine = "kernels" if plan else "operators"
         if mesh:
+            from learncost.devices.sustained import sustained
             from learncost.ledger.over_time import cluster_of
 
             cluster = cluster_of(on)
-        rates = attained(
-            cluster.device if cluster else on, kind.values if kind else None, "kernels" if plan else "operators"
-        )
+            rates = sustained(cluster.device, kind.values if kind else cluster.device.trained_in, engine)
+        else:
+            rates = attained(on, kind.values if kind else None, engine)
     type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference, served  # imported where it is needed: start-up counts

@@ -12,6 +12,7 @@ from learncost.devices.collective import groups, transfer
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.equation.errors import InputError
+from learncost.equation.precision import BYTES, Precision, precision_of
 from learncost.equation.table import Line, Repeat, Statement, walk
 from learncost.ledger.over import OverMesh
 from learncost.ledger.sheet import seconds_of
@@ -30,6 +31,14 @@ ASSUMED = (
 )
 
 ASSUMED_OF_RINGS = "parts go round beside the lines of their turns, and wait for the rest"
+
+
+SEVERAL = (
+    "Here the batch runs at once, operator by operator where there is no --plan. `learncost run-cost --mesh` has "
+    "microbatches of one sequence, unless --microbatch says more, and flash,fused, unless --plan says others; with the "
+    "same of both their times were less than a tenth apart, where it was tried."
+)
+"""Where the times of two commands differ, and why."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ class OverTime:
         )
         yield f"Collectives, each alone: {'; '.join(several)}."
         yield f"Assumed: {self.assumed}."
+        yield SEVERAL
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -133,7 +143,7 @@ def over_time(
 ) -> OverTime:
     """The time of the priced rows of a placed table on a device of a cluster."""
     computed = [row for row in rows if not is_collective(row.source)]
-    lines = timing(computed, sizes, rates, dtype, book)
+    lines = timing(computed, sizes, rates, dtype, book, _updated(over, precision_of(dtype)))
     mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()
     beside, rings, waits = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}, 0.0
     for collective in over.collectives:
@@ -160,6 +170,26 @@ def over_time(
     exposed += sum(rings[forward] - hidden[forward] for forward in rings)
     moved = tuple(sorted(several.values(), key=lambda row: -row.seconds))
     return OverTime(cluster.name, lines, moved, waits, sum(beside.values()) + sum(rings.values()), exposed)
+
+
+def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:
+    """Bytes of a number of what an optimizer reads and writes, by array: it updates masters, where there are some."""
+    placed, widths = over.placed, dict[str, int]()
+    whole = placed.whole
+    for name in {**placed.table.known, **placed.holds, **dict.fromkeys(whole.weights)}:
+        held = placed.holds.get(name, name)
+        value = whole.known.get(held)
+        if held in whole.weights:
+            widths[name] = kind.master or kind.weight
+        elif value is None:
+            continue
+        elif value.role == "state" or (value.role == "new" and whole.known[value.of].role == "state"):
+            widths[name] = BYTES[kind.states]
+        elif value.role == "gradient":
+            widths[name] = kind.gradient
+        elif value.role == "new":
+            widths[name] = kind.master + kind.weight
+    return widths
 
 
 def _of_rings(lines: Iterable[Statement]) -> Iterator[Line]:

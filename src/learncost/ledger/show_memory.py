@@ -133,6 +133,13 @@ def procedure_title(memory: Memory) -> str:
     return f"{memory.procedure} ({memory.mode})" if memory.mode else memory.procedure
 
 
+GRADIENTS = (
+    "A gradient is held until its weight was updated. `learncost run-cost --mesh` and `learncost search` hold those of "
+    "all weights through the step, as trainings with microbatches do, and other values of microbatches in flight, so "
+    "that they mostly say more."
+)
+
+
 def _notes(memory: Memory) -> tuple[str, ...]:
     at = memory.moment
     layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
@@ -149,6 +156,7 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     notes.append(memory.convention)
     if memory.over:
         notes += [memory.over.said, memory.over.sentence]
+        notes += [GRADIENTS] if memory.engine == "table" else []
     return tuple(notes)
 
 

@@ -123,11 +123,21 @@ def _together(kernels: Sequence[tuple[Kernel, float]], inside: tuple[str, ...] =
     )
 
 
-def timing(rows: Sequence[Row], sizes: Mapping[str, int], rates: Rates, dtype: str, book: Book) -> Timing:
-    """The time of rows that a book priced on a device. Raises `InputError`, also for a book of what does not run."""
+def timing(
+    rows: Sequence[Row],
+    sizes: Mapping[str, int],
+    rates: Rates,
+    dtype: str,
+    book: Book,
+    updated: Mapping[str, int] | None = None,
+) -> Timing:
+    """The time of rows that a book priced on a device. Raises `InputError`, also for a book of what does not run.
+
+    updated  bytes of a number of what the optimizer reads and writes, by array, where they are not those of `dtype`
+    """
     if book.rule == "formula" or book.jacobian:
         raise InputError(f"time is of what runs, which price book {book.name} is not about: take run or matmul")
-    predicted = time(rows, sizes, rates, dtype)
+    predicted = time(rows, sizes, rates, dtype, updated)
     kernels: dict[int, Kernel] = {}
     shares: dict[int, float] = {}
     for part in predicted.parts:

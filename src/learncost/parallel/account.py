@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from learncost.books.book import book
 from learncost.equation.count import Count, base, larger, size_of
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Term, Word, walk
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, walk
 from learncost.equation.value import INDICES
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
@@ -331,7 +331,8 @@ class Account:
             for held in self.held
             if held.name in learning and self.within(held.segments, part)
         )
-        moved = points * (2 * (self.bytes_of_state + kind.master) + kind.gradient + kind.weight)
+        updates = 2 * kind.master + kind.weight if kind.master else 2 * kind.weight  # read, and written
+        moved = points * (2 * self.bytes_of_state + updates + kind.gradient)
         return float(moved / rates.bandwidth(float("inf")) + rates.optimizer)
 
     # What passes leave.
@@ -460,11 +461,8 @@ class Account:
     def _rows(self) -> tuple[Row, ...]:
         return price(self.placed.table, {}, book("run")).rows
 
-    def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str, of_experts: float = 1.0) -> dict[Where, Any]:
-        """Seconds of one turn of each segment in each pass, computing alone; arrays where sizes are.
-
-        of_experts  what products whose factor is read at a choice attain, as a share of what the others do
-        """
+    def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[Where, Any]:
+        """Seconds of one turn of each segment in each pass, computing alone; arrays where sizes are."""
         walker = Walker(self.blocks)
         places = [
             walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])
@@ -479,8 +477,6 @@ class Account:
             segment, line = places[work.main], self._rows[work.main].source
             if is_collective(line):
                 continue  # its time is that of the links
-            if of_experts != 1.0 and isinstance(line, Product) and _of_choices(line):
-                seconds = replace(seconds, compute=seconds.compute / of_experts)
             turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
             where = Where(
                 segment, PASSES.get(work.macro, "F"), bool(self._turns_round & self._rows[work.main].repeat.sizes)
@@ -513,12 +509,6 @@ def _of_any_ring(lines: Sequence[Statement]) -> tuple[Statement, ...]:
         else line
         for line in lines
     )
-
-
-def _of_choices(line: Line) -> bool:
-    """Whether a line reads or writes a part of a value where another value says, as experts' weights are read."""
-    terms = (term for term in (*line.left, *line.right) if isinstance(term, Term))
-    return any(isinstance(axis, Read) and isinstance(axis.at, Term) for term in terms for axis in term.axes)
 
 
 def _larger(sides: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Read, Repeat, Term, walk
 from learncost.models.model import Model
 from learncost.parallel.account import PASSES, Account, Where
-from learncost.parallel.rates import of_experts
 from learncost.parallel.segments import Part
 from learncost.parallel.step import PIPELINE, Spent, Way, carried
 from learncost.placement.clauses import Clause, clauses
@@ -367,8 +366,7 @@ class Reading:
         shape = {axis: np.array([float(each[axis]) for each in shapes]) for axis in shapes[0]}
         batch = np.array([float(number * each.get("ep", 1)) for each, (_, number) in zip(shapes, points, strict=True)])
         sizes = self.account.filled({**self.sizes, **shape, "dp": 1, "B": batch})
-        share = of_experts(self.cluster.device)
-        times = self.account.seconds(sizes, rates, self.account.kind.values, share)
+        times = self.account.seconds(sizes, rates, self.account.kind.values)
         along = {where: np.broadcast_to(np.asarray(each), len(points)).tolist() for where, each in times.items()}
         for number, point in enumerate(points):
             key = *self._alike(rates), *point

@@ -8,6 +8,7 @@ from typing import Any
 
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
+from learncost.devices.sustained import sustained
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.layers.layer import Layer
@@ -32,7 +33,6 @@ from learncost.parallel.candidates import (
     meshes,
     structures,
 )
-from learncost.parallel.rates import sustained
 from learncost.parallel.step import ASSUMED, StepTakes, step_of
 from learncost.readings.time import Rates
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from learncost.devices.cluster import Cluster
+from learncost.devices.sustained import sustained
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.ledger.run import prepare
@@ -15,7 +16,6 @@ from learncost.models.model import Model
 from learncost.models.wording import counted, shown
 from learncost.parallel.account import Account
 from learncost.parallel.candidates import CHUNKS
-from learncost.parallel.rates import sustained
 from learncost.parallel.search import batch_of, search
 from learncost.parallel.segments import blocks_of
 from learncost.parallel.step import PIPELINE, StepTakes, Way, step_of

@@ -18,7 +18,6 @@ from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat
 from learncost.parallel.account import PASSES, Account, Activations, Sending, Static
-from learncost.parallel.rates import of_experts
 from learncost.parallel.segments import Part, parts_of
 from learncost.placement.padding import Padded
 from learncost.readings.time import Rates
@@ -274,7 +273,7 @@ def step_of(
     parts = stages_of(account, way, sizes)
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
-    computed = account.seconds(way_sizes, rates, account.kind.values, of_experts(cluster.device))
+    computed = account.seconds(way_sizes, rates, account.kind.values)
     transfers = _transfers(account.sendings, way_sizes, mesh_groups, cluster)
     made: dict[Part, dict[str, tuple[float, float]]] = {}  # stages that are alike take as long
     for part in parts:

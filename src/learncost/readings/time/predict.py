@@ -77,11 +77,18 @@ class Time:
         return {name: sum(part.total for part in self.parts if part.bound is name) for name in Bound}
 
 
-def time(rows: Sequence[Priced], sizes: Mapping[str, Any], rates: Rates, dtype: str = "fp32") -> Time:
+def time(
+    rows: Sequence[Priced],
+    sizes: Mapping[str, Any],
+    rates: Rates,
+    dtype: str = "fp32",
+    updated: Mapping[str, int] | None = None,
+) -> Time:
     """The time of a step on a device.
 
     rows   the priced lines of a step, in order, as the price book `run` gives them; `sizes` of all axes, as ints
     rates  what the device attains, in this data type
+    updated  bytes of a number of what the optimizer reads and writes, by array, where they are others
     Raises `InputError` where a size is missing.
     """
     lines = [row.source for row in rows if isinstance(row.source, Line)]
@@ -89,7 +96,7 @@ def time(rows: Sequence[Priced], sizes: Mapping[str, Any], rates: Rates, dtype: 
     needed |= {name.partition("/")[0] for row in rows for name in row.repeat.sizes}
     if missing := sorted(needed - sizes.keys()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")
-    several = list(works(rows, sizes, dtype, rates.operators, rates.words))
+    several = list(works(rows, sizes, dtype, rates.operators, rates.words, updated))
     return Time(parts(several, rates), rates.step, rates.low, rates.high)
 
 
@@ -102,6 +109,7 @@ def parts(works_of_a_step: Sequence[Work], rates: Rates) -> tuple[Seconds, ...]:
 def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seconds:
     compute = sum(_product(product, work, rates) for product in work.products)
     compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
+    compute = compute / rates.chosen if work.chosen else compute
     memory = sum(count / rates.bandwidth(ago[name]) for name, count in work.bytes.items())
     if work.macro == "optimizer_step":
         launch = rates.optimizer

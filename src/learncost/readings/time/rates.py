@@ -117,6 +117,7 @@ class Rates(Displayed):
     launch     seconds that a kernel or a product takes to be called, `launch_backward` in the backward pass
     optimizer  seconds that the update of one weight takes to be called
     step       seconds of a step beside its lines
+    chosen     what products attain whose factor is read where another value says, as a share of what the others do
     threads    how many turns of a kernel run at once
     operators  whether lines run as PyTorch's operators do: `work` says what that means
     low, high  factors of the time between which it is expected
@@ -133,6 +134,7 @@ class Rates(Displayed):
     optimizer: float = 0.0
     fresh: float = 0.0
     step: float = 0.0
+    chosen: float = 1.0
     threads: int = 1
     operators: bool = True
     low: float = 1.0

@@ -15,7 +15,19 @@ from typing import Any, Protocol
 from learncost.equation.count import Count, base, comes_round, larger, size_of, smaller, whole
 from learncost.equation.precision import BYTES
 from learncost.equation.sides import sides
-from learncost.equation.table import Kernel, Line, Literal, Sum, Term, Word, alias, check_derived, terms_of
+from learncost.equation.table import (
+    Kernel,
+    Line,
+    Literal,
+    Product,
+    Read,
+    Sum,
+    Term,
+    Word,
+    alias,
+    check_derived,
+    terms_of,
+)
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct
 from learncost.schedule.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
@@ -71,6 +83,7 @@ class Work:
     bytes     of each array that it reads or writes whole, by name
     result_bytes  bytes of those of them that it makes
     together  how many turns of a kernel can run at once; 0: it is no kernel
+    chosen    whether its main product's factor is read where another value says, as experts' weights are
     """
 
     rows: tuple[int, ...]
@@ -83,6 +96,7 @@ class Work:
     result_bytes: Mapping[str, Any] = field(default_factory=dict)
     share: Any = 1.0
     together: Any = 0
+    chosen: bool = False
 
 
 Extent = tuple[tuple[str, ...], int]
@@ -94,11 +108,15 @@ Touched = tuple[tuple[str, ...], int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class LineAxes:
-    """A line by its axes, of any size: its place among the priced ones, its product of matrices, else its points."""
+    """A line by its axes, of any size: its place among the priced ones, its product of matrices, else its points.
+
+    chosen  whether it is a product of which a factor is read where another value says
+    """
 
     place: int
     product: ProductAxes | None
     points: tuple[tuple[str, Extent], ...]
+    chosen: bool = False
 
     def operations(self, sizes: Mapping[str, Any]) -> float:
         """What it computes at sizes; at all of them together, where they are many."""
@@ -153,9 +171,10 @@ class WorkAxes:
                 several = [line.product for line in self.lines if line.product]
                 products = tuple(_in_blocks(product, self.blocks, sizes) for product in several)
                 share = _seen(self.blocks, sizes)
+        main = self.lines[operations.index(max(operations))]
         return Work(
             rows=tuple(line.place for line in self.lines),
-            main=self.lines[operations.index(max(operations))].place,
+            main=main.place,
             turns=turns if hasattr(turns, "shape") else int(turns),
             macro=self.macro,
             products=products,
@@ -167,22 +186,35 @@ class WorkAxes:
             result_bytes={name: _points_of(axes, sizes) * self.width for name, (axes, _) in self.made.items()},
             share=share,
             together=together,
+            chosen=main.chosen,
         )
 
 
 def works(
-    rows: Sequence[Priced], sizes: Mapping[str, int], dtype: str, operators: bool, words: Iterable[str] = ()
+    rows: Sequence[Priced],
+    sizes: Mapping[str, int],
+    dtype: str,
+    operators: bool,
+    words: Iterable[str] = (),
+    updated: Mapping[str, int] | None = None,
 ) -> Iterator[Work]:
     """The works of a step in order, at sizes: as `works_axes` has them."""
-    return (work.at(sizes) for work in works_axes(rows, dtype, operators, words))
+    return (work.at(sizes) for work in works_axes(rows, dtype, operators, words, updated))
 
 
-def works_axes(rows: Sequence[Priced], dtype: str, operators: bool, words: Iterable[str] = ()) -> Iterator[WorkAxes]:
+def works_axes(
+    rows: Sequence[Priced],
+    dtype: str,
+    operators: bool,
+    words: Iterable[str] = (),
+    updated: Mapping[str, int] | None = None,
+) -> Iterator[WorkAxes]:
     """The works of a step in order; rows without a line, and other names of the same array, are none.
 
     operators  put lines together as PyTorch's operators do: a bias with the product before it, a norm's lines; else
                only those of one kernel run at once
     words      those whose time is known as a whole; others count by the primitives of their bodies
+    updated    bytes of a number of arrays that the optimizer reads and writes, where they are not those of `dtype`
     """
     check_derived((row.source for row in rows if isinstance(row.source, Line)), "nobody knows how long it takes")
     word_names, width = frozenset(words), BYTES[dtype]
@@ -191,9 +223,14 @@ def works_axes(rows: Sequence[Priced], dtype: str, operators: bool, words: Itera
     for group, leaves in zip(several, names, strict=True):
         lines = [line for _, line in group]
         packed, arrays = _packed(lines, 8 * width), _arrays(lines, leaves)
+        if updated and lines[0].tag.macro == "optimizer_step":
+            packed = {**packed, **{name: 8 * updated[name] for name in arrays if name in updated}}
         kernel = lines[0].tag.kernel
         yield WorkAxes(
-            lines=tuple(LineAxes(place, *_operations(line, group, word_names, operators)) for place, line in group),
+            lines=tuple(
+                LineAxes(place, *_operations(line, group, word_names, operators), _of_choices(line))
+                for place, line in group
+            ),
             repeat=rows[group[0][0]].repeat,
             macro=lines[0].tag.macro,
             bits={name: packed.get(name, 8 * width) for name in arrays},
@@ -203,6 +240,12 @@ def works_axes(rows: Sequence[Priced], dtype: str, operators: bool, words: Itera
             kernel=tuple(kernel.axes) if kernel else None,
             blocks=_blocks(group, kernel) if kernel and kernel.blocks else None,
         )
+
+
+def _of_choices(line: Line) -> bool:
+    """Whether a product reads or writes a part of a value where another value says, as experts' weights are read."""
+    terms = (term for term in (*line.left, *line.right) if isinstance(term, Term)) if isinstance(line, Product) else ()
+    return any(isinstance(axis, Read) and isinstance(axis.at, Term) for term in terms for axis in term.axes)
 
 
 _Numbered = tuple[int, Line]

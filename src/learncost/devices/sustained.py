@@ -51,9 +51,12 @@ def shares(device: Device, dtype: str) -> tuple[float, float, str]:
     return share, min(attention, 1.0), said
 
 
-def sustained(device: Device, dtype: str) -> Rates:
-    """The rates of a published device in a training that goes on. Raises `InputError` where its peak is not known."""
-    usual = published(device, dtype, "kernels")
+def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
+    """The rates of a published device in a training that goes on. Raises `InputError` where its peak is not known.
+
+    engine  operators or kernels, as `rates` has it
+    """
+    usual = published(device, dtype, engine)
     products, attention, said = shares(device, usual.dtype or dtype)
     peak = device.peak_tflops[dtype] * 1e12
 
@@ -71,7 +74,8 @@ def sustained(device: Device, dtype: str) -> Rates:
     if moved is not None:
         usual = replace(usual, bandwidth=Curve((1.0,), (moved * max(device.bandwidth_gbs) * 1e9,)))
         source = source.replace(f"{BANDWIDTH:.0%} of the published", f"{moved:.0%} (measured) of the published")
-    return replace(usual, products=dict.fromkeys(ORIENTATIONS, grid), inner=flat, source=source)
+    products_of = dict.fromkeys(ORIENTATIONS, grid)
+    return replace(usual, products=products_of, inner=flat, chosen=of_experts(device), source=source)
 
 
 def of_experts(device: Device) -> float:

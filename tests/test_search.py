@@ -254,3 +254,9 @@ def test_flat_parts_need_not_divide():
     """ZeRO's states over six devices: no axis of 256, 512 or 1,024 is a multiple of three."""
     found = lc.search("llama-2-7b", "DGX H100", 6, batch_size=12, seq_len=64, top=3, **SMALL)
     assert any(each.step.way.mesh.get("dp", 1) % 3 == 0 for each in found.found)
+
+
+def test_one_sequence_goes_over_meshes_without_dp():
+    found = lc.search("llama-2-7b", "DGX H100", 8, batch_size=1, seq_len=2048, top=100, **SMALL)
+    assert {"tp": 4, "pp": 2} in [dict(each.step.way.mesh) for each in found.found]
+    assert len(found.found) == found.fit

@@ -113,7 +113,7 @@ def structures(
         text = [f"{attends.place}, * over cp of {cut}"] if "cp" in axes else []  # what tp gathers is a part of it
         text += [TENSOR] if "tp" in axes else []
         text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
-        text += [f"B over dp, * over dp of {cut}"]
+        text += [f"B over dp, * over dp of {cut}"] if "dp" in axes else []
         said = ",".join(filter(None, (plan, attends.plan if "cp" in axes else "")))
         result.append(Structure(zero, said, kind, tuple(axes), ", ".join(text), context, plan))
     return result

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import learncost as lc
 from learncost.models.imported.walk import read_module
@@ -180,3 +181,35 @@ def test_a_refusal_points_at_the_line_of_the_user():
         lc.InputError, match=r"an EmbeddingBag of maxima with offsets .* in bags\.0 .*test_imported_results"
     ):
         read_module(Mine(), (torch.randint(0, 7, (4, 5)),))
+
+
+class Ends(nn.Module):
+    """A function of a parameter that is at the ends of what the function takes."""
+
+    def __init__(self, function, values):
+        super().__init__()
+        self.values, self.function = nn.Parameter(torch.tensor(values)), function
+
+    def forward(self, x):
+        return self.function(self.values * x)
+
+
+ANSWERS = torch.tensor([1.0, 0.0, 0.25, 1.0, 0.0, 0.5]).expand(2, 6)
+
+
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [
+        (lambda x: functional.binary_cross_entropy(x, ANSWERS.to(x)), [0.0, 1.0, 0.0, 1e-13, 0.3, 1.0]),
+        (
+            lambda x: functional.binary_cross_entropy(torch.sigmoid(x), ANSWERS.to(x)),
+            [-900.0, 900, 90, -30, 0, -90],
+        ),
+        (lambda x: torch.xlogy(x, x + 0.5), [0.0, 1.0, 0.0, 2.0, 0.3, 1.0]),
+        (lambda x: torch.special.xlog1py(x, x + 0.5), [0.0, 1.0, 0.0, 2.0, 0.3, 1.0]),
+    ],
+)
+def test_logarithms_at_their_ends_have_the_values_and_slopes_of_pytorch(function, values):
+    module, given = Ends(function, values).double(), (torch.ones(2, 6, dtype=torch.float64),)
+    found = parity(module, given, read_module(module, given))
+    assert max(found.value, found.gradient) < 1e-12

@@ -11,6 +11,9 @@ from learncost.models.imported.rules.norms import vector_norm
 from learncost.models.imported.rules.reductions import share, summed
 from learncost.models.imported.views import View
 
+_LEAST_SPREAD = 9.999999960041972e-13
+"""1e-12 in fp32, which it is in PyTorch's kernel for processors, whatever the type (EPSILON, ATen/native/Loss.cpp)."""
+
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -159,17 +162,27 @@ def binary_with_logits(
 
 @rule("binary_cross_entropy")
 def binary(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1) -> View:
-    yes = reader.multiply(targets, _logarithm(reader, x))
+    """-(z log x + (1 - z) log(1 - x)) with logarithms >= -100, and the gradient (x - z) / max(x (1 - x), 1e-12).
+
+    Both bounds are PyTorch's (torch.nn.BCELoss, and binary_cross_entropy_backward in ATen/native/Loss.cpp). The second
+    is no bound of the value, so the slope is said of its own: slope x, less what that comes to, is 0 and has it.
+    """
     other = reader.add(1.0, x, signs=[1, -1])
+    yes = reader.multiply(targets, _logarithm(reader, x))
     no = reader.multiply(reader.add(1.0, targets, signs=[1, -1]), _logarithm(reader, other))
-    value = reader.multiply(-1.0, reader.add(yes, no))
+    spread = reader.word("maximum", reader.multiply(x, other), _LEAST_SPREAD)
+    slope = reader.word("divide", reader.add(x, targets, signs=[1, -1]), spread)
+    along = reader.multiply(reader.word("stop_gradient", slope), x)
+    nothing = reader.add(along, reader.word("stop_gradient", along), signs=[1, -1])
+    value = reader.add(nothing, reader.add(yes, no), signs=[1, -1])
     if weight is not None:
         value = reader.multiply(value, weight)
     return reduced(reader, value, reduction)
 
 
 def _logarithm(reader: Reader, x: View) -> View:
-    return reader.word("maximum", reader.word("log", x), -100.0)  # PyTorch's bound
+    bounded = reader.word("maximum", reader.word("log", x), -100.0)
+    return reader.word("stop_gradient", bounded)
 
 
 @rule("kl_div")

@@ -102,16 +102,25 @@ def atanh(reader: Reader, x: View) -> View:
 
 @rule("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy")
 def xlogy(reader: Reader, x: Any, z: Any) -> View:
-    """x log z, and 0 where x is 0: the logarithm is taken of 1 there."""
-    nothing = reader.word("equal", x, 0.0)
-    return reader.multiply(x, reader.word("log", reader.word("select", nothing, 1.0, z)))
+    """x log z, and 0 where x is 0 and z at most 0: the logarithm is taken of 1 there."""
+    return reader.multiply(x, reader.word("log", _of_one(reader, x, z, 0.0, 1.0)))
 
 
 @rule("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar")
 def xlog1py(reader: Reader, x: Any, z: Any) -> View:
-    """x log(1 + z), and 0 where x is 0: the logarithm is taken of 1 there."""
+    """x log(1 + z), and 0 where x is 0 and z at most -1: the logarithm is taken of 1 there."""
+    return reader.multiply(x, reader.word("log1p", _of_one(reader, x, z, -1.0, 0.0)))
+
+
+def _of_one(reader: Reader, x: Any, z: Any, bound: float, instead: float) -> View:
+    """z, but another number where x is 0 and z no more than a bound; elsewhere the slope in x is the logarithm."""
     nothing = reader.word("equal", x, 0.0)
-    return reader.multiply(x, reader.word("log1p", reader.word("select", nothing, 0.0, z)))
+    if not isinstance(z, int | float):
+        above = reader.word("less", bound, z)
+        nothing = reader.multiply(nothing, reader.add(1.0, above, signs=[1, -1]))
+    elif z > bound:
+        nothing = reader.multiply(nothing, 0.0)
+    return reader.word("select", nothing, instead, z)
 
 
 @rule("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine.tensor_qparams")

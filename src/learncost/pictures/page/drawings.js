@@ -134,8 +134,11 @@ function stackedBar(row, total, unit, { fills, scale, room, limit }) {
   }
   if (limit !== null) svg.append(svgLine(scale(limit), 0, scale(limit), 34, { class: "rule" }));
   const beside = row.beside && textWidth(row.beside, 12) < 96 ? row.beside : "";
-  svg.append(svgText(x + 8, beside ? 15 : 22, text, { class: "strong halo" }));
-  if (beside) svg.append(svgText(x + 8, 30, beside, { class: "faint small halo" }));
+  const line = limit === null ? -1 : scale(limit), // what the upright line would go through stands behind it
+    end = x + 12 + Math.max(textWidth(text, 13, 600), textWidth(beside, 12)),
+    start = x + 4 <= line && line <= end ? line + 6 : x + 8;
+  svg.append(svgText(start, beside ? 15 : 22, text, { class: "strong halo" }));
+  if (beside) svg.append(svgText(start, 30, beside, { class: "faint small halo" }));
   return svg;
 }
 

@@ -216,7 +216,9 @@ class Parts:
         tables = tuple(w for w in self.embeddings if any(is_lookup(line, w) for line in self.lines))
         if name in _EMBEDDINGS and name not in self.table.weights:
             return self._some(tables, "lora", name, "embeddings")
-        weights = self.weights_for("lora", name, ("attention", "feed_forward", "all-linear", "lm_head", "embeddings"))
+        groups = {group: set(self.multiplied(group)) & set(self.linear) for group in _GROUPS}
+        words = {**groups, "all-linear": self.linear, "lm_head": self.multiplied("head"), "embeddings": tables}
+        weights = self.weights_for("lora", name, (word for word, there in words.items() if there))
         matrices = {*self.multiplied(), *tables}
         fit = tuple(weight for weight in weights if weight in matrices)
         if len(fit) < len(weights) and ("*" in name or not fit):  # experts are parameters, and no modules as peft wants

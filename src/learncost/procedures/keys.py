@@ -50,7 +50,8 @@ class Keys:
                         self._link(carry.start, carried, 0)
                     if any(name == carry.start for name, _ in self.windows):
                         raise refusal(
-                            self.name, f"earlier {carry.start} are read again, and no layer says that it keeps them"
+                            self.name,
+                            f"earlier values of {carry.start} are read again, and no layer says that it keeps them",
                         )
         if any(name in table.outputs for name, _ in self.windows):
             raise refusal(self.name, "earlier positions are read again, and no layer says that it keeps them")

@@ -35,6 +35,7 @@ from learncost.procedures.step import step
 from learncost.proof.check import Values, sound_arrays, survived, values_of
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes
+from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import sends
 
 TOLERANCE = 1e-12
@@ -225,6 +226,9 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
             base(axis) for line, _ in walk(table.lines) for each in line.where if each.ordered for axis in each.axes
         }
         numbers |= {axis: 2 * number for axis, number in numbers.items() if axis in orders and number > 1}
+    for line, _ in walk(table.lines):  # of two numbers a norm leaves the sign, and of gradients nothing but rounding
+        if isinstance(line, Word) and entry(line.word).makes == "normal":
+            numbers |= {base(axis): max(2, numbers.get(base(axis), 1)) for axis in line.axes}
     sizes = small_sizes(table, multiples=numbers)
     counts = {count for _, turns in walk(table.lines) for count in turns}
     for clause in clauses:

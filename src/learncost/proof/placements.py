@@ -226,10 +226,9 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
             base(axis) for line, _ in walk(table.lines) for each in line.where if each.ordered for axis in each.axes
         }
         numbers |= {axis: 2 * number for axis, number in numbers.items() if axis in orders and number > 1}
-    for line, _ in walk(table.lines):  # of two numbers a norm leaves the sign, and of gradients nothing but rounding
-        if isinstance(line, Word) and entry(line.word).makes == "normal":
-            numbers |= {base(axis): max(2, numbers.get(base(axis), 1)) for axis in line.axes}
-    sizes = small_sizes(table, multiples=numbers)
+    # Of two numbers a norm leaves the signs, and of gradients nothing but rounding.
+    words = [line for line, _ in walk(table.lines) if isinstance(line, Word) and entry(line.word).makes == "normal"]
+    sizes = small_sizes(table, multiples=numbers, least={base(axis): 3 for line in words for axis in line.axes})
     counts = {count for _, turns in walk(table.lines) for count in turns}
     for clause in clauses:
         number = grid.sizes.get(clause.mesh, 1)

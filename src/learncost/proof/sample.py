@@ -27,14 +27,19 @@ SETTINGS = 6, 12
 """Between which numbers a setting is drawn: a width, a base, a factor, a count."""
 
 
-def small_sizes(table: Table, smallest: int = 2, multiples: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+def small_sizes(
+    table: Table,
+    smallest: int = 2,
+    multiples: Mapping[str, int] = MappingProxyType({}),
+    least: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, int]:
     """A size for every axis and count, no two equal, so that one axis in another's place is seen.
 
     Where there are more than `FEW`, no two in one line are. Sizes that are cut into parts are `multiples` of their
-    number, each part as large as the smallest size.
+    number, each part as large as the smallest size. None is below its `least`.
     """
     multiples = {**grouped(table), **multiples}
-    least = {name: smallest * multiples.get(name, 1) for name in _names(table)}
+    least = {name: max(smallest * multiples.get(name, 1), least.get(name, 0)) for name in _names(table)}
     for repeat in table.repeats:
         if repeat.carry and repeat.count in least:
             least[repeat.count] = max(least[repeat.count], 3)  # the third reads what the second made of the first's

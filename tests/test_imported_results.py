@@ -213,3 +213,19 @@ def test_logarithms_at_their_ends_have_the_values_and_slopes_of_pytorch(function
     module, given = Ends(function, values).double(), (torch.ones(2, 6, dtype=torch.float64),)
     found = parity(module, given, read_module(module, given))
     assert max(found.value, found.gradient) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.cosine_similarity(x, torch.arange(1.0, 7.0).to(x), dim=-1),
+        lambda x: torch.cdist(torch.eye(4, 6).to(x), x, p=3.0),
+    ],
+)
+def test_what_is_made_in_a_module_is_compared_with_what_learns(function):
+    module, given = (
+        Ends(function, [0.5, -1.0, 2.0, 0.25, 1.5, -0.75]).double(),
+        (torch.ones(2, 6, dtype=torch.float64),),
+    )
+    found = parity(module, given, read_module(module, given))
+    assert max(found.value, found.gradient) < 1e-12

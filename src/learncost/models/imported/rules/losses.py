@@ -202,8 +202,9 @@ def soft_margin_loss(reader: Reader, x: View, targets: Any, reduction: int = 1) 
 
 
 @rule("_cdist_forward", "cdist", "_euclidean_dist")
-def distances(reader: Reader, x: View, z: View, order: float = 2.0, *_: Any) -> View:
+def distances(reader: Reader, x: Any, z: Any, order: float = 2.0, *_: Any) -> View:
     """The distances of rows of one from rows of the other, each the norm of their difference."""
+    x, z = reader.view(x), reader.view(z)
     rows = x.with_dims([*x.dims[:-1], (), x.dims[-1]])
     others = z.with_dims([*z.dims[:-2], (), *z.dims[-2:]])
     apart = reader.add(rows, others, signs=[1, -1])

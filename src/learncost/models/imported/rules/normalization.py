@@ -132,13 +132,14 @@ def batch_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, varian
 
 
 @rule("cosine_similarity")
-def cosine_similarity(reader: Reader, x: View, z: View, dim: int = 1, epsilon: float = 1e-8) -> View:
+def cosine_similarity(reader: Reader, x: Any, z: Any, dim: int = 1, epsilon: float = 1e-8) -> View:
     """The sum of the products of both over their norms, of which none is below epsilon."""
 
     def unit(view: View) -> View:
         length = vector_norm(reader, view, 2, [dim], True)
         return reader.word("divide", view, reader.word("maximum", length, epsilon))
 
+    x, z = reader.view(x), reader.view(z)
     count = max(len(x.dims), len(z.dims))
     return summed(reader, reader.multiply(unit(x), unit(z)), [dim % count])
 

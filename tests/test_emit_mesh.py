@@ -3,17 +3,21 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
+from learncost.placement.devices import part, together
 from learncost.placement.mesh import mesh
 from learncost.placement.place import place
 from learncost.placement.presets import chosen
+from learncost.placement.zigzag import ordered, put_back
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
@@ -47,7 +51,7 @@ def test_a_program_for_pytorch_takes_a_mesh():
 @pytest.mark.parametrize(
     ("backend", "flags", "message"),
     [
-        ("numpy", {"mesh": "dp=2", "placement": "ddp"}, "--mesh is for --backend torch or jax"),
+        ("c99", {"mesh": "dp=2", "placement": "ddp"}, "--mesh is for --backend numpy, torch or jax"),
         ("jax", {"placement": "ddp"}, "give --mesh with it"),
         ("jax", {"mesh": "tp=2", "placement": "megatron"}, "vocab_size is 50,257: give 50,258, which the mesh divides"),
         ("jax", {"mesh": "pp=2", "placement": "pp"}, "stages of a pipeline are programs for PyTorch"),
@@ -92,10 +96,16 @@ def test_jax_learns_over_a_mesh_what_one_device_learns(case):
     assert float(ran.stdout) < 1e-12
 
 
-def _worst(family: str, mesh_text: str, placement: str, plan: str) -> float:
-    """The largest error of loss and new weights over devices of JAX, of the largest gradient or number of their own."""
-    import jax
+@pytest.mark.parametrize(
+    "case", [*CASES, ("mixtral", "ep=2", "ep", ""), ("llama", "cp=2,tp=2", "cp,megatron", "zigzag,flash")]
+)
+def test_threads_learn_over_a_mesh_what_one_device_learns(case):
+    """The program for NumPy, a thread for each device: what it sends, and in what parts, is in its own text."""
+    assert _worst(*case, on=_on_threads) < 1e-12
 
+
+def _worst(family, mesh_text, placement, plan, on=None):
+    """The largest error of loss and new weights over devices, of the largest gradient or number of their own."""
     sizes_of_model = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
     model, grid = build(small(family, **sizes_of_model)), mesh(mesh_text)
     sizes = run_sizes(model, 12, 8, None)
@@ -103,21 +113,58 @@ def _worst(family: str, mesh_text: str, placement: str, plan: str) -> float:
     arrays = sound_arrays(table, sizes)
     expected = values_of(table, arrays, sizes)
     placed = place(table, grid, chosen(None, placement), sizes)
-    written = program(placed.table, "jax", sizes=sizes | placed.sizes)
-    namespace = {"__name__": "step"}
-    exec(compile(written.text, "step.py", "exec"), namespace)
-    shape = [number for _, number in grid.axes]
-    devices = jax.sharding.Mesh(np.array(jax.devices()[: grid.devices]).reshape(shape), grid.names)
-    results = namespace["over"](devices)(*(fill(tree, arrays, namespace) for tree in written.parameters))
-    arrays_by_name = dict(
-        pair for tree, one in zip(written.results, results, strict=True) for pair in unfold(tree, one)
-    )
+    arrays_by_name = (on or _on_jax)(placed, arrays, sizes)
     gradients = [name for name, value in table.values.items() if value.role == "gradient" and name in expected]
     largest = max(np.abs(expected[name]).max() for name in gradients if not isinstance(expected[name], list))
     return max(
         float(np.abs(array - expected[name]).max() / max(largest, np.abs(expected[name]).max()))
         for name, array in arrays_by_name.items()
     )
+
+
+def _called(written, namespace, step, arrays, *devices):
+    """The results of a program by the names of its table."""
+    results = step(*(fill(tree, arrays, namespace) for tree in written.parameters), *devices)
+    return dict(pair for tree, one in zip(written.results, results, strict=True) for pair in unfold(tree, one))
+
+
+def _on_jax(placed, arrays, sizes):
+    import jax
+
+    written = program(placed.table, "jax", sizes=sizes | placed.sizes)
+    namespace = {"__name__": "step"}
+    exec(compile(written.text, "step.py", "exec"), namespace)
+    shape = [number for _, number in placed.mesh.axes]
+    devices = jax.sharding.Mesh(np.array(jax.devices()[: placed.mesh.devices]).reshape(shape), placed.mesh.names)
+    return _called(written, namespace, namespace["over"](devices), arrays)
+
+
+def _on_threads(placed, arrays, sizes):
+    table, grid = placed.table, placed.mesh
+    written = program(table, sizes=sizes | placed.sizes)
+    namespace = {"__name__": "step"}
+    exec(compile(written.text, "step.py", "exec"), namespace)
+
+    def run(device):
+        own = {**sizes, **placed.sizes, **grid.sizes_at(device.place)}
+        given = {
+            name: part(ordered(arrays[name], table.axes[name], table.zigzag, own | grid.sizes), table.axes[name], own)
+            for name in (*table.weights, *table.inputs)
+        }
+        return _called(written, namespace, namespace[written.function], given, device)
+
+    with ThreadPoolExecutor(grid.devices) as threads:
+        found = [*threads.map(run, namespace["Device"].all(**grid.sizes))]
+    shape = {name: shape_of(placed.whole.axes[name], sizes) for name in found[0]}
+    return {
+        name: put_back(
+            together([each[name] for each in found], placed.layouts[name], grid, shape[name]),
+            placed.whole.axes[name],
+            table.zigzag,
+            sizes | grid.sizes,
+        )
+        for name in found[0]
+    }
 
 
 if __name__ == "__main__":

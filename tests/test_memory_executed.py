@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import scipy.special  # noqa: F401 - what a program imports while it runs would be counted
 
+import learncost as lc
 from learncost.engines.emitted import Emitted
-from learncost.equation.count import base
+from learncost.equation.count import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
+from learncost.placement.bucketed import bucketed
 from learncost.plans.executed import executed
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
@@ -29,24 +31,28 @@ def step_of(model, procedure, optimizer, batch, length, plan="", **sizes):
     return table, run_sizes(built, batch, length, length if built.two_sided else None)
 
 
-def seen(table, sizes, dtype):
-    """The bytes that tracemalloc sees at the worst moment, of the arguments too. What values there are is the same."""
+def seen(table, sizes, dtype, device=None):
+    """The bytes that tracemalloc sees at the worst moment, of the arguments too. What values there are is the same.
+
+    device  makes the device that the program of one of several runs on, of the program's class
+    """
 
     def given():
         kind = {"fp32": np.float32, "fp64": np.float64}[dtype]
-        shape = {name: [sizes[base(axis)] for axis in table.axes[name]] for name in (*table.inputs, *table.weights)}
+        shape = {name: shape_of(table.axes[name], sizes) for name in (*table.inputs, *table.weights)}
         return {
             name: np.zeros(shape_of_input, int if name in table.indices else kind)
             for name, shape_of_input in shape.items()
         }
 
     program = Emitted(table, sizes)
+    devices = (device(program.namespace["Device"]),) if device else ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tracemalloc.start()
         try:
             arrays = given()
-            program(arrays)
+            program(arrays, *devices)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -81,6 +87,44 @@ def test_the_predicted_peak_is_that_of_tracemalloc(model, sizes, procedure, opti
     predicted = executed(table, every, dtype).peak
     assert predicted > 16 * MIB
     assert abs(seen(table, every, dtype) - predicted) < 64 * KIB
+
+
+@pytest.mark.alike(every=3)
+@pytest.mark.parametrize(
+    ("mesh", "placement", "model", "plan"),
+    [
+        *(("dp=2", placement, "gpt2", "") for placement in ("ddp", "zero-1", "zero-2", "fsdp")),
+        ("dp=3", "fsdp", "gpt2", ""),  # parts are filled up
+        ("tp=2", "megatron-sp", "tinyllama-1.1b", ""),
+        ("cp=2", "cp", "tinyllama-1.1b", "flash,ring,zigzag"),
+        ("cp=2", "ulysses", "gpt2", "head"),
+        ("dp=2,tp=2", "fsdp,megatron", "tinyllama-1.1b", ""),
+        ("ep=2", "ep", "mixtral-8x7b", ""),
+    ],
+)
+def test_the_predicted_peak_of_a_thread_is_that_of_tracemalloc(mesh, placement, model, plan):
+    """One device of several, by itself: those that it meets have what it has."""
+    sizes = {"mixtral-8x7b": {**LLAMA, "num_local_experts": 4, "intermediate_size": 128}}.get(model, LLAMA)
+    sizes = {**sizes, "num_key_value_heads": 4, "vocab_size": 504}
+    if model == "gpt2":
+        sizes = {**SMALL, "vocab_size": 504}
+    flags = {"mesh": mesh, "placement": placement, "plan": plan, "optimizer": "adamw"}
+    answer = lc.memory(model, engine="numpy", batch_size=12, seq_len=128, **flags, **sizes)
+    table, every = bucketed(answer.over.placed.table), {**answer.over.sizes, **answer.over.placed.sizes}
+    axes = answer.over.placed.mesh.sizes
+
+    def alone(Device):
+        class Alone(Device):
+            def meet(self, over, X, make):
+                return make([X] * self.sizes[over])
+
+            def rows(self, owner, over, place):
+                return np.arange((len(owner) + place) // self.sizes[over])
+
+        return Alone(axes, dict.fromkeys(axes, 0), {})
+
+    assert answer.peak > 8 * MIB
+    assert abs(seen(table, every, "fp32", alone) - answer.peak) < 64 * KIB
 
 
 def test_the_rooms_of_the_peak_add_up_to_it():

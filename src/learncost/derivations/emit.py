@@ -41,7 +41,7 @@ IN_PLACE = "c"
 """The dialect that writes into one arena: products of PyTorch's, kernels in C, for arrays of one size."""
 
 
-BETWEEN = ("torch", "jax")
+BETWEEN = ("numpy", "torch", "jax")
 """The libraries by which devices exchange arrays."""
 
 ALONE = "c99"
@@ -149,7 +149,9 @@ def emit(
     if is_placed and mesh is None:
         raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
     if is_placed and backend not in BETWEEN:
-        raise InputError(f"--mesh is for --backend {' or '.join(BETWEEN)}, whose programs devices run together")
+        raise InputError(
+            f"--mesh is for --backend {', '.join(BETWEEN[:-1])} or {BETWEEN[-1]}, whose programs devices run together"
+        )
     alone = {name: sizes.pop(name) for name in parameters_of_alone() if name in sizes}
     if backend == ALONE:
         if macro != "step":

@@ -32,15 +32,16 @@ class Emitted:
         self, table: Table, sizes: Mapping[str, int], library: str = "numpy", compiled: Callable[..., Any] | None = None
     ) -> None:
         self._program = program(table, library, sizes=sizes)
-        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self._program.text}
-        exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
-        function = self._namespace[self._program.function]
+        self.namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self._program.text}
+        exec(compile(self._program.text, "<emitted by learncost>", "exec"), self.namespace)
+        function = self.namespace[self._program.function]
         self._function = compiled(function) if compiled else function
 
-    def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
+    def __call__(self, values: Mapping[str, Any], *devices: Any) -> dict[str, Any]:
+        """The results; of a program of one of several devices, on this one."""
+        arguments = [fill(tree, values, self.namespace) for tree in self._program.parameters]
         with np.errstate(all="ignore"):  # a training that diverges says so by its loss
-            result = self._function(*arguments)
+            result = self._function(*arguments, *devices)
         results = result if len(self._program.results) > 1 else (result,)
         trees = zip(self._program.results, results, strict=True)
         return {name: value for tree, result in trees for name, value in unfold(tree, result)}

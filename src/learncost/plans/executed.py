@@ -12,13 +12,16 @@ from learncost.equation.table import Table
 from learncost.readings.emit import Program, fill, leaves, program
 from learncost.readings.emit.placed import TYPES as IN_PLACE
 from learncost.readings.emit.placed import Placed as InPlace
-from learncost.readings.rooms import Account, Array, DeviceMesh, Tensor, loaded, loaded_on_torch
+from learncost.readings.rooms import Account, Array, Device, DeviceMesh, Tensor, loaded, loaded_on_torch
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 """The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""
 
-LIBRARIES: Mapping[str, Any] = {"numpy": (loaded, Array.new), "torch": (loaded_on_torch, Tensor.new)}
-"""How a library's program is loaded, and what it is given."""
+LIBRARIES: Mapping[str, Any] = {
+    "numpy": (loaded, Array.new, Device),
+    "torch": (loaded_on_torch, Tensor.new, DeviceMesh),
+}
+"""How a library's program is loaded, what it is given, and the mesh of which it is one device."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def executed(
     sizes    of all axes, and the counts of repeats
     rooms    also find what is held at the peak, the largest first, which takes a second run
     library  numpy, exactly; torch: the bytes of the allocator of a processor
-    mesh     the devices along each axis, of a placed table, whose program is for PyTorch
+    mesh     the devices along each axis, of a placed table
     Indices are of 8 bytes, all other arrays of the data type.
     """
     written = program(table, library, sizes=sizes, dtype="bf16" if dtype == "bf16" else None)
@@ -83,7 +86,7 @@ def _run(
     library: str,
     mesh: Mapping[str, int] | None,
 ) -> Account:
-    load, new = LIBRARIES[library]
+    load, new, devices_of = LIBRARIES[library]
     names = load(written.text, account)
     parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
     values = {
@@ -95,7 +98,7 @@ def _run(
         for name in parameters
     }
     arguments = [fill(tree, values, names) for tree in written.parameters]
-    devices = (DeviceMesh(mesh or {}),) if written.meets else ()
+    devices = (devices_of(mesh or {}),) if written.meets else ()
     result = names[written.function](*arguments, *devices)
     del result
     return account

@@ -55,7 +55,7 @@ def _rules(library: str) -> Mapping[str, str]:
     }
 
 
-def _runner(name: str, library: str, dtypes: tuple[str, ...], convention: str, alone: str = "") -> Runner:
+def _runner(name: str, library: str, dtypes: tuple[str, ...], convention: str) -> Runner:
     return Runner(
         name,
         partial(peak, library),
@@ -64,7 +64,6 @@ def _runner(name: str, library: str, dtypes: tuple[str, ...], convention: str, a
         convention,
         lambda step: refusal(step, dtypes),
         passes=partial(_peak_of, library),
-        alone=alone,
     )
 
 
@@ -79,7 +78,6 @@ RUNNERS = (
         "numpy",
         TYPES,
         "Predicted: what tracemalloc sees when NumPy runs the emitted program, new weights beside the old ones.",
-        "there is no program for NumPy of one of several devices, which learncost verify --mesh has as threads",
     ),
     _runner("torch-operators", "torch", (*TYPES, "bf16"), OPERATORS),
 )

@@ -237,7 +237,8 @@ _NUMPY = Backend(
     ("import numpy as np",),
     "np",
     "np.ndarray",
-    helpers={"einsum": EINSUM, "erf": ERF, "taken": TAKEN, "laid": LAID}
+    mesh=between.NUMPY_MESH,
+    helpers={"einsum": EINSUM, "erf": ERF, "taken": TAKEN, "laid": LAID, **between.NUMPY}
     | _hashes("np.asarray({}).astype(np.int64)", "np.asarray({}).astype(kind)"),
 )
 _TORCH = Backend(

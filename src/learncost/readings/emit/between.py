@@ -1,9 +1,14 @@
-"""Collectives as helpers of a program: PyTorch's functional ones over a DeviceMesh, JAX's by the names of its axes."""
+"""Collectives as helpers of a program: PyTorch's functional ones over a DeviceMesh, JAX's by the names of its axes.
+
+Those on NumPy are in `threads`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from learncost.readings.emit import threads
 
 MESH = "mesh"
 """What programs call the mesh of devices that they run on."""
@@ -14,27 +19,32 @@ SENT = "sent"
 
 @dataclass(frozen=True)
 class MeshOf:
-    """A library's mesh of devices: its type, where that is from, and what it says of an axis, `{}`.
+    """A library's mesh of devices: its type, and what it says of an axis, `{}`.
 
-    imports  what programs take from its module
+    imports  what programs import for it
     devices  how many lie along it; place, which of them this one is
+    text     the type itself, which programs have on their top where no module has it
     """
 
     type: str
-    module: str
     imports: str
     devices: str
     place: str
+    text: str = ""
 
 
 TORCH_MESH = MeshOf(
     "DeviceMesh",
-    "torch.distributed.device_mesh",
-    "DeviceMesh",
+    "from torch.distributed.device_mesh import DeviceMesh",
     f'{MESH}["{{}}"].size()',
     f'{MESH}.get_local_rank("{{}}")',
 )
-JAX_MESH = MeshOf("Mesh", "jax.sharding", "Mesh, PartitionSpec", f'{MESH}.shape["{{}}"]', 'jax.lax.axis_index("{}")')
+JAX_MESH = MeshOf(
+    "Mesh", "from jax.sharding import Mesh, PartitionSpec", f'{MESH}.shape["{{}}"]', 'jax.lax.axis_index("{}")'
+)
+NUMPY_MESH = MeshOf(
+    "Device", "import itertools\nimport threading", f'{MESH}.sizes["{{}}"]', f'{MESH}.place["{{}}"]', threads.DEVICE
+)
 
 _SENT = "torch.ops._c10d_functional"
 
@@ -222,3 +232,6 @@ def shard(X, mesh, over, place):
     return jax.lax.dynamic_slice_in_dim(X, jax.lax.axis_index(over) * size, size, place)''',
 }
 """The same of JAX, within `jax.shard_map`. Rows go to experts in numbers that the data give: XLA has none of these."""
+
+NUMPY: Mapping[str, str] = {"zigzag": ZIGZAG, **threads.NUMPY}
+"""And of NumPy, over threads."""

@@ -15,7 +15,7 @@ from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
-from learncost.readings.emit.between import JAX_MESH, MESH, SENT, TORCH_MESH
+from learncost.readings.emit.between import JAX_MESH, MESH, NUMPY_MESH, SENT, TORCH_MESH
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.identifiers import Identifiers
@@ -53,6 +53,9 @@ _RESERVED = (
     TORCH_MESH.type,
     JAX_MESH.type,
     JAX_MESH.imports.rpartition(" ")[2],
+    NUMPY_MESH.type,
+    "itertools",
+    "threading",
     OVER,
 )
 
@@ -435,10 +438,13 @@ class Writer:
         used = {"from torch.nn import functional": "functional.", "import jax": "jax."}
         needed = [line for line in self.backend.imports if line not in used or self._uses(used[line])]
         of_mesh = self.backend.mesh
-        needed += [f"from {of_mesh.module} import {of_mesh.imports}"] if self._uses(f"{MESH}: {of_mesh.type}") else []
+        meets = self._uses(f"{MESH}: {of_mesh.type}")
+        if meets:
+            (imports if of_mesh.text else needed).append(of_mesh.imports)
         parts = [f'"""{self.title}"""' if self.title else "", "\n".join(imports), "\n".join(needed)]
         head = "\n\n".join(part for part in parts if part)
-        return "\n\n\n".join((head, *map(str, records), *self.helpers.texts.values(), *self.turns.functions)) + "\n"
+        texts = [*map(str, records), *([of_mesh.text] if meets and of_mesh.text else []), *self.helpers.texts.values()]
+        return "\n\n\n".join((head, *texts, *self.turns.functions)) + "\n"
 
     def _uses(self, module: str) -> bool:
         texts = (

@@ -3,15 +3,20 @@
 The functional collectives give their results rooms of their own. What their backend takes for itself is not counted:
 gloo has copies of what it gathers, and of what it reduces and scatters (ProcessGroupGloo.cpp), NCCL has none. Rows that
 go to who owns what they read are taken to be balanced.
+
+Programs for NumPy meet as threads, and have what their helpers make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
+from learncost.readings.rooms.array import Array
 from learncost.readings.rooms.tensor import Tensor
 
 
@@ -83,3 +88,18 @@ class Collectives:
 def distributed() -> Any:
     """What programs call `torch.distributed`: who sends how many rows is told, and known before."""
     return SimpleNamespace(all_to_all_single=lambda here, there, group: None)
+
+
+class Device:
+    """A device of a mesh for programs on NumPy, the first one: what it meets has arrays of the same shapes."""
+
+    def __init__(self, axes: Mapping[str, int]) -> None:
+        self.sizes, self.place = dict(axes), dict.fromkeys(axes, 0)
+
+    def meet(self, over: str, arrays: Any, make: Callable[[list[Any]], Array]) -> Array:
+        """What is made of the arrays of all along an axis."""
+        return make([arrays] * self.sizes[over])
+
+    def rows(self, owner: Array, over: str, place: int) -> Array:
+        """The rows that the device at a place of an axis owns: of all that there are as many as balance."""
+        return Array.new(owner.account, ((len(owner) + place) // self.sizes[over],), np.int64)

@@ -27,7 +27,7 @@ class NumPy:
     def __getattr__(self, name: str) -> Any:
         function = getattr(np, name, None)
         if isinstance(function, np.ufunc) and function.nout == 1:
-            return lambda *operands: elementwise(self._account, operands)
+            return lambda *operands, out=None: elementwise(self._account, operands) if out is None else out
         raise InputError(f"what np.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
     def of_each(self, *arrays: Array) -> Array:
@@ -39,6 +39,13 @@ class NumPy:
 
     def full(self, shape: Any, value: float, dtype: Any) -> Array:
         return Array.new(self._account, shape, dtype)
+
+    def array(self, array: Array) -> Array:
+        return array.astype(array.dtype)
+
+    def pad(self, array: Array, ends: Sequence[tuple[int, int]]) -> Array:
+        shape = [size + before + behind for size, (before, behind) in zip(array.shape, ends, strict=True)]
+        return Array.new(self._account, shape, array.dtype)
 
     def zeros_like(self, array: Array) -> Array:
         return array.astype(array.dtype)
@@ -96,7 +103,10 @@ class NumPy:
 
 
 class _Add:
-    """`np.add`, of which programs use `at`: the sums are made in place."""
+    """`np.add`, of which programs use `at`, and what is added to an array: the sums are made in place."""
+
+    def __call__(self, first: Array, second: Array, out: Array) -> Array:
+        return out
 
     def at(self, array: Array, index: Any, values: Array) -> None:
         pass

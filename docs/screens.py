@@ -29,7 +29,9 @@ WIDTH = "80"
 CUT = "...\n"
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PROMPT = re.compile(r"^\$ ((?:.*\\\n)*.*)\n", re.MULTILINE)
-_OF_THE_MACHINE = re.compile(r"worst\s+error\s+\S+\s+in\s+\S+|\s+")
+_OF_THE_MACHINE = re.compile(
+    r"worst\s+error\s+\S+\s+in\s+\S+(\s+of\s+numbers\s+\S+\s+times\s+larger)?|apart\s+by\s+\S+|\s+"
+)
 """The errors that `verify` prints are those of the machine's last bits."""
 
 

@@ -103,15 +103,17 @@ def test_a_place_by_an_open_size_is_written_so_that_it_is_read_again():
     assert lc.layer(text).sizes["f"] == 4
 
 
-def test_what_distributions_check_by_numbers_is_left_out():
+def test_what_distributions_check_by_numbers_is_left_out(monkeypatch):
     def density(m, x):
         mean, scale = m.linear(x).chunk(2, -1)
         return torch.distributions.Normal(mean, scale.exp()).log_prob(x[:, :2])
 
+    # torch.compile, where another test came to it, leaves the checks off for good.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     module, given = Computes(density), (torch.randn(3, 6),)
     apart = parity(module, given, read_module(module, given))
     assert max(apart.value, apart.gradient) < 1e-12
-    assert torch.distributions.Distribution._validate_args == __debug__
+    assert torch.distributions.Distribution._validate_args is True
 
 
 def test_half_of_an_open_size_is_an_axis_of_its_own():

@@ -16,6 +16,7 @@ from learncost.equation.precision import BLOCKS, either, precision_of
 from learncost.equation.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped
+from learncost.ledger.over import padded_step
 from learncost.ledger.question import question
 from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model, names_own_sizes
@@ -23,7 +24,6 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
-from learncost.placement.padding import filled_up
 from learncost.placement.place import place as place_step
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
@@ -264,9 +264,9 @@ def _in_place(
 
 def _over(model: Model, step_of: Callable[[Model], Table], asked: Asked) -> tuple[Table, Mapping[str, int]]:
     """The table of each device of a mesh, and its sizes."""
-    filled, sizes, padded = filled_up(model, step_of(model), asked.grid, asked.clauses, asked.sizes(model))
+    _, table, sizes, padded = padded_step(model, step_of, asked.grid, asked.clauses, asked.sizes(model))
     refuse_filled(model, padded)
-    placed = place_step(step_of(filled), asked.grid, asked.clauses, sizes)
+    placed = place_step(table, asked.grid, asked.clauses, sizes)
     refuse_zigzag(placed.table)
     return placed.table, {**sizes, **placed.sizes}
 

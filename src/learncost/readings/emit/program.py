@@ -181,8 +181,8 @@ class Writer:
         """What the turns of a group are called: block, encoder_block, decoder_block."""
         blocks = {
             line.tag.block
-            for repeat in self.table.lines
-            if isinstance(repeat, Repeat) and {outer for _, outer in repeat.each} & set(names)
+            for repeat in self.table.repeats
+            if {outer for _, outer in repeat.each} & set(names)
             for line, _ in walk(repeat.lines)
         }
         every = {line.tag.block for line, _ in walk(self.table.lines) if line.tag.block}

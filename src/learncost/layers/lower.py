@@ -13,7 +13,7 @@ from itertools import count
 from math import prod
 from typing import Any
 
-from learncost.equation.affine import Affine, Part, total
+from learncost.equation.affine import Affine
 from learncost.equation.count import base, whole
 from learncost.equation.table import (
     Axis,
@@ -27,12 +27,11 @@ from learncost.equation.table import (
     Statement,
     Sum,
     Table,
-    Tag,
     Term,
     Word,
-    walk,
 )
 from learncost.equation.value import Same, Value
+from learncost.layers.joins import join_of, read_back
 from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within
 from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
@@ -511,55 +510,6 @@ class _Lowering:
                 if condition.axes <= set(term.loops) and self.outside.number_beyond(term, condition) != 0.0:
                     term = self.selected_term(line, term, condition, 0.0)
             self.emit(Sum((left,), (term,), (), line.tag, (1,)))
-
-
-def join_of(line: Sum) -> Word | None:
-    """A sum of reads at places of which each begins where the one before ends: `J[n] = X[m=n] + Z[k=n - #m]`."""
-    left, along = line.left[0], ""
-    ends: list[Part] = []  # of the arrays so far
-    parts: list[Operand] = []
-    for term in line.right:
-        reads = [axis for axis in term.axes if isinstance(axis, Read)]
-        at = reads[0].at if len(reads) == 1 else None
-        if not isinstance(at, Affine) or at.fixed or term.loops != left.loops:
-            return None
-        along = along or at.loops[0]
-        if {*at.parts} != {*total((Part(1, (), along), *ends))}:
-            return None
-        parts.append(Term(term.name, term.declared))
-        ends.append(Part(-1, (reads[0].axis,)))
-    if len(parts) < 2 or line.where or left.indexed or {*line.signs} != {1}:
-        return None
-    return Word((left,), tuple(parts), (), line.tag, "join", (along,), "body", ("X", "Z"), ("Y",))
-
-
-def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
-    """Axes along which arrays are joined, each with those of the arrays."""
-    for line, _ in walk(table.lines):
-        word = join_of(line) if isinstance(line, Sum) else None
-        if word is not None:
-            place = word.left[0].axes.index(word.axes[0])
-            yield base(word.axes[0]), [base(str(term.axes[place])) for term in word.right]
-
-
-def read_back(left: Term, value: Operand, tag: Tag) -> Product | None:
-    """A write at places as a read, where every place has one position: `Y[n=m + 1] = X[m]` is `Y[n] = X[m=n - 1]`.
-
-    None where positions meet or leave gaps, as with `y=i + u` and `y=2 i`.
-    """
-    if isinstance(value, Literal):
-        return None
-    reads = [axis for axis in left.axes if isinstance(axis, Read)]
-    loops = [axis for axis in left.axes if isinstance(axis, str)] + [loop for read in reads for loop in read.at.loops]
-    solved: dict[str, Axis] = {}
-    for read in reads:
-        at, others = read.at, {*loops} - {*read.at.loops}
-        place = at.solved(at.loops[0], read.axis) if isinstance(at, Affine) and len(at.loops) == 1 else None
-        if place is None or loops.count(at.loops[0]) > 1 or read.axis in others:
-            return None
-        solved[at.loops[0]] = Read(at.loops[0], place)
-    axes = tuple(solved.get(axis, axis) if isinstance(axis, str) else axis for axis in value.axes)
-    return Product((Term(left.name, left.declared),), (Term(value.name, axes),), (), tag)
 
 
 def _with_outside(term: Operand, number: float) -> Operand:

@@ -13,7 +13,7 @@ from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Table, Word, walk
 from learncost.equation.value import Same
-from learncost.layers.lower import joined
+from learncost.layers.joins import joined
 from learncost.layers.rewrite_padded import paddable
 from learncost.layers.stages import turns_of
 from learncost.models.families import FAMILIES

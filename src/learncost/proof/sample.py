@@ -13,7 +13,7 @@ from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.roles import places_read
 from learncost.equation.table import Line, Operand, Read, Table, Word, walk, windows
-from learncost.layers.lower import joined
+from learncost.layers.joins import joined
 from learncost.layers.spelling import condition_names
 from learncost.layers.tiles import read_place_by_place
 

@@ -23,8 +23,9 @@ from learncost.equation.table import (
 from learncost.equation.totals import added, begun, empty
 from learncost.equation.value import Same, Value
 from learncost.layers.derive import derive
+from learncost.layers.joins import joined
 from learncost.layers.layer import Layer
-from learncost.layers.lower import joined, lower
+from learncost.layers.lower import lower
 from learncost.readings.run.collected import Exchange
 from learncost.readings.run.moves import Array, Sizes
 from learncost.readings.run.operation import Operation, prepared

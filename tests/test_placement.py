@@ -12,6 +12,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Term, Word, walk
 from learncost.equation.zigzag import position
 from learncost.layers.rewrite_padded import paddable
+from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.placement.check import check_placed
@@ -253,12 +254,50 @@ def test_rows_that_are_as_many_as_are_priced_are_still_rows():
         ("llama", "pp=3", "d over pp of weights, B over pp of values", "head"),
         # Of totals that turns carry some are partial, and some are not.
         ("glm4", "pp=2", "h g f v over pp", "head"),
+        # Rows go to the owner of a part of a part, and nothing else sends them elsewhere.
+        ("mixtral", "ep=2,tp=2", "e over tp of experts, e over ep of experts, B over ep, B over tp", ""),
+        # What turns kept is a list of slices, and is sent all the same.
+        ("mamba", "dp=2", "v M B over dp", ""),
     ],
 )
 def test_placements_that_fuzzing_found(name, mesh_text, text, plan):
     model = build(small(name, num_key_value_heads=4))
     found = list(verify_placements(model, mesh_text, text, None, plan, optimizer="sgd"))
     assert [check.passed for check in found] in ([True] * 4, [True] * 8), [str(check) for check in found]
+
+
+def test_rows_that_are_sent_to_the_owner_of_another_part_are_refused():
+    table, sizes, _, _ = whole("mixtral")
+    grid = mesh("ep=2,tp=2")
+    placed = place(table, grid, clauses("e over tp of experts, e over ep of experts, B over ep"), sizes).table
+    assert any("dispatch[ep e/tp/ep]" in str(line) for line, _ in walk(placed.lines))
+
+    def by(part, words, lines):
+        return tuple(
+            replace(line, lines=by(part, words, line.lines))
+            if isinstance(line, Repeat)
+            else replace(line, axes=("ep", part))
+            if isinstance(line, Word) and line.word in words
+            else line
+            for line in lines
+        )
+
+    check_placed(placed, grid.axes)
+    for words in (("dispatch",), ("combine",), ("dispatch", "combine")):
+        with pytest.raises(InputError, match="sent to who has"):
+            check_placed(replace(placed, lines=by("e/ep", words, placed.lines)), grid.axes)
+
+
+def test_what_segments_of_blocks_gather_is_kept_by_each():
+    """Blocks of one kind in two segments, as a part of them is trained: stacks that were made are read like others."""
+    model = adapted(build(small("deberta", **SIZES)), Adaptation(lora=("all-linear",), rank=2))
+    found = list(verify_placements(model, "cp=2,tp=2", None, "megatron,cp", "keep=all_gather", optimizer="sgd"))
+    assert [check.passed for check in found] in ([True] * 4, [True] * 8), [str(check) for check in found]
+
+
+def test_low_rank_paths_of_weights_that_all_blocks_share_are_placed():
+    found = lc.place("albert-base-v2", "tp=2", placement="megatron", lora="attention", seq_len=8)
+    assert {row.word for row in found.over.sent} >= {"all_reduce"}
 
 
 def without(table, gone):

@@ -92,6 +92,12 @@ def cuts(axis: str) -> tuple[str, ...]:
     return tuple(part for part in base(axis).split("/")[1:] if not part.isdigit())
 
 
+def down_to(axis: str, mesh_axis: str) -> str:
+    """An axis as it is cut down to an axis of the mesh: `e/tp/ep` of `e/tp/ep/dp`."""
+    names = cuts(axis)
+    return "/".join((base(axis).partition("/")[0], *names[: names.index(mesh_axis) + 1]))
+
+
 def place_cut(axes: Iterable[str], mesh_axis: str) -> int | None:
     """Which of some axes an axis of a mesh cuts; None where it cuts none."""
     return next((place for place, axis in enumerate(axes) if mesh_axis in cuts(axis)), None)

@@ -98,9 +98,9 @@ class _Scope:
         sliced_weights = tuple(name for name in inner.weights if inner.adapted[name] in sliced)
         for name, value in inner.weights.items():
             self.weights[name] = self.values[name] = value.stacked(line.count) if name in sliced_weights else value
-        return replace(
-            line, lines=body, values=inner.values, each=(*line.each, *((name, name) for name in sliced_weights))
-        )
+        shared = inner.weights.keys() - {*sliced_weights}  # the turns know them as they know what they adapt: from here
+        values = {name: value for name, value in inner.values.items() if name not in shared}
+        return replace(line, lines=body, values=values, each=(*line.each, *((name, name) for name in sliced_weights)))
 
     def _meant(self, line: Line) -> tuple[Projection, Term] | None:
         for projection in self.projections:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from learncost.equation.count import comes_round, cuts, whole
+from learncost.equation.count import comes_round, cuts, down_to, whole
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word, terms_of
 from learncost.vocabulary import entry
@@ -66,6 +66,7 @@ class _Check:
     def __init__(self, mesh_axis: str, devices: int, axes: Mapping[str, tuple[str, ...]], busy: bool = False) -> None:
         self.mesh_axis, self.devices, self.axes, self.busy = mesh_axis, devices, axes, busy
         self.zeros: set[str] = set()  # however they are cut
+        self.owners: dict[str, str] = {}  # of rows that were sent: the part, of whatever they read, that is there
 
     def lines(self, lines: Iterable[Statement], states: States) -> None:
         for line in lines:
@@ -81,6 +82,7 @@ class _Check:
     def repeat(self, line: Repeat, states: States) -> None:
         mesh_axis, busy = self.mesh_axis, self.busy or self.mesh_axis in cuts(line.count)
         inner = _Check(mesh_axis, self.devices, {**self.axes, **line.axes}, busy)
+        inner.owners = {**self.owners, **{name: self.owners.get(stack, "") for name, stack in line.each}}
         inner_states = dict(states)
         if line.around == mesh_axis:
             self.ring(line, states, inner)
@@ -102,6 +104,7 @@ class _Check:
             if busy and not self.busy and states[carry.initial] != ZERO:
                 raise self.refuse(line, f"turns on several devices hand {carry.start} on")
             states[carry.final] = "sum" if busy and not self.busy else start
+        self.owners |= {stack: inner.owners.get(name, "") for name, stack in line.keep}
         for name, stack in line.keep:
             states[stack] = CUT if busy and not self.busy else inner_states[name]
 
@@ -197,6 +200,7 @@ class _Check:
         name = line.right[0].name
         if line.axes[0] != self.mesh_axis:
             states[line.name] = states[name]
+            self.owners[line.name] = self.owners.get(name, "")
             return
         if self.busy:
             raise self.refuse(line, "devices meet that run different turns")
@@ -207,6 +211,10 @@ class _Check:
         if states[name] not in given:
             raise self.refuse(line, f"{name} is {states[name]}")
         states[line.name] = NEXT if states[name] == CAME else made
+        if made == SENT:
+            self.owners[line.name] = line.axes[1]
+        if line.word == "combine" and self.owners[name] != line.axes[1]:
+            raise self.refuse(line, f"{name} was sent to who has {self.owners[name]}")
 
     def part(self, line: Word, states: States) -> None:
         """A part of what a device has along all of an axis: the own one, or the one that came round."""
@@ -274,6 +282,13 @@ class _Check:
         is_written = any(isinstance(axis, Read) and self.mesh_axis in cuts(axis.axis) for axis in left.axes)
         if len(along) != 1 or not (is_written or along <= {*left.axes}):
             raise self.refuse(line, "rows that were sent are summed")
+        owners = {self.owners[name] for name, state in read_states.items() if state == SENT}
+        terms = [each for operand in (*line.left, *line.right) for each in terms_of(operand)]
+        reads = [axis for term in terms for axis in term.axes if isinstance(axis, Read)]
+        owners |= {down_to(axis.axis, self.mesh_axis) for axis in reads if self.mesh_axis in cuts(axis.axis)}
+        if len(owners) > 1:
+            raise self.refuse(line, f"rows meet that were sent to who has {' and '.join(sorted(owners))}")
+        self.owners |= dict.fromkeys(line.makes, *owners)
         return SENT
 
     def of_partial(self, line: Line, read_states: Mapping[str, str], cut_axes: set[str]) -> str:

@@ -25,7 +25,7 @@ from learncost.equation.value import Value
 from learncost.layers.lower import expanded
 from learncost.placement.filled import stays_zero
 from learncost.placement.layout import Layout, cut
-from learncost.placement.rows import Rows, rows_of
+from learncost.placement.rows import Choice, Rows, rows_of
 from learncost.placement.scope import Reason, Scope
 from learncost.vocabulary import entry
 
@@ -55,19 +55,31 @@ class Cutting:
 
     def __init__(self, scope: Scope, line: Line) -> None:
         self.scope, self.line = scope, line
-        self.whole = frozenset(_whole_axes(line))
         self.rows = rows_of(scope, line)
         self.passes = {q: how for q in scope.homes.mesh.names if (how := self._passing(q))}
+        self._find_sites()
+        if self.rows is not None and self.rows.at and self._choice(self.rows) != self.rows.choice:
+            self.rows = replace(self.rows, sent=None, cut=())  # what is sent already went to owners of other parts
+            self._find_sites()
+            self.rows = replace(self.rows, choice=self._choice(self.rows))
+
+    def _find_sites(self) -> None:
+        """The site of every mesh axis, where rows leave a choice of it."""
+        self.whole = frozenset(_whole_axes(self.line))
         self.sites: dict[str, Site] = {}
         forced = self._of_rows()
-        for mesh_axis in scope.homes.mesh.names:
+        for mesh_axis in self.scope.homes.mesh.names:
             if mesh_axis in forced:
                 self.sites[mesh_axis] = forced[mesh_axis]
-            elif mesh_axis not in self.passes and mesh_axis not in scope.busy:
+            elif mesh_axis not in self.passes and mesh_axis not in self.scope.busy:
                 site = self._site(mesh_axis)
                 if site is not None:
                     self.sites[mesh_axis] = site
         self._check_parts(forced)
+
+    def _choice(self, rows: Rows) -> Choice:
+        """The choice of rows with the axis that is read at it as this line cuts it."""
+        return rows.choice.reads(rows.at, self.cuts(Read(rows.at, Term(rows.choice.index, rows.axes))))
 
     def _of_rows(self) -> dict[str, Site]:
         """The sites that rows which are sent leave no choice of."""
@@ -200,7 +212,7 @@ class Cutting:
         """Whether a line that reads at a choice sums rows that are on several devices, as those of a token are."""
         assert self.rows is not None
         (left, *_), rows = self.line.left, self.rows
-        return rows.reads and not left.indexed and not {*rows.axes} <= {*left.axes}
+        return bool(rows.at) and not left.indexed and not {*rows.axes} <= {*left.axes}
 
     def _place_by_rows(self, rows: Rows) -> None:
         """The line with a result for every row, and the sum of what comes back."""

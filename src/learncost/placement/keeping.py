@@ -23,7 +23,7 @@ def keeping(table: Table, words: tuple[str, ...]) -> tuple[Table, Mapping[str, s
         for before in range(place):
             first, second = lines[before], lines[place]
             if isinstance(first, Repeat) and isinstance(second, Repeat) and first.count == second.count:
-                lines[before], lines[place], made = _kept(first, second, words, table.known)
+                lines[before], lines[place], made = _kept(first, second, words, {**table.known, **values})
                 values |= {stack: value for stack, (value, _) in made.items()}
                 stacks |= {stack: array for stack, (_, array) in made.items()}
     read = {name for line in lines for name in line.reads} | {*table.outputs}

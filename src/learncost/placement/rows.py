@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from learncost.equation.affine import Affine
+from learncost.equation.count import down_to
 from learncost.equation.table import Line, Product, Read, Sum, Term, Word
-from learncost.placement.layout import Layout
+from learncost.placement.layout import Layout, cut
 from learncost.vocabulary import entry
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Choice:
 
     index      its name
     mesh_axis  over which
-    read       the axis that is read at it, as it is cut, `e/ep`
+    read       the axis that is read at it, as it is cut down to the mesh axis, `e/tp/ep`: so rows find their owners
     axes       the axes of the index, as it is declared
     """
 
@@ -36,7 +37,15 @@ class Choice:
     @property
     def key(self) -> str:
         """What layouts call it."""
-        return f"{self.index} over {self.mesh_axis}"
+        return f"{self.index} over {self.mesh_axis} by {self.read}"
+
+    def reads(self, axis: str, names: tuple[str, ...]) -> Choice:
+        """The same for an axis that these axes of the mesh cut where it is read, the outermost first."""
+        return replace(self, read=down_to(cut(axis, names), self.mesh_axis))
+
+    def is_over(self, other: Choice) -> bool:
+        """Whether another one is by the same index over the same axis of the mesh."""
+        return (self.index, self.mesh_axis) == (other.index, other.mesh_axis)
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class Rows:
     first: str  # the axis that the mesh cuts where rows are at home
     sent: Layout | None = None
     cut: tuple[tuple[str, ...], ...] = ()  # of what is sent already: the mesh axes that cut each axis of the rows
-    reads: bool = False  # whether the line reads or writes at the choice
+    at: str = ""  # the axis that the line reads or writes at the choice
 
 
 def rows_of(scope: Scope, line: Line) -> Rows | None:
@@ -66,8 +75,8 @@ def rows_of(scope: Scope, line: Line) -> Rows | None:
         rows = among
         if rows is None or any(not {*rows.axes} <= {*term.axes} for term in line.left):
             return None
-    elif among is not None and among.choice == rows.choice:
-        rows = replace(rows, sent=among.sent, cut=among.cut)
+    elif among is not None and among.choice.is_over(rows.choice):
+        rows = replace(rows, choice=among.choice, sent=among.sent, cut=among.cut)
     read = [term for term in line.right if isinstance(term, Term)]
     written = [term for term in line.left if term.indexed]
     return rows if all(_fits(term, rows) for term in (*read, *written)) else None
@@ -87,12 +96,12 @@ def _reading(scope: Scope, line: Line) -> Rows | None:
                 declared, read = scope.value(index.name).axes, scope.value(term.name).axes[place]
                 if scope.homes.rank(mesh_axis, read) >= scope.homes.rank(mesh_axis, declared[first]):
                     continue  # rows stay, and what they read is gathered
-                choice = Choice(index.name, mesh_axis, axis.axis, declared)
+                choice = Choice(index.name, mesh_axis, cut(axis.axis, (mesh_axis,)), declared)
                 loops = tuple(str(axis) for axis in index.axes)
                 is_sum_or_word = not isinstance(line, Product)
                 if is_sum_or_word and any(not {*loops} <= {*left.axes} for left in line.left):
                     continue
-                return Rows(choice, loops, loops[first], reads=True)
+                return Rows(choice, loops, loops[first], at=axis.axis)
     return None
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.count import base
+from learncost.equation.count import base, whole
 from learncost.equation.table import Axis, Line, Repeat, Statement, Sum, Tag, Term, Word
 from learncost.equation.value import Value
 from learncost.placement.clauses import Homes, Split
@@ -183,7 +183,8 @@ class Scope:
             Term(index, tuple(cut(row, split[axes.index(row)]) for row in rows)),
         )
         line = reason.line or self.line_of(term.name)
-        why = f"{line.name} reads {choice.read} at {choice.index}, and {choice.read} is cut over {choice.mesh_axis}"
+        axis = whole(choice.read)
+        why = f"{line.name} reads {axis} at {choice.index}, and {axis} is cut over {choice.mesh_axis}"
         self.sends("dispatch", left, right, choice, line, f"{why}: rows go to who has what they read (rule 6)")
         value = self.value(term.name)
         self.holds[left.name] = term.name
@@ -198,7 +199,7 @@ class Scope:
     def sends(self, word: str, left: Term, right: tuple[Term, Term], choice: Choice, line: Line, why: str) -> None:
         """Add a line that sends rows."""
         tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
-        acted = (choice.mesh_axis, cut(choice.read, (choice.mesh_axis,)))
+        acted = (choice.mesh_axis, choice.read)
         self.out.append(Word((left,), right, (), tag, word, acted, "body", ("X", "I"), ("Y",)))
 
     def combined(self, name: str, reason: Reason) -> str:

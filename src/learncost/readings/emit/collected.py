@@ -87,7 +87,9 @@ def _rows(scope: Scope, line: Word) -> Code:
     order = (*index.loops, *(axis for axis in after.loops if axis not in index.loops))
     chosen = scope.operand(index, index.loops)
     array = scope.operand(before, order)
-    arguments = [array.text, chosen.text, MESH, f'"{mesh_axis}"', scope.size(read)]
+    around = read.rpartition("/")[0]
+    place = f"{chosen.atom} % {scope.size(around)}" if cuts(around) else chosen.text  # within what other axes cut
+    arguments = [array.text, place, MESH, f'"{mesh_axis}"', scope.size(read)]
     code = Code(f"{line.word}({', '.join(arguments)})")
     if order == after.loops:
         return code

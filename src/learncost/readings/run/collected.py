@@ -52,7 +52,7 @@ def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], excha
         exchange.send(mesh_axis, places[0], array)
         return array
     assert isinstance(before, Term)
-    arrays, here = exchange(mesh_axis, array, places)
+    arrays, here = exchange(mesh_axis, np.asarray(array), places)  # a stack is a list of its slices
     if line.word == "pass_on":
         return arrays[here - 1]
     if line.word in _JOINS:
@@ -84,7 +84,7 @@ def _rows(line: Word, operands: list[Array], sizes: Mapping[str, int], exchange:
     (mesh_axis, read), (before, index), after = line.axes, line.right, line.left[0]
     array, chosen = (np.asarray(operand) for operand in operands)
     rows, rest = index.loops, tuple(axis for axis in after.loops if axis not in index.loops)
-    owner = (chosen // size_of(read, sizes)).reshape(-1)
+    owner = (chosen % size_of(read.rpartition("/")[0], sizes) // size_of(read, sizes)).reshape(-1)
     lying = [axis for axis in (*rows, *rest) if axis in before.loops]
     array = array.transpose([before.loops.index(axis) for axis in lying])
     if line.word == "dispatch":

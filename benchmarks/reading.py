@@ -17,7 +17,7 @@ from typing import Any
 from measure import milliseconds, show
 
 from learncost.books.book import book, price
-from learncost.ledger.run import ledger
+from learncost.ledger.rows import ledger
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.procedures.procedure import procedure

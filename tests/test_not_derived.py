@@ -8,7 +8,8 @@ import torch
 
 import learncost as lc
 from learncost.equation.count import Count
-from learncost.ledger.run import ledger, rows_of
+from learncost.ledger.rows import ledger
+from learncost.ledger.run import rows_of
 from learncost.models.from_layer import from_layer
 from learncost.procedures.procedure import procedure
 

@@ -10,7 +10,8 @@ from learncost.equation.precision import either
 from learncost.layers.layer import Layer
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
-from learncost.ledger.run import BY, adaptation_of, by_module, check_choice, prepare
+from learncost.ledger.rows import BY, by_module
+from learncost.ledger.run import adaptation_of, check_choice, prepare
 from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure

@@ -12,7 +12,8 @@ from learncost.equation.precision import BYTES
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.record import Cache, Cost
-from learncost.ledger.run import Run, check_probability, ledger, lengths_of, prepare
+from learncost.ledger.rows import ledger
+from learncost.ledger.run import Run, check_probability, lengths_of, prepare
 from learncost.ledger.timing import Timing, timing
 from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import build, run_sizes

@@ -14,7 +14,7 @@ from learncost.equation.table import Line, walk
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.layers.parts import shown_layer
 from learncost.ledger.record import Cost
-from learncost.ledger.run import lines_by
+from learncost.ledger.rows import lines_by
 from learncost.models.compose import plan
 from learncost.models.model import Model
 from learncost.pictures.data.polynomials import Monomials, as_count

@@ -7,20 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from learncost.equation.affine import Affine
+from learncost.equation.axes import check_shape, settle, terms_in
 from learncost.equation.count import base, summands
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import OWN, Block, Call, Header, Parsed, twice
 from learncost.equation.table import (
     Carry,
-    Condition,
     Line,
-    Literal,
     Operand,
-    Product,
     Read,
     Repeat,
     Statement,
-    Sum,
     Table,
     Term,
     Word,
@@ -115,14 +112,14 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
 
 def _labels(line: Line) -> Iterator[str]:
     """The axes that are read or written at an index."""
-    for term in (*line.left, *_terms(line)):
+    for term in (*line.left, *terms_in(line)):
         yield from (axis.axis for axis in term.axes if isinstance(axis, Read))
 
 
 def _operands(line: Line) -> Iterator[Operand | Affine]:
     """Everything on the right, and what indices read."""
     yield from line.right
-    for term in (*line.left, *_terms(line)):
+    for term in (*line.left, *terms_in(line)):
         yield from (axis.at for axis in term.axes if isinstance(axis, Read))
 
 
@@ -255,7 +252,7 @@ class _Scope:
     def check_counts(self, line: Line) -> None:
         """Every name is read with as many axes as it has."""
         first_axes: dict[str, tuple[str, ...]] = {}
-        for term in _terms(line):
+        for term in terms_in(line):
             declared = (
                 self.axes[term.name] if term.name in self.axes else first_axes.setdefault(term.name, term.declared)
             )
@@ -398,134 +395,3 @@ def _rename_reads(axis: str | Read, names: Mapping[str, str]) -> str | Read:
 
 def _bases(axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(base(axis) for axis in axes)
-
-
-def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
-    """The line with its axes called as the values declare them; a lone N' becomes N.
-
-    An axis keeps its own primes where it can: among the axes of one size the first in order of primes is unprimed.
-    """
-    sizes: dict[str, str] = {}
-    order = list(line.loops)
-    for term in _terms(line):
-        axes = declared.get(term.name)
-        if axes is None:
-            continue
-        for axis, name in zip(term.axes, axes, strict=True):
-            if not isinstance(axis, str):
-                continue
-            if sizes.setdefault(axis, base(name)) != base(name):
-                raise NotationError(
-                    f"axis {axis} has the size of {sizes[axis]} and of {base(name)}; "
-                    f"a second axis of the same size is {axis}', as in a square matrix W[{axis} {axis}']",
-                    str(line),
-                )
-    groups: dict[str, list[str]] = {}
-    for axis in order:
-        groups.setdefault(sizes.get(axis, base(axis)), []).append(axis)
-    renaming = {}
-    for size, members in groups.items():
-        members.sort(key=lambda axis: (base(axis) != size, axis.count("'"), order.index(axis)))
-        for primes, axis in enumerate(members):
-            renaming[axis] = size + "'" * primes
-    where = tuple(c for c in line.where if c.axes <= set(order))
-    line = line.with_changed(where=where).renamed({}, {a: b for a, b in renaming.items() if a != b})
-    return line.with_changed(right=tuple(_labelled(term, declared) for term in line.right))
-
-
-def _labelled(term: Operand, declared: Mapping[str, tuple[str, ...]]) -> Operand:
-    """A term that calls the axes which it reads at an index as its value declares them."""
-    if isinstance(term, Literal) or not term.indexed or term.name not in declared:
-        return term
-    pairs = zip(term.axes, declared[term.name], strict=True)
-    return Term(term.name, tuple(Read(name, axis.at) if isinstance(axis, Read) else axis for axis, name in pairs))
-
-
-def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
-    """A derived line renamed so that its left shows the axes that the left value declares."""
-    term = line.left[0]
-    want = declared[term.name]
-    pairs = zip(term.axes, want, strict=True)
-    swap = {axis: name for axis, name in pairs if isinstance(axis, str) and axis != name}
-    free = [axis for axis in swap if axis not in swap.values()]
-    for name in tuple(swap.values()):
-        if name in line.loops and name not in swap:
-            swap[name] = free.pop(0)
-    if not swap and term.declared == want:
-        return line
-    line = line.renamed({}, swap)
-    # What is written at an index is called as it is declared, even where the loop of the index has that name, too.
-    pairs = zip(line.left[0].axes, want, strict=True)
-    axes = tuple(Read(name, axis.at) if isinstance(axis, Read) else axis for axis, name in pairs)
-    return replace(line, left=(Term(term.name, axes), *line.left[1:]))
-
-
-def _terms(line: Line) -> list[Term]:
-    """Every term of the line, those inside indices included; left terms last."""
-    terms: list[Term] = []
-
-    def visit(term: object) -> None:
-        if isinstance(term, Term):
-            terms.append(term)
-            for axis in term.axes:
-                if isinstance(axis, Read):
-                    visit(axis.at)
-
-    for term in line.right:
-        visit(term)
-    for left in line.left:
-        for axis in left.axes:
-            if isinstance(axis, Read):
-                visit(axis.at)
-    return terms
-
-
-def check_shape(line: Line) -> None:
-    """Refuse a layer's line whose axes do not fit together."""
-    left = set(line.left[0].loops)
-    right = {axis for term in line.right for axis in term.loops}
-    if (missing := sorted(left - right)) and line.right and not isinstance(line, Word):
-        parted = "; axes are parted by spaces, as in Y[B M d]" if len(missing[0]) > 1 else ""
-        raise NotationError(f"axis {missing[0]} on the left is not on the right{parted}", str(line))
-    if isinstance(line, Product):
-        numbers = [term for term in line.right if isinstance(term, Literal)]
-        reduces = numbers and len(line.right) == len(numbers) + 1  # numbers beside one value say that the sum is meant
-        for axis in sorted(right - left) if not reduces else ():
-            if sum(axis in term.loops for term in line.right) == 1:
-                raise NotationError(
-                    f"axis {axis} is summed but stands in one factor alone{_reduced(line, axis)}", str(line)
-                )
-    elif isinstance(line, Sum):
-        for term in line.right:
-            if extra := sorted(set(term.loops) - left):
-                raise NotationError(f"axis {extra[0]} of {term} is not on the left", str(line))
-    elif isinstance(line, Word):
-        for axis in line.axes:
-            if axis not in right:
-                raise NotationError(f"{line.word} acts on axis {axis}, which is not there", str(line))
-            if line.axes.count(axis) > 1:
-                raise NotationError(f"axis {axis} stands twice in {line.word}[{' '.join(line.axes)}]", str(line))
-    if line.left[0].indexed and not isinstance(line, Product):
-        raise NotationError("an index on the left stands before a product only", str(line))
-    for condition in line.where:
-        _check_condition(condition, line)
-
-
-def _reduced(line: Product, axis: str) -> str:
-    """What to write for a sum or a mean over axes, where one value is all that stands on the right, or one first."""
-    (term, *more) = line.right
-    if line.left[0].indexed:
-        return ""
-    if more:
-        term = next(factor for factor in line.right if axis in factor.loops)
-        if term.indexed:
-            return ""
-        first = f"S[{' '.join(axis_left for axis_left in term.loops if axis_left != axis)}]"
-        return f"; sum it first: {first} = sum[{axis}]({term}), then {first} in its place"
-    over = " ".join(axis_summed for axis_summed in term.loops if axis_summed not in line.left[0].loops)
-    return f"; write {line.left[0]} = sum[{over}]({term}), or mean[{over}]({term})"
-
-
-def _check_condition(condition: Condition, line: Line) -> None:
-    if condition.lower == condition.upper:
-        raise NotationError(f"where {condition}: two different axes are needed, or an axis and a number", str(line))

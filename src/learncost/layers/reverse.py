@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from learncost.equation.axes import settle, show_declared
 from learncost.equation.errors import InputError
-from learncost.equation.scope import settle, show_declared
 from learncost.equation.table import (
     Carry,
     Line,

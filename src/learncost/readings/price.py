@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
-from learncost.equation.affine import Affine
 from learncost.equation.count import ZERO, Count, least, total
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
@@ -22,7 +21,6 @@ from learncost.equation.table import (
     Line,
     Literal,
     Opaque,
-    Operand,
     Product,
     Read,
     Sum,
@@ -31,6 +29,7 @@ from learncost.equation.table import (
     Word,
     alias,
     each_line,
+    terms_of,
     walk,
 )
 from learncost.equation.totals import beginnings
@@ -248,7 +247,7 @@ def _packed(row: Row, bits: int, sizes: Mapping[str, Any]) -> Any:
 
     assert isinstance(row.source, Line)
     bits_of_name = bits_of(row.source, bits)
-    terms = [term for operand in (*row.source.left, *row.source.right) for term in _touched(operand)]
+    terms = [term for operand in (*row.source.left, *row.source.right) for term in terms_of(operand)]
     more = total(_places(term.axes) * row.repeat * (bits_of_name[term.name] - bits) for term in terms)
     value = more.at(sizes)
     return value // 8 if isinstance(value, int) else value * Count.of((), Fraction(1, 8))
@@ -332,7 +331,7 @@ def elements(line: Line) -> Count:
     """
     if alias(line):
         return ZERO
-    return total(_places(term.axes) for operand in (*line.left, *line.right) for term in _touched(operand))
+    return total(_places(term.axes) for operand in (*line.left, *line.right) for term in terms_of(operand))
 
 
 def narrow_elements(line: Line, table: Table) -> Count:
@@ -340,7 +339,7 @@ def narrow_elements(line: Line, table: Table) -> Count:
     names = {name for name in (*line.reads, *line.makes) if name in table.known and table.known[name].dtype}
     if not names or alias(line):
         return ZERO
-    terms = (term for operand in (*line.left, *line.right) for term in _touched(operand))
+    terms = (term for operand in (*line.left, *line.right) for term in terms_of(operand))
     return total(_places(term.axes) for term in terms if term.name in names)
 
 
@@ -349,15 +348,6 @@ def _places(axes: tuple[Axis, ...]) -> Count:
     direct = [axis for axis in axes if isinstance(axis, str)]
     reads = [(r.axis, [a for a in r.at.loops if a not in direct]) for r in axes if isinstance(r, Read)]
     return Count.of((*direct, *(least(axis, index) for axis, index in reads if index)))
-
-
-def _touched(operand: Operand | Affine) -> list[Term]:
-    if not isinstance(operand, Term):
-        return []
-    if not operand.indexed:
-        return [operand]
-    inner = [t for axis in operand.axes if isinstance(axis, Read) for t in _touched(axis.at)]
-    return [operand, *inner]
 
 
 # What runs: every line of the normal form.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from learncost.engines.numpy_engine import Training as Training
     from learncost.equation.errors import InputError as InputError
     from learncost.equation.errors import NotationError as NotationError
-    from learncost.hardware.run_cost import RunCost as RunCost
+    from learncost.hardware.record import RunCost as RunCost
     from learncost.hardware.run_cost import run_cost as run_cost
     from learncost.layers.derive import Derived as Derived
     from learncost.layers.derive import derive as derive
@@ -124,7 +124,7 @@ _PUBLIC = {
     "Rules": "learncost.ledger.thumbs",
     "run": "learncost.readings.run",
     "run_cost": "learncost.hardware.run_cost",
-    "RunCost": "learncost.hardware.run_cost",
+    "RunCost": "learncost.hardware.record",
     "search": "learncost.parallel.search",
     "Search": "learncost.parallel.search",
     "Sweep": "learncost.ledger.sweep",

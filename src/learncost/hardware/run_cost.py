@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from learncost.devices import assumptions
-from learncost.devices.cluster import Cluster, cluster_of, cluster_with
+from learncost.devices.cluster import cluster_of, cluster_with
 from learncost.devices.device import RATES, Device
 from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
@@ -17,12 +16,14 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.equation.table import check_known
 from learncost.hardware import given, grid, products
+from learncost.hardware.duration import days_on, days_over
+from learncost.hardware.record import RunCost
+from learncost.hardware.steps import show_step, show_step_over, step_on, step_over
 from learncost.layers.layer import Layer
 from learncost.ledger.cost import cost
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import check_tokens
-from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
 from learncost.models.wording import counted, shown
 from learncost.procedures.procedure import INFERENCE
@@ -31,136 +32,15 @@ from learncost.readings.price import Book
 from learncost.readings.time import Rates
 
 if TYPE_CHECKING:
-    from learncost.parallel.spread import Asked, Spread
+    from learncost.parallel.spread import Spread
+
 
 # The books that are shown beside the chosen one: exact products, and the formulas of the field.
 BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
 
-# What makes the time of the run, by the name of the figure that it rests on.
-TOTALS = {
-    "tokens_per_second": "the tokens a second that are given",
-    "hfu": "the HFU that is given",
-    "mfu": "the MFU, not on the modelled step, which knows one device, no others to wait for, no data, no restarts",
-    "step": "the modelled step, on devices that do not wait for each other",
-    "mesh": "the modelled step of all devices, with links, pipeline and what waits for them",
-}
-
 
 _OF_A_STEP = "batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha"
 """What may be said of the step beside sizes of the model."""
-
-
-@dataclass(frozen=True, repr=False)
-class RunCost(Shown):
-    """What a whole training run takes, figure by figure.
-
-    Attributes
-    ----------
-    step
-        The ledger of one step, a `Cost`.
-    device
-        The device.
-    dtype
-        The data type whose peak counts.
-    figures
-        The figures by name, each a `Figure`, in the order in which one follows from those before it.
-    unknown
-        What a figure needs that cannot be known, by its name.
-    beside
-        FLOPs of the whole run by other price books.
-    total_by
-        Which of the figures makes the time of the run, such as mfu.
-    spread
-        The step over a mesh of devices; None where none was asked for.
-
-    Examples
-    --------
-    >>> run = lc.run_cost("gpt2", "1e9", "A100-SXM-80GB", mfu=0.4)
-    >>> run.flops == run.figures["flops"].value
-    True
-    >>> run.price_usd is None, "price" in run.unknown
-    (True, True)
-    """
-
-    room = "learncost.hardware.show"
-
-    step: Cost
-    device: Device
-    dtype: str
-    figures: Mapping[str, Figure]
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    beside: Mapping[str, int] = field(default_factory=dict)
-    total_by: str = "mfu"
-    spread: Spread | None = None
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of the whole run, as the price book counts them."""
-        return int(self.figures["flops"].value)
-
-    @property
-    def days(self) -> float:
-        """How long the run takes, in days."""
-        return self.figures["time"].value
-
-    @property
-    def energy_kwh(self) -> float | None:
-        """Energy in kWh; None where it is not known."""
-        return self._value("energy")
-
-    @property
-    def co2_kg(self) -> float | None:
-        """CO2e in kilograms; None where it is not known."""
-        return self._value("co2")
-
-    @property
-    def price_usd(self) -> float | None:
-        """The price in US dollars; None where no price of an hour was given."""
-        return self._value("price")
-
-    def _value(self, name: str) -> float | None:
-        return self.figures[name].value if name in self.figures else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The run as the JSON has it (schema 1)."""
-        return {
-            "schema": 1,
-            "model": self.step.model,
-            "procedure": self.step.procedure,
-            "price_book": self.step.price_book,
-            "seq_len": self.step.seq_len,
-            "target_len": self.step.target_len,
-            "counted": self.step.counted,
-            "parameters": self.step.parameters,
-            "trained_parameters": self.step.trained_parameters,
-            "device": self.device.name,
-            "dtype": self.dtype,
-            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
-            "unknown": dict(self.unknown),
-            "flops_by_price_book": dict(self.beside),
-            "total_by": self.total_by,
-            **({} if self.spread is None else {"mesh": self._mesh(self.spread)}),
-        }
-
-    @staticmethod
-    def _mesh(spread: Spread) -> dict[str, Any]:
-        step = spread.step
-        return {
-            "cluster": step.cluster.name,
-            "mesh": dict(step.way.mesh),
-            "placement": spread.placed,
-            "schedule": step.way.schedule,
-            "chunks": step.way.chunks,
-            "microbatch": step.way.microbatch,
-            "microbatches": step.way.microbatches,
-            "memory": step.peak,
-            "fits": spread.fits,
-            "computing": step.computing,
-            "waiting": step.waiting,
-            "bubble": step.bubble,
-            "once": step.once,
-            "sent": [asdict(row) for row in step.sent],
-        }
 
 
 @question(cost, _OF_A_STEP)
@@ -333,17 +213,17 @@ def run_cost(
         from learncost.parallel.spread import asked  # only where a mesh is asked for: start-up counts
 
         way = asked(schedule, microbatch, chunks, plan, mesh)
-        many = _spread(model, group or cluster_with(machine), number, mesh, place, placement, way, kind, sizes)
+        many = step_over(model, group or cluster_with(machine), number, mesh, place, placement, way, kind, sizes)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
-        seconds = _show_spread(figures, many)
-        total_by = _time_of_mesh(figures, typed)
+        seconds = show_step_over(figures, many)
+        total_by = days_over(figures, typed)
     else:
         if named := [name for name, said in (("microbatch", microbatch), ("chunks", chunks)) if said]:
             raise InputError(f"{named[0]} is said of a step over devices: give --mesh with it")
-        seconds = _step(model, procedure, sizes, on, kind, attained is not None)
+        seconds = step_on(model, procedure, sizes, on, kind, attained is not None)
         if isinstance(seconds, Figure):
-            _show_step(figures, seconds, step.tokens_per_step)
-        total_by = _time(figures, typed, machine, kind, sizes, attained is not None)
+            show_step(figures, seconds, step.tokens_per_step)
+        total_by = days_on(figures, typed, machine, kind, sizes, attained is not None)
     figures["device_hours"] = products.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
@@ -376,150 +256,6 @@ def _peak(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Devi
         best = machine.measured_tflops[kind]
         figures["best_product"] = Figure(best, "TFLOP/s", "published", f"measured matrix product: {machine.cited}")
     return kind
-
-
-def _step(
-    model: str | Configuration | Layer,
-    procedure: str,
-    sizes: Mapping[str, Any],
-    on: str | Device | Rates,
-    dtype: str,
-    measured: bool,
-) -> Figure | str:
-    """Seconds of one step on one device, as `cost` models it there; or why they are not known of a published one."""
-    try:
-        timing = cost(model, procedure, "run", dtype=dtype, on=on, **sizes).timing
-    except InputError as error:
-        if measured:
-            raise
-        return str(error)
-    assert timing is not None  # it is on a device
-    return Figure(
-        timing.seconds,
-        "s",
-        "modelled",
-        f"as `learncost cost --on` says it. {timing.rates.source}",
-        timing.time.low,
-        timing.time.high,
-    )
-
-
-def _show_step(figures: dict[str, Figure], seconds: Figure, tokens: int) -> None:
-    """Add how many steps there are, a step's seconds, and the utilization that they mean."""
-    steps = -(-int(figures["tokens"].value) // tokens)  # as `cost --tokens` has it: the last one may be partly filled
-    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
-    figures["step"] = seconds
-    if "peak" in figures:
-        step_flops = figures["flops"].value * tokens / figures["tokens"].value
-        means = computed("", "FLOPs of a step / (step x peak)", [], [seconds, figures["peak"]], step_flops * 1e-12)
-        figures["step_mfu"] = means
-
-
-_ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
-_NOT_OF_A_MESH = ("by", "optimizer", "target_len")
-
-
-def _spread(
-    model: str | Configuration | Layer,
-    group: Cluster,
-    number: Figure,
-    mesh: str | None,
-    place: str | None,
-    placement: str | None,
-    asked: Asked,
-    dtype: str,
-    sizes: Mapping[str, Any],
-) -> Spread:
-    """The step over a mesh. Raises `InputError` for what is not counted there, and where nothing fits."""
-    from learncost.parallel.spread import spread  # only where a mesh is asked for: start-up counts
-
-    given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
-    if adapting := [name for name in _ADAPTING if name in given_sizes]:
-        raise InputError(f"{adapting[0]} is not counted over a mesh of devices: leave it out, or the mesh")
-    return spread(model, group, int(number.value), mesh, place, placement, asked, dtype, given_sizes)
-
-
-def _show_spread(figures: dict[str, Figure], many: Spread) -> Figure:
-    """Add the step of all devices, its bytes on the fullest one, what it waits for, and the steps of the run."""
-    from learncost.parallel.spread import described  # is there by now
-
-    step = many.step
-    tokens = step.tokens
-    steps = -(-int(figures["tokens"].value) // tokens)
-    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
-    source = f"{described(step)} on {step.cluster.name}; {'; '.join((many.placed, *map(str, step.padded)))}"
-    seconds = Figure(step.seconds, "s", "modelled", source, step.seconds * step.low, step.seconds * step.high)
-    figures["step"] = seconds
-    figures["memory"] = Figure(step.peak / 1e9, "GB", "counted", "of the fullest device, read off the placed table")
-    busy = step.computing + step.waiting
-    figures["bubble"] = Figure(step.bubble * busy, "s", "modelled", "what the pipeline waits in a step")
-    figures["waiting"] = Figure(step.waiting, "s", "modelled", "for collectives that nothing is computed beside")
-    if "peak" in figures:
-        step_flops = figures["flops"].value * tokens / figures["tokens"].value
-        of_all = [seconds, figures["peak"], figures["devices"]]
-        figures["step_mfu"] = computed("", "FLOPs of a step / (step x peak x devices)", [], of_all, step_flops * 1e-12)
-    return seconds
-
-
-def _time_of_mesh(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:
-    """Add the days of steps that all devices make together."""
-    if speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]:
-        raise InputError(f"{speeds[0]} says how fast the run is, and so does the mesh: give one of them")
-    figures["time"] = computed("d", "steps x step", [figures["steps"], figures["step"]], (), 1 / products.SECONDS_A_DAY)
-    return "mesh"
-
-
-def _time(
-    figures: dict[str, Figure],
-    typed: Mapping[str, Figure],
-    machine: Device,
-    kind: str,
-    sizes: Mapping[str, Any],
-    measured: bool,
-) -> str:
-    """Add the days: from measured tokens a second, from the peak and its utilization, or from the modelled step of a
-    machine that was measured. The figure that makes them."""
-    if "tokens_per_second" in typed:
-        _time_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
-        return "tokens_per_second"
-    if measured and "step" in figures and not typed.keys() & {"mfu", "hfu"}:
-        figures["time"] = products.days_of_steps(figures["steps"], figures["step"], figures["devices"])
-        return "step"
-    if "peak" in figures:
-        fine_tuning = any(sizes.get(name) is not None for name in ("train", "train_layers", "lora"))
-        _time_of_utilization(figures, typed, assumptions.mfu(machine, fine_tuning))
-        return "hfu" if "hfu" in typed else "mfu"
-    has = ", ".join(machine.peak_tflops) or "none"
-    raise InputError(
-        f"no peak rate of {machine.name} in {kind} is published (known: {has}); give --peak-tflops, or "
-        "--tokens-per-second as measured"
-    )
-
-
-def _time_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> None:
-    """Add the days that measured tokens a second mean, and the utilization."""
-    figures["tokens_per_second"] = rate
-    figures["time"] = products.days_at(figures["tokens"], rate)
-    if "peak" not in figures:
-        return
-    for name, flops in (("mfu", "flops"), ("hfu", "hardware_flops")):
-        if flops in figures:
-            figures[name] = products.utilization(figures[flops], figures["time"], figures["devices"], figures["peak"])
-    if (times := figures["mfu"].value) > 1:
-        raise InputError(
-            f"tokens_per_second {rate.value:g} would be {times:.3g} times the peak of "
-            f"{figures['devices'].value:,.0f} x {device}; it is of all devices together"
-        )
-
-
-def _time_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure], usual: Figure) -> None:
-    """Add the utilization, the usual one where none is given, and the days that it means."""
-    name = "hfu" if "hfu" in typed else "mfu"
-    figures[name] = typed.get(name) or usual
-    figures["time"] = products.days(figures["flops"], figures["devices"], figures["peak"], figures[name])
-    if "hardware_flops" in figures:
-        executed = [figures["mfu"], figures["hardware_flops"]]
-        figures["hfu"] = computed("", "MFU x FLOPs as they run / FLOPs", executed, [figures["flops"]])
 
 
 def _energy(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, place: Figure) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from learncost.devices.figure import Figure
 from learncost.hardware.published import PublishedRun
-from learncost.hardware.run_cost import TOTALS, RunCost
+from learncost.hardware.record import TOTALS, RunCost
 from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, significant, size_of
 from learncost.ledger.show import convention
 

@@ -1,0 +1,137 @@
+"""What a whole training run takes on devices, as it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from learncost.devices.device import Device
+from learncost.devices.figure import Figure
+from learncost.ledger.record import Cost
+from learncost.ledger.sheet import Shown
+
+if TYPE_CHECKING:
+    from learncost.parallel.spread import Spread
+
+# What makes the time of the run, by the name of the figure that it rests on.
+TOTALS = {
+    "tokens_per_second": "the tokens a second that are given",
+    "hfu": "the HFU that is given",
+    "mfu": "the MFU, not on the modelled step, which knows one device, no others to wait for, no data, no restarts",
+    "step": "the modelled step, on devices that do not wait for each other",
+    "mesh": "the modelled step of all devices, with links, pipeline and what waits for them",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class RunCost(Shown):
+    """What a whole training run takes, figure by figure.
+
+    Attributes
+    ----------
+    step
+        The ledger of one step, a `Cost`.
+    device
+        The device.
+    dtype
+        The data type whose peak counts.
+    figures
+        The figures by name, each a `Figure`, in the order in which one follows from those before it.
+    unknown
+        What a figure needs that cannot be known, by its name.
+    beside
+        FLOPs of the whole run by other price books.
+    total_by
+        Which of the figures makes the time of the run, such as mfu.
+    spread
+        The step over a mesh of devices; None where none was asked for.
+
+    Examples
+    --------
+    >>> run = lc.run_cost("gpt2", "1e9", "A100-SXM-80GB", mfu=0.4)
+    >>> run.flops == run.figures["flops"].value
+    True
+    >>> run.price_usd is None, "price" in run.unknown
+    (True, True)
+    """
+
+    room = "learncost.hardware.show"
+
+    step: Cost
+    device: Device
+    dtype: str
+    figures: Mapping[str, Figure]
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, int] = field(default_factory=dict)
+    total_by: str = "mfu"
+    spread: Spread | None = None
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the whole run, as the price book counts them."""
+        return int(self.figures["flops"].value)
+
+    @property
+    def days(self) -> float:
+        """How long the run takes, in days."""
+        return self.figures["time"].value
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """Energy in kWh; None where it is not known."""
+        return self._value("energy")
+
+    @property
+    def co2_kg(self) -> float | None:
+        """CO2e in kilograms; None where it is not known."""
+        return self._value("co2")
+
+    @property
+    def price_usd(self) -> float | None:
+        """The price in US dollars; None where no price of an hour was given."""
+        return self._value("price")
+
+    def _value(self, name: str) -> float | None:
+        return self.figures[name].value if name in self.figures else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as the JSON has it (schema 1)."""
+        return {
+            "schema": 1,
+            "model": self.step.model,
+            "procedure": self.step.procedure,
+            "price_book": self.step.price_book,
+            "seq_len": self.step.seq_len,
+            "target_len": self.step.target_len,
+            "counted": self.step.counted,
+            "parameters": self.step.parameters,
+            "trained_parameters": self.step.trained_parameters,
+            "device": self.device.name,
+            "dtype": self.dtype,
+            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
+            "unknown": dict(self.unknown),
+            "flops_by_price_book": dict(self.beside),
+            "total_by": self.total_by,
+            **({} if self.spread is None else {"mesh": self._mesh(self.spread)}),
+        }
+
+    @staticmethod
+    def _mesh(spread: Spread) -> dict[str, Any]:
+        step = spread.step
+        return {
+            "cluster": step.cluster.name,
+            "mesh": dict(step.way.mesh),
+            "placement": spread.placed,
+            "schedule": step.way.schedule,
+            "chunks": step.way.chunks,
+            "microbatch": step.way.microbatch,
+            "microbatches": step.way.microbatches,
+            "memory": step.peak,
+            "fits": spread.fits,
+            "computing": step.computing,
+            "waiting": step.waiting,
+            "bubble": step.bubble,
+            "once": step.once,
+            "sent": [asdict(row) for row in step.sent],
+        }

@@ -1,0 +1,101 @@
+"""The modelled step of a run, on one device or over a mesh, and how many such steps there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from learncost.devices.cluster import Cluster
+from learncost.devices.device import Device
+from learncost.devices.figure import Figure, computed
+from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer
+from learncost.ledger.cost import cost
+from learncost.models.configuration import Configuration
+from learncost.readings.time import Rates
+
+if TYPE_CHECKING:
+    from learncost.parallel.spread import Asked, Spread
+
+
+def step_on(
+    model: str | Configuration | Layer,
+    procedure: str,
+    sizes: Mapping[str, Any],
+    on: str | Device | Rates,
+    dtype: str,
+    measured: bool,
+) -> Figure | str:
+    """Seconds of one step on one device, as `cost` models it there; or why they are not known of a published one."""
+    try:
+        timing = cost(model, procedure, "run", dtype=dtype, on=on, **sizes).timing
+    except InputError as error:
+        if measured:
+            raise
+        return str(error)
+    assert timing is not None  # it is on a device
+    return Figure(
+        timing.seconds,
+        "s",
+        "modelled",
+        f"as `learncost cost --on` says it. {timing.rates.source}",
+        timing.time.low,
+        timing.time.high,
+    )
+
+
+def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int) -> None:
+    """Add how many steps there are, a step's seconds, and the utilization that they mean."""
+    steps = -(-int(figures["tokens"].value) // tokens)  # as `cost --tokens` has it: the last one may be partly filled
+    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
+    figures["step"] = seconds
+    if "peak" in figures:
+        step_flops = figures["flops"].value * tokens / figures["tokens"].value
+        means = computed("", "FLOPs of a step / (step x peak)", [], [seconds, figures["peak"]], step_flops * 1e-12)
+        figures["step_mfu"] = means
+
+
+_ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+_NOT_OF_A_MESH = ("by", "optimizer", "target_len")
+
+
+def step_over(
+    model: str | Configuration | Layer,
+    group: Cluster,
+    number: Figure,
+    mesh: str | None,
+    place: str | None,
+    placement: str | None,
+    asked: Asked,
+    dtype: str,
+    sizes: Mapping[str, Any],
+) -> Spread:
+    """The step over a mesh. Raises `InputError` for what is not counted there, and where nothing fits."""
+    from learncost.parallel.spread import spread  # only where a mesh is asked for: start-up counts
+
+    given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
+    if adapting := [name for name in _ADAPTING if name in given_sizes]:
+        raise InputError(f"{adapting[0]} is not counted over a mesh of devices: leave it out, or the mesh")
+    return spread(model, group, int(number.value), mesh, place, placement, asked, dtype, given_sizes)
+
+
+def show_step_over(figures: dict[str, Figure], many: Spread) -> Figure:
+    """Add the step of all devices, its bytes on the fullest one, what it waits for, and the steps of the run."""
+    from learncost.parallel.spread import described  # is there by now
+
+    step = many.step
+    tokens = step.tokens
+    steps = -(-int(figures["tokens"].value) // tokens)
+    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
+    source = f"{described(step)} on {step.cluster.name}; {'; '.join((many.placed, *map(str, step.padded)))}"
+    seconds = Figure(step.seconds, "s", "modelled", source, step.seconds * step.low, step.seconds * step.high)
+    figures["step"] = seconds
+    figures["memory"] = Figure(step.peak / 1e9, "GB", "counted", "of the fullest device, read off the placed table")
+    busy = step.computing + step.waiting
+    figures["bubble"] = Figure(step.bubble * busy, "s", "modelled", "what the pipeline waits in a step")
+    figures["waiting"] = Figure(step.waiting, "s", "modelled", "for collectives that nothing is computed beside")
+    if "peak" in figures:
+        step_flops = figures["flops"].value * tokens / figures["tokens"].value
+        of_all = [seconds, figures["peak"], figures["devices"]]
+        figures["step_mfu"] = computed("", "FLOPs of a step / (step x peak x devices)", [], of_all, step_flops * 1e-12)
+    return seconds

@@ -160,7 +160,7 @@ _COMMANDS: Mapping[str, Command] = {
         "pictures.report:report", "One file to look at: cost, memory, time and formulas, with sliders.", (), False
     ),
     "errata": Command("faces.errata:errata", "What the publications print wrong, and what it does to a total."),
-    "list": Command("faces.lists:listing", "Models, sizes, price books, procedures, layers, words and more."),
+    "list": Command("faces.lists.listing:listing", "Models, sizes, price books, procedures, layers, words and more."),
 }
 
 _SOURCES = Path(__file__).parents[1]

@@ -1,0 +1,168 @@
+"""How it learns, and who counts it: price books, procedures, optimizers, precisions, plans, placements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.faces.lists.listed import Cell, Known, Listed, cell_of
+
+
+def _price_books() -> Listed:
+    from learncost.books.book import every
+
+    entries: list[Known] = [
+        {"name": book.name, "title": book.title, "source": book.source} for book in every().values()
+    ]
+    return Listed(entries, {"price book": cell_of("name"), "what it counts": _told})
+
+
+def _told(entry: Known) -> str:
+    """What it is, and who says so."""
+    return f"{entry['title']}; {entry['source']}"
+
+
+def _procedures() -> Listed:
+    from learncost.procedures.procedure import LEARNING
+
+    entries: list[Known] = [
+        {
+            "name": procedure.name,
+            "title": procedure.title,
+            "schedule": list(procedure.schedule),
+            "lines": list(procedure.lines),
+            "passes": dict(procedure.passes),
+            "source": procedure.source,
+        }
+        for procedure in LEARNING.values()
+    ]
+
+    def procedure_text(entry: Known) -> str:
+        lines = f", where {', '.join(entry['lines'])}" if entry["lines"] else ""
+        return f"{entry['title']}: {'; '.join(entry['schedule'])}{lines}. {entry['source']}"
+
+    return Listed(entries, {"procedure": cell_of("name"), "what it is, and the sweeps of its step": procedure_text})
+
+
+def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
+    """What a step of each procedure takes of a model, and that over what backpropagation takes."""
+    from learncost.ledger.cost import cost
+    from learncost.ledger.memory import Memory, memory
+    from learncost.ledger.sheet import size_of
+    from learncost.procedures.procedure import LEARNING
+
+    def taken(procedure: str) -> tuple[int, int]:
+        held = memory(model, procedure=procedure, engine="table", **sizes)
+        assert isinstance(held, Memory)
+        return int(cost(model, procedure=procedure, **sizes).total.flops), int(held.peak)
+
+    entries: list[Known] = []
+    usual = taken("bp")
+    for name in LEARNING:
+        try:
+            flops, peak = usual if name == "bp" else taken(name)
+        except InputError as error:
+            entries.append({"name": name, "flops": None, "bytes": None, "refused": str(error)})
+            continue
+        entry: Known = {"name": name, "flops": flops, "bytes": peak, "refused": None}
+        entries.append(entry | {"flops_of_bp": flops / usual[0], "bytes_of_bp": peak / usual[1]})
+    notes = [f"{entry['name']}: {entry['refused']}" for entry in entries if entry["refused"]]
+    notes.append(
+        "One step as learncost cost has it, of one sequence unasked, with adamw, under the price book run; memory: the "
+        "most bytes of the table's arrays at once, as learncost memory --engine table has it."
+    )
+
+    def ratio(key: str) -> Cell:
+        return lambda entry: f"{entry[key]:.3f}" if key in entry else "-"
+
+    columns = {
+        "procedure": cell_of("name"),
+        "FLOPs": lambda entry: "-" if entry["flops"] is None else f"{entry['flops']:,}",
+        "of bp": ratio("flops_of_bp"),
+        "memory": lambda entry: "-" if entry["bytes"] is None else size_of(entry["bytes"]),
+        "of bp ": ratio("bytes_of_bp"),
+    }
+    return Listed(entries, columns, notes=tuple(notes))
+
+
+def _optimizers() -> Listed:
+    from learncost.procedures.optimizer import DEFAULT
+    from learncost.procedures.optimizer_state import STATES
+    from learncost.vocabulary import entry
+    from learncost.vocabulary.optimizers import OPTIMIZERS
+
+    entries: list[Known] = []
+    for name, state in STATES.items():
+        step = name in OPTIMIZERS
+        commands = "every command" if step else "memory and fit: its state alone"
+        source = entry(name).source if step else state.source
+        entries.append({"name": name, "default": name == DEFAULT, "known_to": commands, "source": source})
+    return Listed(entries, {"optimizer": cell_of("name"), "known to": _knowing, "source": cell_of("source")})
+
+
+def _knowing(entry: Known) -> str:
+    return f"{entry['known_to']}{', the default' if entry['default'] else ''}"
+
+
+def _precisions() -> Listed:
+    from learncost.equation.precision import PRECISIONS, ROLES
+
+    entries: list[Known] = [
+        {
+            "name": precision.name,
+            "names": list(precision.also),
+            "title": precision.title,
+            "types": {role: getattr(precision, role) for role in ROLES if getattr(precision, role)},
+            "source": precision.source,
+        }
+        for precision in PRECISIONS.values()
+    ]
+    columns: dict[str, Cell] = {
+        "precision": lambda entry: ", ".join((entry["name"], *entry["names"])),
+        "what it is": lambda entry: f"{_roles(entry['types'])}; {entry['source']}",
+    }
+    return Listed(entries, columns)
+
+
+def _roles(types: Mapping[str, str]) -> str:
+    """The types with the roles that each has: fp32 masters, states; bf16 all else."""
+    of = {
+        kind: [role for role, kind_of_role in types.items() if kind_of_role == kind]
+        for kind in dict.fromkeys(types.values())
+    }
+    return "; ".join(f"{kind} {', '.join(roles)}" for kind, roles in of.items())
+
+
+def _plans() -> Listed:
+    from learncost.plans.plan import PLANS
+
+    entries: list[Known] = [
+        {"name": plan.spelling, "title": plan.title, "source": plan.source} for plan in PLANS.values()
+    ]
+    return Listed(entries, {"plan": cell_of("name"), "what it does": _told})
+
+
+def _placements() -> Listed:
+    from learncost.placement.presets import PLACEMENTS
+
+    entries: list[Known] = [
+        {"name": row.name, "also": [*row.also], "title": row.title, "place": row.place, "source": row.source}
+        for row in PLACEMENTS.values()
+    ]
+    columns: dict[str, Cell] = {
+        "placement": lambda entry: ", ".join((entry["name"], *entry["also"])),
+        "its clauses": cell_of("place"),
+        "what it cuts": cell_of("title"),
+    }
+    return Listed(entries, columns)
+
+
+LEARNING: Mapping[str, Callable[[], Listed]] = {
+    "price-books": _price_books,
+    "procedures": _procedures,
+    "optimizers": _optimizers,
+    "precisions": _precisions,
+    "plans": _plans,
+    "placements": _placements,
+}

@@ -1,0 +1,59 @@
+"""A list of things: what is known of each, and the cells that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
+
+Known = dict[str, Any]
+"""What is known of one thing, under short names, as the JSON has it: numbers are numbers."""
+
+Cell = Callable[[Known], str]
+
+
+def cell_of(name: str) -> Cell:
+    """The cell that shows a field as it is."""
+    return lambda entry: str(entry[name])
+
+
+_NUMBERS = frozenset(
+    {
+        "published",
+        "predicted",
+        "ratio",
+        "parameters",
+        "how many",
+        "GB",
+        "W",
+        "kg CO2e/kWh",
+        "FLOPs",
+        "memory",
+        "of bp",
+        "of bp ",
+    }
+)
+"""Columns of numbers, which stand at the right."""
+
+
+@dataclass(frozen=True, repr=False)
+class Listed(Shown):
+    """The things of a list, and by the headings of a table the cells of each."""
+
+    entries: list[Known]
+    columns: dict[str, Cell] = field(default_factory=dict)
+    heading: str = ""
+    notes: tuple[str, ...] = ()
+    noted: Callable[[Known], Iterable[str]] = field(default=lambda entry: ())  # what stands under the table, once each
+
+    def to_dict(self) -> Any:
+        """As the JSON has it: a list."""
+        return self.entries
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        rows = tuple(Row(tuple(cell(entry) for cell in self.columns.values())) for entry in self.entries)
+        left = frozenset(place for place, name in enumerate(self.columns) if name not in _NUMBERS)
+        notes = dict.fromkeys(note for entry in self.entries for note in self.noted(entry))
+        return (Sheet(self.heading, tuple(self.columns), rows, (*self.notes, *notes), left),)

@@ -1,0 +1,97 @@
+"""`learncost list WHAT`: what there is, from the registries themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.faces.lists.commands import COMMANDS_AND_FLAGS
+from learncost.faces.lists.learning import LEARNING, procedures_of
+from learncost.faces.lists.listed import Known, Listed, cell_of
+from learncost.faces.lists.machines import MACHINES
+from learncost.faces.lists.models import MODELS, support_of_families
+from learncost.faces.lists.notation import NOTATION
+from learncost.ledger.question import question
+from learncost.models.wording import mentions, nearest, shown
+
+
+@question()
+def listing(
+    what: str | None = None,
+    /,
+    *,
+    like: str | None = None,
+    support: bool = False,
+    of: str | None = None,
+    **sizes: Any,
+) -> Listed:
+    """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements,
+    layers, words, devices, clusters, countries, runs, peaks, commands, flags.
+
+    Parameters
+    ----------
+    what
+        Which list. Without it, all lists are named with how many entries each has.
+    like
+        Shows only what has this text in anything that is known of it, such as llama, whatever its case.
+    support
+        Shows what each family is good for, which was found by doing it, and why where it is not.
+    of
+        The model of which every procedure's step is told: its FLOPs and its memory, and how they are to bp's.
+    sizes
+        Any size or setting of the model of `of`, such as `n_layer` 4, and of the step: `batch_size`, `seq_len`.
+
+    Commands
+    --------
+    learncost list models
+        Every preset with its parameters.
+    learncost list models --like distil
+        Those that have it in their name, title or one of their other names.
+    learncost list families --support
+        What every family can be asked for: costs, memory, programs, training, verification.
+    learncost list procedures --of gpt2
+        What a step of every procedure costs and holds, beside backpropagation.
+    learncost list devices --json
+        Devices with their peaks, for other programs.
+    """
+    if what is None:
+        listed = Listed([{"what": name, "count": _how_many(name, like)} for name in _REGISTRIES])
+        listed.columns.update({"what": cell_of("what"), "how many": lambda entry: str(entry["count"])})
+        return replace(listed, heading="learncost list WHAT")
+    if what not in _REGISTRIES:
+        raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
+    if support and what != "families":
+        raise InputError(f"--support is of families: learncost list families --support, not {what}")
+    if of is not None and what != "procedures":
+        raise InputError(f"--of is of procedures: learncost list procedures --of {of}, not {what}")
+    if sizes and of is None:
+        raise InputError(f"--{next(iter(sizes)).replace('_', '-')} is of a model: learncost list procedures --of MODEL")
+    listed = support_of_families() if support else procedures_of(of, sizes) if of is not None else _REGISTRIES[what]()
+    entries = _like(listed, like)
+    if not entries:
+        raise InputError(f"no {what} have {shown(like)} in what is known of them")
+    of_all = f" of {len(listed.entries)}" if like else ""
+    return replace(listed, entries=entries, heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
+
+
+def _how_many(name: str, text: str | None) -> int:
+    """The entries of a list; where all are counted, without making what takes seconds to make."""
+    from learncost.ledger.memory_measured import measured
+    from learncost.models.argument import GENERIC
+    from learncost.models.presets import presets, table_presets
+
+    quick = {
+        "models": lambda: len(presets()) + len(table_presets()) + len(GENERIC),
+        "peaks": lambda: len({run.name for run in measured()}),
+    }
+    return quick[name]() if text is None and name in quick else len(_like(_REGISTRIES[name](), text))
+
+
+def _like(listed: Listed, text: str | None) -> list[Known]:
+    """The entries that have a text in what is known of them."""
+    return [entry for entry in listed.entries if text is None or mentions(entry.values(), text)]
+
+
+_REGISTRIES: Mapping[str, Callable[[], Listed]] = {**MODELS, **LEARNING, **NOTATION, **MACHINES, **COMMANDS_AND_FLAGS}

@@ -1,0 +1,114 @@
+"""What it runs on, and what ran: devices, clusters, countries, published runs and peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from learncost.faces.lists.listed import Cell, Known, Listed, cell_of
+
+
+def _devices() -> Listed:
+    from learncost.devices.device import devices
+
+    entries: list[Known] = [
+        {
+            "name": device.name,
+            "names": list(device.names),
+            "memory_gb": list(device.memory_gb),
+            "bandwidth_gbs": list(device.bandwidth_gbs),
+            "tdp_w": device.tdp_w,
+            "peak_tflops": dict(device.peak_tflops),
+            "source": device.source,
+        }
+        for device in devices().values()
+    ]
+    columns: dict[str, Cell] = {
+        "device": cell_of("name"),
+        "GB": lambda entry: " or ".join(f"{size:.3g}" for size in entry["memory_gb"]),
+        "W": lambda entry: "" if entry["tdp_w"] is None else f"{entry['tdp_w']:g}",
+        "dense peak, TFLOP/s": lambda entry: ", ".join(
+            f"{kind} {rate:g}" for kind, rate in entry["peak_tflops"].items()
+        ),
+    }
+    return Listed(entries, columns)
+
+
+def _clusters() -> Listed:
+    from learncost.devices.cluster import clusters
+
+    entries: list[Known] = [cluster.to_dict() for cluster in clusters().values()]
+    columns: dict[str, Cell] = {
+        "cluster": cell_of("name"),
+        "a node": lambda entry: f"{entry['devices']:,} x {entry['device']}",
+        "links of a device in the node, one way": lambda entry: _linked(entry["inside"]),
+        "between nodes": lambda entry: _linked(entry["between"]),
+    }
+    return Listed(entries, columns)
+
+
+def _linked(link: Known | None) -> str:
+    """A link in words: InfiniBand NDR, 50 GB/s."""
+    if link is None:
+        return "none"
+    several = f"{link['links']} x " if link["links"] > 1 else ""
+    kind = "" if link["topology"] in ("network", "switch") else f", {link['topology']}"
+    return f"{link['name']}, {several}{link['gbs']:g} GB/s{kind}"
+
+
+def _countries() -> Listed:
+    from learncost.hardware.grid import countries
+
+    entries: list[Known] = []
+    for country in countries().values():
+        year = max(country.by_year)
+        country_entry = {"code": country.code, "name": country.name, "kg_per_kwh": country.by_year[year], "year": year}
+        entries.append({**country_entry, "from": min(country.by_year)})
+    columns: dict[str, Cell] = {
+        "code": cell_of("code"),
+        "country": cell_of("name"),
+        "kg CO2e/kWh": lambda entry: f"{entry['kg_per_kwh']:.3f}",
+        "year": lambda entry: f"{entry['year']}; from {entry['from']} on",
+    }
+    return Listed(entries, columns)
+
+
+def _runs() -> Listed:
+    from learncost.hardware.published import published_runs
+    from learncost.hardware.show import published
+
+    printed_text = {run.name: published(run) for run in published_runs()}
+    entries: list[Known] = []
+    for run in published_runs():
+        products = {"mwh": (run.energy, 1e3), "t": (run.co2, 1e3), "usd": (run.price, 1.0)}
+        multiplied = {name: figure.value / scale for name, (figure, scale) in products.items() if figure is not None}
+        entries.append({**asdict(run), "computed": multiplied})
+    columns: dict[str, Cell] = {
+        "run": cell_of("name"),
+        "what is printed, and its inputs multiplied again": lambda entry: printed_text[entry["name"]],
+    }
+    return Listed(entries, columns)
+
+
+def _peaks() -> Listed:
+    from learncost.ledger.memory_measured import measured
+
+    of = {run.name: run for run in measured()}
+    entries: list[Known] = [run.to_dict() for run in of.values()]
+    columns: dict[str, Cell] = {
+        "training step on one GPU": cell_of("name"),
+        "published": cell_of("published"),
+        "predicted": lambda entry: of[entry["name"]].predicted_text,
+        "ratio": lambda entry: of[entry["name"]].ratio_text,
+        "what is assumed, as the source does not say it": lambda entry: "; ".join(entry["assumed"]),
+    }
+    return Listed(entries, columns)
+
+
+MACHINES: Mapping[str, Callable[[], Listed]] = {
+    "devices": _devices,
+    "clusters": _clusters,
+    "countries": _countries,
+    "runs": _runs,
+    "peaks": _peaks,
+}

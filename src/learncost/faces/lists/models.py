@@ -1,0 +1,124 @@
+"""What is counted: models, families and their sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from itertools import chain
+
+from learncost.faces.lists.listed import Cell, Known, Listed, cell_of
+
+
+@cache
+def _models() -> Listed:
+    from learncost.models.argument import GENERIC
+    from learncost.models.configuration import configure
+    from learncost.models.model import build
+    from learncost.models.presets import presets, table_presets
+
+    entries: list[Known] = []
+    for preset in presets():
+        model = build(configure(preset.name))
+        parameters = int(model.parameters.at(model.sizes))
+        model_entry = {
+            "name": preset.name,
+            "parameters": parameters,
+            "title": preset.title,
+            "aliases": list(preset.aliases),
+        }
+        model_entry["hub"] = list(preset.hub)
+        entries.append(model_entry)
+    for preset in table_presets():
+        also = {"aliases": list(preset.aliases), "hub": list(preset.hub)}
+        entries.append({"name": preset.name, "parameters": preset.parameters, "title": preset.title, **also})
+    for name in GENERIC:
+        title = f"generic {name}: all sizes as flags"
+        entries.append({"name": name, "parameters": None, "title": title, "aliases": [], "hub": []})
+    columns: dict[str, Cell] = {
+        "model": cell_of("name"),
+        "parameters": lambda entry: "-" if entry["parameters"] is None else f"{entry['parameters']:,}",
+        "what it is": lambda entry: "; also ".join(
+            part for part in (entry["title"], ", ".join(entry["aliases"])) if part
+        ),
+    }
+    return Listed(entries, columns)
+
+
+def _families() -> Listed:
+    from learncost.models.families import FAMILIES
+
+    entries: list[Known] = []
+    for family in FAMILIES.values():
+        classes = [architecture.name for architecture in family.architectures if architecture.name]
+        entries.append({"name": family.name, "classes": classes, "counted": family.architectures[0].counted})
+    columns: dict[str, Cell] = {
+        "model type": cell_of("name"),
+        "the classes that can be counted, the usual one first": lambda entry: (
+            ", ".join(entry["classes"]) or f"{entry['counted']}, all sizes as flags"
+        ),
+    }
+    return Listed(entries, columns)
+
+
+def support_of_families() -> Listed:
+    """What each family is good for, and why where it is not."""
+    from learncost.training.support import kept_support
+
+    entries: list[Known] = [{"name": name, **family_support} for name, family_support in kept_support().items()]
+    groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])
+    columns: dict[str, Cell] = {"model type": cell_of("name")}
+    columns |= {group: partial(_done, group) for group in groups}
+    numbers = {reason: str(place) for place, reason in enumerate(dict.fromkeys(chain(*map(_why, entries))), start=1)}
+
+    def noted(entry: Known) -> Iterable[str]:
+        return (f"{numbers[reason]}: {reason}." for reason in _why(entry))
+
+    def cannot(entry: Known) -> str:
+        return ", ".join(f"{' and '.join(names)} ({numbers[reason]})" for reason, names in _why(entry).items())
+
+    return Listed(entries, {**columns, "what it cannot (why, below)": cannot}, noted=noted)
+
+
+def _done(group: str, entry: Known) -> str:
+    """How many fields of a group were done: yes for all of them."""
+    reasons = [reason for field, reason in entry["reasons"].items() if field.partition(" ")[0] == group]
+    return "yes" if not any(reasons) else f"{reasons.count('')} of {len(reasons)}"
+
+
+def _why(entry: Known) -> dict[str, list[str]]:
+    """Every reason once, in words that do not name the family, with the fields that have it."""
+    having: dict[str, list[str]] = {}
+    for name, reason in entry["reasons"].items():
+        if reason:
+            having.setdefault(re.sub(rf"\b{re.escape(entry['name'])}\b", "it", reason), []).append(name)
+    return having
+
+
+def _sizes() -> Listed:
+    from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
+
+    entries: list[Known] = [
+        {
+            "flag": f"--{size.name.replace('_', '-')}",
+            "symbol": size.symbol,
+            "meaning": size.meaning,
+            "spellings": list(size.spellings),
+        }
+        for size in (*RUN_SIZES, *MODEL_SIZES)
+    ]
+    columns: dict[str, Cell] = {
+        "flag": cell_of("flag"),
+        "symbol": cell_of("symbol"),
+        "what it is, and its other spellings": lambda entry: "; also ".join(
+            part for part in (entry["meaning"], ", ".join(entry["spellings"])) if part
+        ),
+    }
+    return Listed(entries, columns)
+
+
+MODELS: Mapping[str, Callable[[], Listed]] = {
+    "models": _models,
+    "families": _families,
+    "sizes": _sizes,
+}

@@ -1,0 +1,27 @@
+"""What tables are written with: the shipped layers, and words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from learncost.faces.lists.listed import Known, Listed, cell_of
+
+
+def _layers() -> Listed:
+    from learncost.layers.layer import shipped, shipped_layer
+
+    entries: list[Known] = [{"name": name, "source": shipped_layer(name).source} for name in shipped()]
+    return Listed(entries, {"layer": cell_of("name"), "source": cell_of("source")})
+
+
+def _words() -> Listed:
+    from learncost.vocabulary import entries
+
+    word_entries: list[Known] = [{"name": word.name, "kind": word.kind, "source": word.source} for word in entries()]
+    return Listed(word_entries, {"word": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")})
+
+
+NOTATION: Mapping[str, Callable[[], Listed]] = {
+    "layers": _layers,
+    "words": _words,
+}

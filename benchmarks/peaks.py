@@ -178,8 +178,11 @@ def keys_of(name: str, shape: str) -> dict[str, Any]:
     return {**KINDS[name].keys, **vocabulary}
 
 
-def train(name: str, shape: str, dtype: str, setting: str, optimizer: str) -> None:
-    """Two steps as a user of transformers writes them."""
+Wrap = Callable[[torch.nn.Module], torch.nn.Module]
+
+
+def train(name: str, shape: str, dtype: str, setting: str, optimizer: str, wrap: Wrap = lambda module: module) -> None:
+    """Two steps as a user of transformers writes them, of the module, or of what is called in its place."""
     checkpoints, lora = SETTINGS[setting]
     config = transformers.AutoConfig.for_model(name, **keys_of(name, shape))
     module = getattr(transformers, KINDS[name].architecture)._from_config(config, dtype=DTYPES[dtype][0])
@@ -190,12 +193,13 @@ def train(name: str, shape: str, dtype: str, setting: str, optimizer: str) -> No
     module.train()
     if checkpoints:
         module.activation_checkpointing_enable()
+    called = wrap(module)
     learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
     steps = torch.optim.AdamW(learning, **OPTIMIZERS[optimizer])
     given = batch_of(name, shape, config, DTYPES[dtype][0])
     for _ in range(2):
         steps.zero_grad(set_to_none=True)
-        module(**given).loss.backward()
+        called(**given).loss.backward()
         steps.step()
 
 
@@ -212,8 +216,8 @@ def batch_of(name: str, shape: str, config: Any, dtype: torch.dtype) -> dict[str
     return {"input_ids": tokens, "labels": torch.randint(3, vocabulary, (batch, length))}
 
 
-def predicted(name: str, shape: str, dtype: str, setting: str, optimizer: str) -> int:
-    """What `learncost memory` says of the case."""
+def predicted(name: str, shape: str, dtype: str, setting: str, optimizer: str, many: int = 1, **flags: str) -> int:
+    """What `learncost memory` says of the case; with flags of a mesh, so many devices have its sequences each."""
     checkpoints, lora = SETTINGS[setting]
     keys = {"model_type": name, "architectures": [KINDS[name].architecture], **keys_of(name, shape)}
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
@@ -225,8 +229,8 @@ def predicted(name: str, shape: str, dtype: str, setting: str, optimizer: str) -
         lengths = {"target_len": length}
     engine = "autograd" if optimizer == "fused" else f"autograd-{optimizer}"
     return lc.memory(
-        configuration, "recompute" if checkpoints else "bp", batch, precision=DTYPES[dtype][1], optimizer="adamw",
-        engine=engine, module=MODULE, lora=KINDS[name].lora if lora else None, **lengths,
+        configuration, "recompute" if checkpoints else "bp", batch * many, optimizer="adamw", engine=engine,
+        module=MODULE, lora=KINDS[name].lora if lora else None, **{"precision": DTYPES[dtype][1], **lengths, **flags},
     ).peak  # fmt: skip
 
 

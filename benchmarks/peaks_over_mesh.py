@@ -6,6 +6,11 @@ Needs torch, for the engine `torch` a C compiler. Two, three or four processes o
 machine. Each has the parts of weights, states and batch that it has in `learncost train --mesh`, runs a step, and adds
 up the profiler's record of every allocation (`tests/allocator.py`); the largest of the processes counts. What a product
 takes and gives back before it ends is apart, as in benchmarks/peaks.py. All cases take some five minutes.
+
+The engine `autograd` is transformers' own modules (needs transformers) in DistributedDataParallel, or `fully_shard` on
+every block and on the whole, in the shapes of benchmarks/peaks.py. bf16 is there a module in bf16 throughout under DDP,
+and weights in fp32 with MixedPrecisionPolicy(torch.bfloat16, torch.float32) under `fully_shard`. All of these take some
+ten minutes.
 """
 
 from __future__ import annotations
@@ -54,18 +59,23 @@ PLACEMENTS = (
     ("ep", "ep=2"),
 )
 ENGINES = {"torch": ("fp32", "bf16"), "torch-operators": ("fp32", "bf16", "fp64")}
+MODULES = ("gpt2", "llama", "bert", "t5", "vit", "mixtral")
+WRAPPERS = (("ddp", "dp=2"), ("ddp", "dp=3"), ("fsdp", "dp=2"), ("fsdp", "dp=3"), ("hsdp", "dp=2,shard=2"))
 LENGTH = 96
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model under a placement, by an engine in a precision."""
+    """A model under a placement, by an engine in a precision; of a module that is wrapped, its shape, and its blocks'
+    checkpoints."""
 
     model: str
     placement: str
     mesh: str
     engine: str
     dtype: str
+    shape: str = ""
+    setting: str = "plain"
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -76,7 +86,7 @@ class Case:
 
 def cases(given: argparse.Namespace) -> Iterator[Case]:
     """Those that the flags leave. Every precision is tried with one model, and every model with one precision."""
-    for model in given.only.split(",") if given.only else MODELS:
+    for model in [name for name in given.only.split(",") if name in MODELS] if given.only else MODELS:
         for names, grid in PLACEMENTS:
             if given.placement not in ("", names) or (names == "ep") != (model in EXPERTS):
                 continue
@@ -87,6 +97,56 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
 
 
 EVERY, EXPERTS = ("gpt2", "tinyllama-1.1b"), ("mixtral-8x7b",)
+
+
+def modules(given: argparse.Namespace) -> Iterator[Case]:
+    """The same of modules that are wrapped."""
+    for model in given.only.split(",") if given.only else MODULES:
+        for names, grid in WRAPPERS:
+            for dtype, setting in (("fp32", "plain"), ("bf16", "plain"), ("fp32", "checkpoints")):
+                for shape in ("loss", "block", "optimizer") if setting == "plain" else ("block",):
+                    if given.placement in ("", names) and given.dtype in ("", dtype) and model in MODULES:
+                        yield Case(model, names, grid, "autograd", dtype, shape, setting)
+
+
+def wrapped(case: Case, devices: Any) -> Any:
+    """How a module is wrapped, as PyTorch's documentation has it."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    def wrap(module: torch.nn.Module) -> torch.nn.Module:
+        if case.placement == "ddp":
+            return DistributedDataParallel(module)
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if case.dtype == "bf16" else MixedPrecisionPolicy()
+        for block in blocks_of(module):
+            fully_shard(block, mesh=devices, mp_policy=policy)
+        return fully_shard(module, mesh=devices, mp_policy=policy)
+
+    return wrap
+
+
+def blocks_of(module: Any) -> list[Any]:
+    """The modules of its lists, of those that lie in no other."""
+    children = module.children()
+    return [block for each in children for block in (each if type(each).__name__ == "ModuleList" else blocks_of(each))]
+
+
+def most_of_a_module(case: Case, devices: Any) -> tuple[int, int]:
+    """The peak that is predicted for two steps of a module that is wrapped, and the one of this process."""
+    from functools import partial
+
+    import peaks
+
+    from allocator import apart
+    from memories import TRIES
+
+    grid = mesh(case.mesh)
+    of_ddp = case.placement == "ddp"
+    flags = {"mesh": case.mesh, "placement": case.placement, **({} if of_ddp else {"precision": case.dtype})}
+    own = case.model, case.shape, case.dtype if of_ddp else "fp32", case.setting, "fused"  # else weights are floats
+    said = peaks.predicted(*own, grid.devices, **flags)
+    return said, min(apart(partial(peaks.train, *own, wrapped(case, devices)))[1] for _ in range(TRIES))
 
 
 def predicted(case: Case) -> Any:
@@ -110,6 +170,9 @@ def work(meeting: Path, several: list[Case]) -> None:
         grid = mesh(case.mesh)
         devices = init_device_mesh("cpu", tuple(number for _, number in grid.axes), mesh_dim_names=grid.names)
         try:
+            if case.shape:
+                print(json.dumps([f"{case.shape}, {case.setting}", *most_of_a_module(case, devices)]), flush=True)
+                continue
             answer = predicted(case)
             how = "in place" if "arena" in answer.split else "operators"
             print(json.dumps([how, answer.peak, most_of_a_process(answer, devices)]), flush=True)
@@ -151,6 +214,7 @@ def main() -> int:
         work(Path(given.meet), [Case(**each) for each in json.loads(given.work)])
         return 0
     chosen, ratios = [*cases(given)], list[float]()
+    chosen += modules(given) if given.engine in ("", "autograd") else ()
     for number in sorted({mesh(case.mesh).devices for case in chosen}):
         several = [case for case in chosen if mesh(case.mesh).devices == number]
         for case, how, peak, most in on_processes(number, several):

@@ -179,7 +179,10 @@ def test_memory_of_one_device_is_of_its_part():
     [
         ({"placement": "fsdp"}, "give --mesh with it"),
         ({"mesh": "dp=2"}, "say what is cut over the mesh"),
-        ({"mesh": "dp=2", "placement": "fsdp", "engine": "autograd"}, "is of one device, as .* give table or torch"),
+        (
+            {"mesh": "dp=2", "placement": "ddp", "engine": "autograd-in-backward"},
+            "of one device, as DDP .* give table or",
+        ),
         ({"mesh": "tp=5", "placement": "megatron"}, "h is 12 .* the next size that can is 15"),
         ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4 .* the next size that can is 6"),
         ({"mesh": "cp=3", "placement": "cp"}, "M is 1,024 .* the next size that can is 1,026"),

@@ -75,3 +75,23 @@ class Room:
 
     def __del__(self) -> None:
         self.account.give(id(self), self.bytes)
+
+
+class Storage(Room):
+    """Bytes that are taken and given back while what lies there stays known, as by PyTorch's `resize_`."""
+
+    __slots__ = ()
+
+    def __init__(self, account: Account) -> None:
+        self.account, self.bytes = account, 0
+
+    def resize(self, size: int) -> None:
+        """Give back what is taken, and take so many bytes."""
+        if self.bytes:
+            self.account.give(id(self), self.bytes)
+        self.bytes = size
+        if size:
+            self.account.take(id(self), size)
+
+    def __del__(self) -> None:
+        self.resize(0)

@@ -14,9 +14,22 @@ from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, grouped, r
 from learncost.ledger.runners.logged import Logs
 from learncost.models.model import Model
 from learncost.models.module import module_of, runs_otherwise
+from learncost.placement.presets import chosen
 from learncost.procedures.procedure import procedure
 from learncost.schedule.account import Room
-from learncost.schedule.autograd import Asked, Itself, Module, Running, Tape, run_step, step_weights
+from learncost.schedule.autograd import (
+    BUCKETS,
+    GATHERED,
+    MESSAGES,
+    Asked,
+    Itself,
+    Module,
+    Running,
+    Tape,
+    Wrapping,
+    run_step,
+    step_weights,
+)
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
@@ -36,6 +49,7 @@ class Stepping:
     new        the rule of new weights and states; `gradients`, that of gradients
     gone       how long gradients are there, and `said`, how AdamW runs, as the convention has it
     tape       on which the step runs
+    alone      why it has nothing to say of one device among many
     """
 
     name: str
@@ -45,6 +59,30 @@ class Stepping:
     gradients: str = "to the end"
     gone: str = "all gradients kept to the end"
     tape: Callable[[int, int | None], Tape] = Tape
+    alone: str = ""
+
+
+WRAPPED = {"ddp": "", "fsdp": "dp", "hsdp": "shard"}
+"""The placements that modules of PyTorch have: along which axis of the mesh weights are cut."""
+
+
+def _wrapping(step: Step) -> Wrapping | None:
+    """How PyTorch wraps the module, of a device among many; None where no wrapper does what is asked for."""
+    if not step.over:
+        return None
+    clauses, sizes, kind = {*step.over.placed.clauses}, step.over.placed.mesh.sizes, step.kind
+    name = next((name for name in WRAPPED if {*chosen(None, name)} == clauses), None)
+    if name is None:
+        return None
+    axis = WRAPPED[name]
+    if not axis:
+        return Wrapping(1, kind.weight, kind.weight)
+    return Wrapping(sizes[axis], 0 if kind.master else kind.weight, kind.master or kind.weight)
+
+
+def _here(step: Step, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """The sizes of a device: its own sequences."""
+    return {**sizes, "B": sizes["B"] // step.shares.get("B", 1)} if step.over else sizes
 
 
 def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
@@ -61,9 +99,10 @@ def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | Non
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
         _adamw(way, step),
         {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
+        _wrapping(step),
     )
     tape = way.tape(kind.value, stop_at)
-    run_step(tape, model.table, sizes, settings)
+    run_step(tape, model.table, _here(step, sizes), settings)
     return tape, module
 
 
@@ -78,9 +117,14 @@ def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
     assert layer is not None
     assert layer.steps is not None
     running.label = "optimizer state"
-    state = Room(running.account, step.state + step.master)
+    state = [Room(running.account, step.state + step.master)]
+    if step.over:
+        running.label = BUCKETS
+        running.given[BUCKETS] = BUCKETS
+        learned = bytes_of(step.model.table, step.model.learning, sizes, lambda _: step.kind.weight)
+        state.append(Room(running.account, learned))
     try:
-        layer.steps(sizes, step.kind.values, running)
+        layer.steps(_here(step, sizes), step.kind.values, running)
     except InputError as error:
         if step.module_asked:
             raise
@@ -125,19 +169,21 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
     backward_rooms = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
     table = _plain(step.model).table
-    codes = {weight.weight for weight in step.model.quantized}
-    unquantized = [weight for weight in table.weights if weight not in codes]
-    weights = bytes_of(table, unquantized, sizes, lambda _: step.kind.weight) + step.quantized
+    weights = sum(size for size, label in rooms if label in table.weights)
     parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
     if step.master:
         parts["master weights"] = step.master
+    beside = {part: part for part in (BUCKETS, GATHERED, MESSAGES) if step.over}
+    parts |= {part: size for part in beside if (size := sum(size for size, label in rooms if label == part))}
     parts["workspace"] = backward_rooms - tape.gradients
     parts["activations"] = peak - sum(parts.values())
     convention = _CONVENTION.format(module.said, way.gone, way.said)
+    if wrapping := _wrapping(step):
+        convention += f" Wrapped by {wrapping.said}; what the library that sends has for itself is not in it."
     if step.instead:
         convention += f" Not the module itself: {step.instead}."
     inputs = dict.fromkeys(table.inputs, "activations")
-    labels = inputs | dict.fromkeys(table.weights, "weights")
+    labels = inputs | dict.fromkeys(table.weights, "weights") | beside
     state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
     repeats = [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
@@ -164,7 +210,21 @@ def _taken(way: Stepping, step: Step, running: Running) -> Taken:
     return Taken(account.peak, at_line(str(account.line), account.peak), parts, grouped(rooms), curve, stays, said)
 
 
+def _unwrapped(step: Step) -> str:
+    """Why PyTorch has no wrapper for what is asked for of several devices."""
+    if (wrapping := _wrapping(step)) is None:
+        return (
+            f"is over a mesh a module in DDP or FSDP2 of PyTorch: --placement {', '.join(WRAPPED)}; table and torch "
+            "tell the others"
+        )
+    if wrapping.parts > 1 and (step.module == Itself.name or step.module.endswith("reentrant")):
+        return f"by --module {step.module} has no blocks that fully_shard is told of: give --module plain"
+    return "has frozen codes that fully_shard is not told of" if wrapping.parts > 1 and step.model.quantized else ""
+
+
 def _refuses(step: Step) -> str:
+    if step.over and (why := _unwrapped(step)):
+        return why
     if step.module == Itself.name and (why := _otherwise(step)):
         return why
     if step.kind.values not in TRAINED:
@@ -206,7 +266,7 @@ def runner(way: Stepping) -> Runner:
         plans=("",),
         lengths=True,
         module=True,
-        alone="modules of PyTorch are cut by DDP or FSDP2, which have memory of their own that is not told here",
+        alone=way.alone,
     )
 
 

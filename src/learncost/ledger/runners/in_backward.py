@@ -44,6 +44,7 @@ RUNNERS = (
             "until their update",
             "a gradient kept until its weight is updated",
             _InBackward,
+            "DDP and FSDP2 sum gradients before they are there for a hook that steps",
         )
     ),
 )

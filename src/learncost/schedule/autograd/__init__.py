@@ -4,8 +4,12 @@ from learncost.schedule.autograd.module import MODULES, USUAL_MODULE, Itself, Mo
 from learncost.schedule.autograd.running import Running, Steps
 from learncost.schedule.autograd.step import Asked, run_step, step_weights
 from learncost.schedule.autograd.tape import Tape
+from learncost.schedule.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
 
 __all__ = [
+    "BUCKETS",
+    "GATHERED",
+    "MESSAGES",
     "MODULES",
     "USUAL_MODULE",
     "Asked",
@@ -14,6 +18,7 @@ __all__ = [
     "Running",
     "Steps",
     "Tape",
+    "Wrapping",
     "module_named",
     "run_step",
     "step_weights",

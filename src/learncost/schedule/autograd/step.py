@@ -30,10 +30,13 @@ from learncost.schedule.autograd.module import Module, Scores
 from learncost.schedule.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
 from learncost.schedule.autograd.parts import Parts, after_makers, with_parts
 from learncost.schedule.autograd.tape import Node, Tape, Value
+from learncost.schedule.autograd.wrapped import BUCKETS, Group, Sharded, Wrapping
 from learncost.vocabulary import entry
 
 Values = dict[str, Tensor]
 OPTIMIZERS = ("fused", "foreach", "for-loop")
+ROOT = ()
+"""The group of weights that no block has."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Asked:
     blocks       how many there are, where a turn of a repeat may have several; 0: a turn is one
     adamw        fused, foreach or for-loop; any other optimizer steps in place
     coded        the weights that are stored as codes and scales, and the bytes of these
+    wrapping     how the module lies on several devices
     """
 
     module: Module
@@ -59,6 +63,7 @@ class Asked:
     blocks: int = 0
     adamw: str = ""
     coded: Mapping[str, int] = field(default_factory=dict)
+    wrapping: Wrapping | None = None
 
 
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], settings: Asked) -> None:
@@ -66,7 +71,17 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], settings: Asked
     step = _Step(tape, table, sizes, settings)
     tape.label = "optimizer state"
     rooms = [Room(tape.account, settings.state), Room(tape.account, settings.module.buffers)]
-    tape.backward([tensor.value for tensor in step.forward()])
+    if settings.wrapping and settings.wrapping.parts == 1:
+        tape.label = BUCKETS
+        learned = sum(step.count(table.axes[name]) for name in settings.learning)
+        rooms.append(Room(tape.account, learned * settings.wrapping.reduced))
+    outputs = [tensor.value for tensor in step.forward()]
+    if step.sharded:
+        step.sharded.before_backward(step.sharded.group(ROOT))
+    tape.backward(outputs)
+    outputs.clear()
+    if step.sharded:
+        step.sharded.finish()
     step.inputs.clear()
     step.masks.clear()
     tape.label = "optimizer step"
@@ -100,6 +115,35 @@ class _Step:
     tokens: str = ""
 
     @cached_property
+    def sharded(self) -> Sharded | None:
+        """The weights in parts, where the module is wrapped so."""
+        wrapping = self.settings.wrapping
+        return Sharded(self.tape, wrapping, self.settings.width) if wrapping and wrapping.parts > 1 else None
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The repeats of the model, by who they are."""
+        return {id(line): number for number, line in enumerate(self.table.repeats) if line in self.table.lines}
+
+    @cached_property
+    def blocks(self) -> dict[str, tuple[int, int]]:
+        """The weights that are stacks of the blocks', each with its repeat and its block of a turn."""
+        result = dict[str, tuple[int, int]]()
+        for repeat in (line for line in self.table.lines if id(line) in self.numbers):
+            assert isinstance(repeat, Repeat)
+            for place, (lines, _, _) in enumerate(blocks_of(repeat, self.cuts)):
+                reads = {name for line in lines for name in line.reads}
+                stacks = (outer for inside, outer in repeat.each if inside in reads and outer in self.table.weights)
+                result |= dict.fromkeys(stacks, (self.numbers[id(repeat)], place))
+        return result
+
+    def group(self, block: tuple[int, int], turn: int) -> Group:
+        """The weights of a block of a turn."""
+        assert self.sharded
+        names = [name for name, of in self.blocks.items() if of == block]
+        return self.sharded.group((*block, turn), [self.count(self.table.axes[name][1:]) for name in names])
+
+    @cached_property
     def cuts(self) -> int:
         """How many places a block has at which one value alone is alive, its end among them; 0: a turn is a block."""
         repeats = self.table.repeats
@@ -116,7 +160,10 @@ class _Step:
             self.tape.label = name
             elements = self.count(table.axes[name])
             width = INTEGER if name in table.indices else settings.width if name in table.weights else self.tape.width
-            room = Room(self.tape.account, settings.coded.get(name, elements * width))
+            size = settings.coded.get(name, elements * width)
+            if self.sharded and name in table.weights:
+                size = self.sharded.wrapping.part(elements) * self.sharded.wrapping.stored
+            room = Room(self.tape.account, size)
             if name in table.weights:
                 self.rooms[name] = room
             else:
@@ -125,11 +172,17 @@ class _Step:
                     self.inputs.append(values[name])  # images or sounds: who calls the model has them
         weights = {name: (name,) for name in table.weights}
         scope = _Scope(self, table.axes, weights, frozenset(settings.drawn), {})
+        if self.sharded:
+            others = [self.count(table.axes[name]) for name in table.weights if name not in self.blocks]
+            root = self.sharded.group(ROOT, others)
+            self.sharded.before_forward(root)
         scope.run(scope.calls(table.lines, table.outputs), values, table.outputs)
         self.embedded.clear()
         self.cache.clear()
         if not settings.checkpoint:
             self.masks.clear()
+        if self.sharded:
+            self.sharded.after_forward(root, keeps=True)
         return [values[name] for name in table.outputs]
 
     def leaf(self, names: Sequence[tuple[str, ...]], elements: int) -> Tensor:
@@ -138,7 +191,13 @@ class _Step:
         if key not in self.leaves:
             room, width = self.rooms[names[0][0]], 0 if names[0][0] in self.settings.coded else self.settings.width
             learns = any(name[0] in self.settings.learning for name in names)
+            if self.sharded:
+                block = self.blocks.get(names[0][0])
+                group = self.group(block, int(names[0][1])) if block else self.sharded.group(ROOT)
+                room = group.room
             value = self.tape.weight(elements, width, room) if learns else Value(elements, width, room)
+            if self.sharded:
+                group.weights.append(value)
             self.leaves[key] = Tensor(self.tape, value)
         return self.leaves[key]
 
@@ -211,7 +270,9 @@ class _Scope:
                 values_read.clear()
 
     def _repeat(self, repeat: Repeat, values: Values) -> None:
-        tape, how = self.step.tape, self.step.settings.checkpoint
+        tape, how, sharded = self.step.tape, self.step.settings.checkpoint, self.step.sharded
+        number = self.step.numbers.get(id(repeat), -1)
+        sharded = sharded if (number, 0) in self.step.blocks.values() else None
         if any(isinstance(line, Repeat) for line in repeat.lines):
             how = ""
         starts_given = [values.pop(carry.initial) for carry in repeat.carry]
@@ -220,11 +281,15 @@ class _Scope:
         scope = self._inside(repeat, 0, around, values, stacks)
         parts = [
             (scope.calls(lines, ends), starts, ends)
-            for lines, starts, ends in (blocks_of(repeat, self.step.cuts) if how else (whole_block(repeat),))
+            for lines, starts, ends in (blocks_of(repeat, self.step.cuts) if how or sharded else (whole_block(repeat),))
         ]
         kept: list[list[Tensor]] = [[] for _ in repeat.keep]
         for turn in range(turns)[:: -1 if repeat.reverse else 1]:
-            for calls, starts, ends in parts:
+            for place, (calls, starts, ends) in enumerate(parts):
+                if sharded:
+                    group = self.step.group((number, place), turn)
+                    sharded.before_forward(group)
+                    starts_given = sharded.entered(group, starts_given)
                 scope = self._inside(repeat, turn, around, values, stacks)
                 if how == "reentrant":
                     names = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
@@ -238,6 +303,9 @@ class _Scope:
                     results = tape.checkpoint(again) if how else again()
                 starts_given = [Tensor(tape, value) for value in results]
                 del results
+                if sharded:
+                    sharded.after_forward(group)
+                    starts_given = sharded.left(group, starts_given)
             for several in reversed(kept):
                 several.append(starts_given.pop())
         for carry, tensor in zip(repeat.carry, starts_given, strict=True):

@@ -103,8 +103,8 @@ class Tape:
         return Value(elements, width, Room(self.account, elements * width), turned=turned)
 
     def _look(self, rooms: Mapping[int, tuple[int, int | str]]) -> None:
-        gradients = (gradient for node in self._weights for gradient in node.gradients if gradient)
-        self.gradients = sum(rooms[id(gradient.room)][0] for gradient in gradients)
+        gradients = {id(gradient.room) for node in self._weights for gradient in node.gradients if gradient}
+        self.gradients = sum(rooms[room][0] for room in gradients)
 
     def weight(self, elements: int, width: int, room: Room) -> Value:
         """A weight that learns, in a room that holds others too."""

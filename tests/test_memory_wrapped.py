@@ -1,0 +1,114 @@
+"""Memory of modules of PyTorch over devices: predicted, and what its allocator hands out to one process of several."""
+
+import io
+import json
+from contextlib import contextmanager
+from functools import partial
+from math import prod
+
+import pytest
+import torch
+import torch.distributed
+
+import learncost as lc
+from allocator import apart
+from learncost.equation.errors import InputError
+from learncost.models.configuration import configure
+
+KIB = 2**10
+WIDTH = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 600}
+KEYS = {
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 600}
+    | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "llama": {**WIDTH, "intermediate_size": 176, "num_key_value_heads": 2},
+}
+CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
+
+
+@contextmanager
+def one_of(mesh, alone):
+    """A mesh of processes of which this one is the first; the others are none, and nothing is sent.
+
+    DDP has no such backend: there this process is alone, and what it has is what each of several has.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    shape = (1,) if alone else tuple(mesh.values())
+    backend, store = ("gloo", torch.distributed.HashStore()) if alone else ("fake", FakeStore())
+    torch.distributed.init_process_group(backend, rank=0, world_size=prod(shape), store=store)
+    try:
+        yield init_device_mesh("cpu", shape, mesh_dim_names=tuple(mesh)[: len(shape)])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def train(name, dtype, placement, checkpoints, devices):
+    """Two steps as a user of PyTorch writes them, the second with the optimizer's state there from the start."""
+    import transformers
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    config = transformers.AutoConfig.for_model(name, **KEYS[name])
+    kind = torch.bfloat16 if dtype == "bf16-pure" else torch.float32
+    module = getattr(transformers, CLASSES[name])._from_config(config, dtype=kind).train()
+    if checkpoints:
+        module.activation_checkpointing_enable()
+    if placement == "ddp":
+        called = DistributedDataParallel(module)
+    else:
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bf16" else MixedPrecisionPolicy()
+        for block in module.transformer.h if name == "gpt2" else module.model.layers:
+            fully_shard(block, mesh=devices, mp_policy=policy)
+        called = fully_shard(module, mesh=devices, mp_policy=policy)
+    steps = torch.optim.AdamW(module.parameters(), fused=True)
+    tokens = torch.randint(0, 600, (4, 96))
+    for _ in range(2):
+        steps.zero_grad(set_to_none=True)
+        called(input_ids=tokens, labels=tokens).loss.backward()
+        steps.step()
+
+
+def predicted(name, dtype, placement, mesh, number, checkpoints):
+    keys = {"model_type": name, "architectures": [CLASSES[name]], **KEYS[name]}
+    configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
+    flags = {"precision": dtype, "engine": "autograd", "mesh": mesh, "placement": placement, "seq_len": 96}
+    return lc.memory(configuration, "recompute" if checkpoints else "bp", 4 * number, optimizer="adamw", **flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "placement", "mesh", "checkpoints"),
+    [
+        ("gpt2", "fp32", "ddp", {"dp": 2}, False),
+        ("llama", "bf16-pure", "ddp", {"dp": 3}, False),
+        ("gpt2", "fp32", "fsdp", {"dp": 2}, False),
+        ("llama", "fp32", "zero-3", {"dp": 3}, False),  # parts are filled up
+        ("llama", "bf16", "fsdp", {"dp": 2}, False),  # gathered in bf16, summed in fp32
+        ("gpt2", "fp32", "fsdp", {"dp": 2}, True),
+        ("llama", "fp32", "hsdp", {"dp": 2, "shard": 2}, False),
+    ],
+)
+def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator(
+    name, dtype, placement, mesh, checkpoints
+):
+    pytest.importorskip("transformers")
+    text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
+    said = predicted(name, dtype, placement, text, prod(mesh.values()), checkpoints)
+    with one_of(mesh, placement == "ddp") as devices:
+        most = apart(partial(train, name, dtype, placement, checkpoints, devices))[1]
+    assert said.peak == pytest.approx(most, rel=0.01)
+    assert sum(said.split.values()) == said.peak
+    assert ("buckets" in said.split) == (placement == "ddp")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"mesh": "dp=2", "placement": "zero-1"}, "DDP or FSDP2 of PyTorch: --placement ddp, fsdp, hsdp"),
+        ({"mesh": "tp=2", "placement": "megatron"}, "DDP or FSDP2 of PyTorch"),
+        ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "give --module plain"),
+    ],
+)
+def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):
+    with pytest.raises(InputError, match=message):
+        lc.memory("gpt2", engine="autograd", seq_len=16, **flags)

@@ -121,6 +121,33 @@ def test_half_of_an_open_size_is_an_axis_of_its_own():
     assert "x[B n n2 d]" in read_module(module, (torch.randn(3, 8, 3),), {"x": "B M 3"}).text
 
 
+def shifted(m, x):
+    """Scores by distance, moved to places of keys as XLNet and Transformer-XL move them."""
+    scores = m.linear(x) @ torch.cat([x, x], 1)[..., :4].mT
+    batch, queries, distances = scores.shape
+    rows = scores.reshape(batch, distances, queries)[:, 1:].reshape(batch, queries, distances - 1)
+    return rows[:, :, :queries]
+
+
+def biased(m, x):
+    """Scores with the last of 32 numbers, and at most one row of them, as MPT takes them."""
+    bias = torch.arange(-31.0, 1.0).view(1, 1, 32)
+    scores = m.linear(x) @ x[..., :4].mT
+    return scores + bias[:, max(0, bias.shape[1] - x.shape[1]) :, max(0, bias.shape[2] - x.shape[1]) :]
+
+
+@pytest.mark.parametrize("function", [shifted, biased])
+def test_places_that_follow_from_an_open_length_are_right_at_others(function):
+    module, letters = Computes(function), {"x": "B M 6"}
+    opened = read_module(module, (torch.randn(2, 5, 6),), letters)
+    for batch, length in ((2, 5), (3, 3), (6, 6), (1, 7)):
+        given = (torch.randn(batch, length, 6),)
+        apart = parity(module, given, opened)
+        assert max(apart.value, apart.gradient) < 1e-12
+        assert products(module, given, opened).equal
+        lc.cost(lc.layer(opened.text), B=batch, M=length)
+
+
 def test_what_is_wrapped_is_the_module_inside():
     inside = nn.Linear(6, 4)
     texts = {lc.from_module(each, {"input": "float 3 6"}).text for each in (inside, nn.DataParallel(inside))}

@@ -88,8 +88,26 @@ def simple(size: Size) -> Size:
     if isinstance(size, int):
         return size
     if not size.is_Integer:
-        size = _counted(_rounded_up(size))
+        size = _counted(_rounded_up(_largest(size)))
     return int(size) if size.is_Integer else size
+
+
+def _largest(size: Any) -> Any:
+    """A size without a choice that is the same for all sizes from 1, as `max(0, 1 - M)` is 0."""
+    import sympy  # loaded with torch
+    from torch.utils._sympy.functions import Max, Min
+
+    for part in sorted(size.atoms(Max, Min), key=str):
+        above = {
+            each: sympy.Dummy(integer=True, nonnegative=True) + 1 for each in part.free_symbols if each.is_positive
+        }
+        sign = 1 if isinstance(part, Max) else -1
+        ends = [
+            one for one in part.args if all((sign * (one - each)).xreplace(above).is_nonnegative for each in part.args)
+        ]
+        if ends:
+            size = size.xreplace({part: ends[0]})
+    return size
 
 
 def _rounded_up(size: Any) -> Any:
@@ -105,14 +123,14 @@ def _rounded_up(size: Any) -> Any:
 
 
 def _counted(size: Any) -> Any:
-    """A size without the steps up to an end, `(M n + n - 1) // n`, which are M."""
+    """A size without the steps up to an end, `(M n + n - 1) // n`, which are M, nor quotients that leave no rest."""
     import sympy  # loaded with torch
     from torch.utils._sympy.functions import FloorDiv
 
     for part in sorted(size.atoms(FloorDiv), key=str):
         above, below = part.args
         ratio = sympy.cancel(above / below)
-        if ratio.is_Integer:
+        if sympy.fraction(sympy.together(ratio))[1] == 1:
             size = size.xreplace({part: ratio})
             continue
         steps = sympy.cancel((above - below + 1) / below) if below.free_symbols else None

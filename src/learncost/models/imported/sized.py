@@ -130,21 +130,29 @@ VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default
 
 
 def _by_guards(guards: Iterable[Any]) -> dict[Any, Any]:
-    """What two sizes that have to be equal say of a whole part in one of them: w of a/n is v where 0 <= a - n v < n."""
+    """What two sizes that have to be equal say of a part in one of them.
+
+    The whole part of a/n is v where 0 <= a - n v < n; the larger of several is the one that it has to be.
+    """
     import sympy
-    from torch.utils._sympy.functions import FloorDiv
+    from torch.utils._sympy.functions import FloorDiv, Max, Min
 
     exact: dict[Any, Any] = {}
     for guard in guards:
-        for part in guard.expr.atoms(FloorDiv) if isinstance(guard.expr, sympy.Eq) else ():
-            above, below = part.args
+        for part in guard.expr.atoms(FloorDiv, Max, Min) if isinstance(guard.expr, sympy.Eq) else ():
             whole = sympy.Dummy()
             apart = sympy.expand((guard.expr.lhs - guard.expr.rhs).xreplace({part: whole}))
             times = apart.coeff(whole)
             rest = apart - sympy.expand(times * whole)
-            if not below.is_number or times == 0 or rest.has(whole):
+            if times == 0 or rest.has(whole):
                 continue
             value = sympy.cancel(-rest / times)
+            if isinstance(part, Max | Min):
+                exact |= {part: value} if value in part.args else {}
+                continue
+            above, below = part.args
+            if not below.is_number:
+                continue
             left = sympy.expand(above - below * value)
             if left.is_number and 0 <= left < below:
                 exact[part] = value

@@ -14,6 +14,7 @@ from learncost.models.imported.sized import without_rests
 from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
 from learncost.models.tables import LENGTHS
 
+_POWER = re.compile(r"\b([^\W\d]\w*)\*\*(\d)\b")
 _EXPRESSION = re.compile(r"[\w+*/()-]+")
 _NAME = re.compile(r"\W+")
 
@@ -194,7 +195,7 @@ class Writer:
         known = {letter for root, letter in self.letters.items() if letter not in self.sizes}
         known |= {*decided.values(), *self.symbols.values()}
         texts = {
-            letter: self.size(without_rests(size), decided).replace(" ", "")
+            letter: _POWER.sub(_factors, self.size(without_rests(size), decided).replace(" ", ""))
             for letter, size in self.sizes.items()
             if not _is_number(size)
         }
@@ -219,6 +220,11 @@ class Writer:
         """A size as an expression in letters; `more` are letters beside the open ones."""
         letters = {**more, **self.symbols}
         return re.sub(r"[A-Za-z_]\w*", lambda match: letters.get(match.group(), match.group()), str(size))
+
+
+def _factors(power: re.Match[str]) -> str:
+    """`M**2` as the notation has it: M*M."""
+    return "*".join([power[1]] * int(power[2]))
 
 
 class _NamelessError(Exception):

@@ -135,6 +135,7 @@ def test_a_device_is_no_cluster():
         ("--mesh pp=2 --schedule 2f2b --batch-size 2", "schedule must be one of"),
         ("--placement fsdp", "give --mesh with it"),
         ("--mesh pp=2 --place 'd over pp' --batch-size 2", "pp cuts the repeats of blocks: n_layer over pp, not"),
+        ("--mesh pp=2 --place 'blocks over pp of 1 3' --batch-size 2", "stages are as equal here as the blocks can be"),
     ],
 )
 def test_bad_meshes_are_one_line(more, message, capsys):
@@ -144,3 +145,11 @@ def test_bad_meshes_are_one_line(more, message, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error), error
+
+
+def test_stages_are_said_by_name_as_learncost_place_takes_them():
+    usual, named = (
+        lc.run_cost("llama-2-7b", 1e9, "DGX-H100", mesh="pp=2,dp=2", batch_size=4, seq_len=64, **SMALL, **asked)
+        for asked in ({}, {"placement": "pp,zero-1"})
+    )
+    assert named.spread.step.seconds == usual.spread.step.seconds

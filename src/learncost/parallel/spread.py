@@ -23,6 +23,7 @@ from learncost.placement.clauses import Clause, clauses
 from learncost.placement.mesh import Mesh
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.placement.presets import chosen
+from learncost.placement.stages import BLOCKS
 from learncost.schedule.pipeline import KINDS
 
 PLAN = "flash,fused"
@@ -140,12 +141,16 @@ def spread(
 
 
 def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...]:
-    """The clauses without `n_layer over pp`, which cuts the repeats of blocks into stages."""
+    """The clauses without `blocks over pp`, or `n_layer over pp`, which cuts the repeats of blocks into stages."""
     blocks = blocks_of(model.table)
     for clause in several:
-        if clause.mesh == PIPELINE and (clause.names or not {*clause.axes} & {*blocks}):
+        if clause.mesh == PIPELINE and not {*clause.axes} <= {BLOCKS, *blocks}:
             raise InputError(
                 f"{PIPELINE} cuts the repeats of blocks: {' '.join(blocks)} over {PIPELINE}, not {str(clause)!r}"
+            )
+        if clause.mesh == PIPELINE and clause.names:
+            raise InputError(
+                f"stages are as equal here as the blocks can be: write {BLOCKS} over {PIPELINE}, not {str(clause)!r}"
             )
     return tuple(clause for clause in several if clause.mesh != PIPELINE)
 

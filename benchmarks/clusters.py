@@ -5,10 +5,11 @@
 ROWS.json has the form of benchmarks/clusters.json, which is taken by default: `rows`, each with id, config, quantity,
 value and unit. A row is answered where its configuration is complete; the others are listed with what is missing.
 One of another source says in config: device, model or a GPT's sizes (hidden, heads, layers, vocab), seq, tp, pp, dp or
-gpus, micro_batch, global_batch; and what is not the usual: recompute (full, selective), zero, fsdp, interleave,
-schedule, flash, sequence_parallel, framework, compile, network_gbps; gated and kv_heads of models that are no GPT.
-Its unit is one of published_trainings/times.py, or of bytes. clusters_later.json and clusters_fresh.json have rows that
-were tried later.
+gpus, micro_batch, global_batch; and what is not the usual: recompute (full, selective, minimal, layer, op, norm, act;
+several with commas between), zero, fsdp, interleave, schedule, stages (blocks of each), flash, sequence_parallel,
+framework, compile, network_gbps, ep and etp; gated, tied and kv_heads of models that are no GPT.
+Its unit is one of published_trainings/times.py, or of bytes. clusters_later.json, clusters_fresh.json and
+clusters_others.json have rows that were tried later.
 Nothing is fitted to a row: what is assumed of a device is in src/learncost/devices (devices.toml, sustained.toml,
 clusters.toml), and what frameworks do is said once for each of them (published_trainings/frameworks.py).
 """

@@ -1,5 +1,6 @@
 """Links, clusters and collectives: what the files say is what is read; algorithms against what was measured of them."""
 
+import itertools
 import json
 from fractions import Fraction
 
@@ -10,6 +11,7 @@ from learncost.devices.cluster import clusters, links
 from learncost.devices.collective import KINDS, WORDS, Group, algorithms, groups, transfer
 from learncost.faces.command import main
 from learncost.hardware.calibrate_links import Timed, fitted
+from learncost.parallel.step import Spent
 
 
 def test_every_number_of_a_link_says_who_says_so():
@@ -91,6 +93,23 @@ def test_latency_is_what_small_payloads_take():
     small, large = (transfer("all_reduce", size, group, cluster) for size in (8, 2**30))
     assert small.latency == large.latency == pytest.approx(5e-6 + 6 * 1.9e-6)
     assert small.moving < 1e-9 < 1e-3 < large.moving
+
+
+def test_a_row_of_several_experts_goes_to_a_node_once():
+    """DeepSeek-V3, section 3.2.2: over 8 nodes a row of 8 experts drawn evenly leaves for 4.6 others, not for 7."""
+    cluster, group = lc.cluster("DGX H100"), Group(64, 8)
+    each = transfer("dispatch", 1e9, group, cluster)
+    once = transfer("dispatch", 1e9, group, cluster, copies=8)
+    four = sum(len({*draw} - {0}) for draw in itertools.product(range(8), repeat=4)) / 8**4
+    assert transfer("dispatch", 1e9, group, cluster, copies=4).moving / each.moving == pytest.approx(four / 3.5)
+    assert once.moving < 0.7 * each.moving
+
+
+@pytest.mark.parametrize(("beside", "waits"), [(4.0, 1.0), (12.0, 3.0), (16.0, 7.0), (0.0, 0.0)])
+def test_collectives_slow_down_what_is_computed_beside_them(beside, waits):
+    """With a quarter of the device they leave 9 s of computing at 3/4 for as long as they go on."""
+    assert Spent(compute=9.0, beside=beside, shared=0.25).waiting == pytest.approx(waits)
+    assert lc.cluster("TPU v5p pod").shared == 0
 
 
 def test_words_of_placed_tables_have_a_kind():

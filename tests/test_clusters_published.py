@@ -53,7 +53,7 @@ def test_time_of_korthikanti():
 
 @pytest.mark.parametrize("text", ["simumax-llama3_70b", "simumax-deepseek"])
 def test_allocated_memory_on_b200(text):
-    assert max(off(answers(f"{text}"), "memory")) < 0.05
+    assert max(off(answers(f"{text}"), "memory")) < (0.02 if "deepseek" in text else 0.05)
 
 
 def test_what_is_not_known_is_not_answered():
@@ -84,6 +84,20 @@ def test_a_row_of_any_source():
     )
     assert answer({**row, "config": {**row["config"], "parallel": {"model_parallel": 144}}}).why.startswith("it is cut")
     assert answer({**row, "config": {**row["config"], "method": "LoRA"}}).why.startswith("its method has lora")
+    assert answer({**row, "config": {**row["config"], "recompute": "often"}}).why.startswith("recomputation is full")
+    several = {**row["config"], "interleave": 1, "stages": [14, 13, 13, 12, 12, 11, 11, 10]}
+    assert answer({**row, "config": several}).predicted > answer(row).predicted
+    assert answer({**row, "config": {**several, "stages": [96]}}).why.startswith("1 numbers of blocks are not")
+    folded = {"model": "qwen3-30b-a3b", "device": "H100", "seq": 4096, "tp": 2, "ep": 8, "etp": 1, "gpus": 16}
+    assert "etp=1" in answer({**row, "config": {**folded, "micro_batch": 1, "global_batch": 16}}).why
+
+
+def test_memory_where_products_keep_what_was_gathered():
+    """nanotron over dp and tp: 3 to 4 % below; without what tensor parallelism keeps it is 21 %."""
+    rows = json.loads((BENCHMARKS / "clusters_others.json").read_text(encoding="utf-8"))["rows"]
+    found = [answer(row) for row in rows if row["id"].startswith("nanotron-1b-dp2-tp4-pp1") and row["unit"] == "MiB"]
+    assert len(found) == 1
+    assert max(off(found, "memory")) < 0.05
 
 
 def test_what_data_and_tensor_parallelism_send():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -19,7 +19,7 @@ from published_trainings.case import (
     settings_of,
     told,
 )
-from published_trainings.frameworks import FRAMEWORKS, SEQUENCE, TENSOR, ZERO_1, ZERO_2, ZERO_3, cut
+from published_trainings.frameworks import FRAMEWORKS, OTHER_PRODUCTS, SEQUENCE, TENSOR, ZERO_1, ZERO_2, ZERO_3, cut
 
 SIZES = {"n_embd": ("hidden",), "n_head": ("heads",), "n_layer": ("layers", "blocks"), "vocab_size": ("vocab",)}
 """What rows call the sizes of a GPT."""
@@ -31,11 +31,12 @@ GROUPED = {
 """Those of a Llama, of a row that tells that its networks are gated; of StarCoder 2 where it tells of heads of keys."""
 
 RECOMPUTED = {
-    "full": ",recompute=block", "true": ",recompute=block", "selective": ",recompute=attn.R+attn.S+softmax",
-    "none": "", "false": "", "minimal": ",recompute=gelu+norm+relu+silu",
+    "full": "block", "true": "block", "selective": "attn.R+attn.S+softmax", "none": "", "false": "",
+    "minimal": "gelu+norm+relu+silu", "layer": "block/2", "op": OTHER_PRODUCTS, "norm": "norm", "act": "gelu+relu+silu",
 }  # fmt: skip
-"""What rows say of recomputation; minimal is MaxText's: products are kept, all else is made again. Under flash
-attention scores are made again in any case."""
+"""What rows say of recomputation, several with commas between. minimal is MaxText's: products are kept, all else is
+made again; layer and op are torchtitan's: every second block, every second product. Under flash attention scores are
+made again in any case."""
 
 GENERATION_BEFORE = ("NVIDIA V100", "NVIDIA A100")
 """Devices of trainings whose scores of attention are stored, and whose gradients all devices have whole."""
@@ -65,27 +66,37 @@ def any_source(row: Mapping[str, Any]) -> Case:
     chunks = int(config.get("interleave") or config.get("vp") or 1) if "pp" in axes else 1
     overlap = fully or not old
     schedule = str(config.get("schedule") or ("interleaved" if chunks > 1 else "1f1b")).lower()
-    way = Way(axes, micro, microbatches, schedule, chunks, overlap=overlap, workspace=framework == "bridge")
-    recomputed = str(config.get("recompute") or config.get("activation_checkpointing") or "none").lower().split()[0]
-    if recomputed not in RECOMPUTED:
-        raise InputError(f"recomputation is {', '.join(RECOMPUTED)}, not {recomputed!r}")
-    has_flash = "flash" in FRAMEWORKS[framework].plan
-    plan = _with(FRAMEWORKS[framework].plan, "" if has_flash and recomputed == "selective" else RECOMPUTED[recomputed])
-    text = _placement(config, axes, old, fully, framework == "bridge")
+    layers = tuple(map(int, config.get("stages") or ()))
+    way = Way(axes, micro, microbatches, schedule, chunks, layers, overlap, **FRAMEWORKS[framework].of_a_way)
+    plan = _with(FRAMEWORKS[framework].plan, _recomputed(config))
+    text = _placement(config, axes, old, fully, framework in WITH_THE_SEQUENCE)
     key = key_of(name, overrides, False, way, text, plan, framework, seq)
     return Case(key, way, seq, framework, machine.name if machine else "", network_gbps=network_of_row(config))
 
 
-def _with(plan: str, recomputed: str) -> str:
+def _recomputed(config: Mapping[str, Any]) -> list[str]:
+    """What a row makes again in its own words. Raises `InputError` for a word that is not known."""
+    said = str(config.get("recompute") or config.get("activation_checkpointing") or "none").lower()
+    words = [part.split()[0] for part in said.partition("(")[0].split(",") if part.strip()]
+    if unknown := [word for word in words if word not in RECOMPUTED]:
+        raise InputError(f"recomputation is {', '.join(RECOMPUTED)}, not {unknown[0]!r}")
+    return words
+
+
+def _with(plan: str, words: Sequence[str]) -> str:
     """A framework's plan with what a row makes again: beside what the framework does, or whole blocks in its place."""
-    if not recomputed:
+    recomputed = [RECOMPUTED[word] for word in words if not ("flash" in plan and word == "selective")]
+    if not any(recomputed):
         return plan
     parts = [part for part in plan.split(",") if not part.startswith("recompute=")]
-    others = [part for part in plan.split(",") if part not in parts and recomputed != RECOMPUTED["full"]]
-    again = [part.removeprefix("recompute=") for part in (*others, recomputed.lstrip(","))]
+    others = [part for part in plan.split(",") if part not in parts and RECOMPUTED["full"] not in recomputed]
+    again = [*(part.removeprefix("recompute=") for part in others), *filter(None, recomputed)]
     names = dict.fromkeys(name for part in again for name in part.split("+"))
     return ",".join((*parts, f"recompute={'+'.join(names)}"))
 
+
+WITH_THE_SEQUENCE = ("bridge", "nanotron")
+"""Frameworks whose tensor parallelism has the sequence, where a row says nothing of it."""
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "vp", "zero", "fsdp", "interleave", "gpus", "mp_mode")
 """What a row may say of how it is parallel."""
@@ -99,6 +110,11 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
     for axis, size in (config.get("parallel") or {}).items():
         if axis not in AXES and size not in (None, 1, False):
             raise InputError(f"it is cut over {axis}, of which nothing is known here")
+    tensor, experts = int(config.get("tp") or 1), int(config.get("ep") or 1)
+    if experts > 1 and int(config.get("etp") or tensor) != tensor:
+        raise InputError(
+            f"its experts are cut over etp={config['etp']}, all else over tp={tensor}: they have to be one number"
+        )
     said = str(config.get("method") or "").lower()
     if words := [word for word in OTHERWISE if word in said] or ["offload"] * bool(config.get("cpu_offload")):
         raise InputError(f"its method has {words[0]}, of which nothing is known here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from learncost.equation.precision import PRECISIONS, Precision
 
@@ -12,6 +13,8 @@ from learncost.equation.precision import PRECISIONS, Precision
 class Framework:
     """What a framework does, as it says itself: the plan that stands for its kernels, types, overlap, buffers.
 
+    sorted_rows  how often rows are copied around each of their ways to experts and back
+    once_a_node  whether a row of several experts goes to each node once
     attention  what its kernels of attention attain of the peak, by the family of the device, where that is published
     """
 
@@ -21,6 +24,13 @@ class Framework:
     workspace: bool
     why: str
     attention: Mapping[str, float] = field(default_factory=dict)
+    sorted_rows: int = 0
+    once_a_node: bool = False
+
+    @property
+    def of_a_way(self) -> dict[str, Any]:
+        """What a way has of it."""
+        return {"workspace": self.workspace, "sorted_rows": self.sorted_rows, "once_a_node": self.once_a_node}
 
 
 _MIXED = PRECISIONS["bf16"]
@@ -34,15 +44,21 @@ FLASH_1 = {"H100": 0.325 * 0.35 / 0.615, "A100": 0.325}
 """FlashAttention's own attained 25 to 40 % on A100 (Dao 2023, abstract); on H100 as much less as its successor's
 do, which are of Ampere's instructions, too."""
 
+ALL_TO_ALL, DEEP_EP = 2, 1
+"""Megatron-Core's tokens are sorted by expert before they are sent, and those that came by expert again
+(megatron/core/transformer/moe/token_dispatcher.py, permute and sort_chunks_by_idxs). Behind DeepEP's kernels, which
+send a row to each node once (DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.2), they are sorted once."""
+
 FRAMEWORKS = {
     "megatron-2022": Framework(
         "fused", replace(PRECISIONS["fp16"], gradients="fp32"), False, False,
         "Korthikanti et al. 2022: scores are stored, dropout has masks of a byte, gradients are summed in fp32",
     ),
     "megatron-te": Framework(
-        "flash,fused,recompute=silu,zigzag", replace(_MIXED, gradients="fp32"), False, True,
+        "flash,fused,recompute=silu,zigzag,keep=dispatch", replace(_MIXED, gradients="fp32"), False, True,
         "flash attention and TransformerEngine's kernels: a gate's activation is made again; gradients are summed in "
         "fp32 by products that leave a buffer of each shape; nothing overlaps, as the rows' guide says",
+        sorted_rows=ALL_TO_ALL,
     ),
     "deepspeed": Framework(
         "fused", PRECISIONS["fp16"], False, False,
@@ -53,8 +69,9 @@ FRAMEWORKS = {
         "the same with gradients summed in fp32",
     ),
     "bridge": Framework(
-        "flash,fused,recompute=silu,zigzag", replace(_MIXED, gradients="fp32"), True, True,
+        "flash,fused,recompute=silu,zigzag,keep=dispatch", replace(_MIXED, gradients="fp32"), True, True,
         "as Megatron-LM with TransformerEngine, with its overlaps of gradients and weights",
+        sorted_rows=DEEP_EP, once_a_node=True,
     ),
     "fsdp-eager": Framework(
         "flash,zigzag", replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
@@ -71,7 +88,22 @@ FRAMEWORKS = {
         "FSDP2 under torch.compile, whose kernels join pointwise lines",
         FLASH_2,
     ),
+    "nanotron": Framework(
+        "flash,zigzag,keep=all_gather", replace(_MIXED, gradients="fp32"), True, False,
+        "FlashAttention-2, PyTorch's operators, gradients summed in fp32, tensor parallelism with the sequence, whose "
+        "products keep what was gathered (nanotron/parallel/tensor_parallel/functional.py, column_linear), ZeRO-1",
+        FLASH_2,
+    ),
+    "automodel": Framework(
+        "flash,fused,recompute=silu,zigzag,keep=dispatch",
+        replace(_MIXED, weights="fp32", gradients="fp32", masters=""), True, False,
+        "NeMo AutoModel: FSDP2 with TransformerEngine's kernels",
+        sorted_rows=DEEP_EP, once_a_node=True,
+    ),
 }  # fmt: skip
+
+OTHER_PRODUCTS = "norm+silu+attn.K.unturned+A+mlp.V"
+"""What torchtitan's selective recomputation by operators makes again: every other product, and what is pointwise."""
 
 TENSOR, SEQUENCE = "h f v over tp", "h f v over tp, M over tp of values"
 ZERO_1, ZERO_2 = "B over dp, * over dp of states", "B over dp, * over dp of gradients states"

@@ -9,7 +9,7 @@ from learncost.equation.errors import InputError
 from learncost.parallel.step import Way
 from published_trainings.any_source import any_source
 from published_trainings.case import Case, key_of, mesh_of, told
-from published_trainings.frameworks import FRAMEWORKS, SEQUENCE, TENSOR, ZERO_1, ZERO_3, cut
+from published_trainings.frameworks import FRAMEWORKS, OTHER_PRODUCTS, SEQUENCE, TENSOR, ZERO_1, ZERO_3, cut
 
 
 def korthikanti(row: Mapping[str, Any]) -> Case:
@@ -53,7 +53,7 @@ def simumax(row: Mapping[str, Any]) -> Case:
         overrides["num_key_value_heads"] = config["kv_heads"]
     experts = config["ep"]
     axes = mesh_of(pp=config["pp"], dp=config["dp"] // experts, ep=experts, cp=config["cp"], tp=config["tp"])
-    way = Way(axes, config["micro_batch"], config["micro_batches"], overlap=False, workspace=True)
+    way = Way(axes, config["micro_batch"], config["micro_batches"], overlap=False, **FRAMEWORKS["megatron-te"].of_a_way)
     plan = FRAMEWORKS["megatron-te"].plan
     key = key_of(names[config["model"]], overrides, False, way, cut(axes, ZERO_1), plan, "megatron-te", config["seq"])
     return Case(key, way, config["seq"], "megatron-te", "DGX B200")
@@ -70,7 +70,7 @@ def torchtitan(row: Mapping[str, Any]) -> Case:
     if config.get("recompute") == "full":
         plan += ",recompute=block"
     elif "selective" in config.get("recompute", ""):
-        plan += ",recompute=norm+silu+attn.K.unturned+A+mlp.V"  # every other product, and all that is pointwise
+        plan += f",recompute={OTHER_PRODUCTS}"
     pipeline = axes.get("pp", 1)
     batch = config["local_batch"]
     several = config.get("schedule") == "Interleaved1F1B"
@@ -98,7 +98,7 @@ def bridge(row: Mapping[str, Any]) -> Case:
     # What some rows print as accumulation is not what batch and mesh leave; the batch is taken.
     microbatches = max(1, config["gbs"] // config["mbs"] // (axes.get("dp", 1) * axes.get("ep", 1)))
     way = Way(axes, config["mbs"], microbatches, "interleaved" if chunks > 1 and config["pp"] > 1 else "1f1b",
-              chunks if config["pp"] > 1 else 1, workspace=True)  # fmt: skip
+              chunks if config["pp"] > 1 else 1, **FRAMEWORKS["bridge"].of_a_way)  # fmt: skip
     plan = FRAMEWORKS["bridge"].plan
     key = key_of(names[config["model"]], {}, False, way, text, plan, "bridge", config["seq"])
     return Case(key, way, config["seq"], "bridge", systems[config["system"]])

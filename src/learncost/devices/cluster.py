@@ -92,6 +92,11 @@ class Link(Displayed):
         return told
 
 
+COMMUNICATING = 20 / 132
+"""Of a GPU's multiprocessors those whose kernels send: 20 of the 132 of an H800 saturate its links (DeepSeek-AI 2024,
+DeepSeek-V3, arXiv 2412.19437, section 3.5.1). TPUs send beside their cores."""
+
+
 @dataclass(frozen=True)
 class Cluster(Displayed):
     """Devices in nodes with the links between them.
@@ -130,6 +135,11 @@ class Cluster(Displayed):
     source: str = ""
     names: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def shared(self) -> float:
+        """Of a device's multiprocessors, the share that collectives take from what is computed beside them."""
+        return 0.0 if self.device.family == "TPU" else COMMUNICATING
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""

@@ -138,20 +138,22 @@ class Transfer(Displayed):
         return float(ring) * self.payload / self.seconds / 1e9 if self.seconds else 0.0
 
 
-def transfer(word: str, payload: float, group: Group, cluster: Cluster, name: str = "") -> Transfer:
+def transfer(word: str, payload: float, group: Group, cluster: Cluster, name: str = "", copies: int = 0) -> Transfer:
     """How long one collective takes on a mesh axis of a cluster.
 
     payload  bytes of the whole array, as `collectives.toml` counts them
     group    the devices of the axis
     name     the algorithm; by default the switch where it reduces and attains more, else a ring. Between nodes a ring
              enters and leaves a node over the adapters of all its devices in the group.
+    copies   of every row that goes to several devices, where it goes to each node once and is handed on inside: as many
+             as there are, and drawn evenly
 
     Raises `InputError` for an axis that leaves the node of a cluster without a network.
     """
     kind = kind_of(word)
     if group.devices == 1 or not kind:
         return Transfer(word, group, payload, 0.0, "", "", 0.0, 0.0)
-    link, speed = _bounding(kind, group, cluster)
+    link, speed = _bounding(kind, group, cluster, copies)
     reduces = link.reduces
     by_switch = kind == "all_reduce" and group.nodes == 1 and reduces is not None and group.devices >= reduces.devices
     chosen = algorithm(name or ("switch" if by_switch else USUAL))
@@ -163,7 +165,7 @@ def transfer(word: str, payload: float, group: Group, cluster: Cluster, name: st
     return Transfer(word, group, payload, sent, link.name, chosen.name, latency, moving)
 
 
-def _bounding(kind: str, group: Group, cluster: Cluster) -> tuple[Link, float]:
+def _bounding(kind: str, group: Group, cluster: Cluster, copies: int = 0) -> tuple[Link, float]:
     """The link that bounds a collective, and the bytes a second at which a device sends there."""
     inside = cluster.inside.speed(group.inside)
     if group.nodes == 1:
@@ -178,5 +180,7 @@ def _bounding(kind: str, group: Group, cluster: Cluster) -> tuple[Link, float]:
         return cluster.between, between
     if kind == "all_to_all":  # what leaves the node goes out over a device's own adapter
         leaving = (group.devices - group.inside) / (group.devices - 1)
+        if copies:  # of its copies at `copies` of the nodes a row goes to those that have one
+            leaving *= group.nodes * (1 - (1 - 1 / group.nodes) ** copies) / copies
         return cluster.between, min(inside, between / leaving)
     return (cluster.between, group.inside * between) if group.inside * between < inside else (cluster.inside, inside)

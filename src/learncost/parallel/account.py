@@ -46,6 +46,7 @@ class Sending:
     turns   how often it runs each time, of the repeats around it
     role    what it moves: weights, gradients, states, values or inputs
     rounds  whether it moves parts round a ring of devices, beside the lines of their turns
+    copies  of rows that go to their experts or come back: how many there are of each
     """
 
     word: str
@@ -57,6 +58,7 @@ class Sending:
     role: str
     line: str
     rounds: bool = False
+    copies: Count | None = None
 
 
 class Where(NamedTuple):
@@ -451,6 +453,7 @@ class Account:
                     role,
                     line.name,
                     bool(self._turns_round.intersection(counts)),
+                    _copies(line) if role not in INDICES and name not in indices else None,
                 )
             )
         return tuple(result)
@@ -487,6 +490,14 @@ class Account:
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:
         return {}
+
+
+def _copies(line: Word) -> Count | None:
+    """Of rows that are sent by a choice, how many each has: the last axis of what chooses."""
+    if line.word not in ("dispatch", "combine"):
+        return None
+    choice = line.right[-1]
+    return Count.of(choice.declared[-1:]) if isinstance(choice, Term) else None
 
 
 def turns_round(mesh_axis: str) -> str:

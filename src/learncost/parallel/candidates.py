@@ -305,7 +305,7 @@ class Reading:
         stages, number = way.stages, way.microbatches
         passes = dict.fromkeys("FBW", 0.0)
         for name in passes:
-            spent = replace(moved.get(name, Spent()))
+            spent = replace(moved.get(name, Spent()), shared=self.cluster.shared)
             for where, each in times.items():
                 if where.letter == name:
                     seconds = each * (self.turns_of(where.segment) if where.segment % 2 else 1)

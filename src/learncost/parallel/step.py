@@ -28,7 +28,8 @@ PIPELINE = "pp"
 
 ASSUMED = {
     "waits": "collectives of values (tp, cp, ep) wait: nothing is computed beside them",
-    "beside": "collectives of weights and gradients run beside the passes that need them, and wait for the rest",
+    "beside": "collectives of weights and gradients run beside the passes that need them, which they slow down, and "
+    "wait for the rest",
     "rings": "parts of a ring go round beside the lines of their turns, and wait for the rest",
     "sends": "sends between stages run beside what is computed; a stage waits for what it needs",
 }
@@ -47,6 +48,8 @@ class Way:
     overlap       whether collectives of weights and gradients run beside what is computed
     beside        axes whose other collectives do so, too, as products that are cut for it have them (async TP)
     workspace     whether a fused weight update has a buffer of a block's gradients in the type of its weights
+    sorted_rows   how often rows are copied into another order around each of their ways to the experts or back
+    once_a_node   whether a row goes to each node once and is handed on inside, as DeepEP's do, not once to each expert
     """
 
     mesh: Mapping[str, int]
@@ -58,6 +61,8 @@ class Way:
     overlap: bool = True
     beside: tuple[str, ...] = ()
     workspace: bool = False
+    sorted_rows: int = 0
+    once_a_node: bool = False
 
     @property
     def stages(self) -> int:
@@ -73,13 +78,17 @@ class Way:
 
 @dataclass
 class Spent:
-    """Seconds of a pass: what is computed, in turns of rings too; collectives that wait, and those beside either."""
+    """Seconds of a pass: what is computed, in turns of rings too; collectives that wait, and those beside either.
+
+    shared  of the device, what collectives take from that which is computed beside them
+    """
 
     compute: Any = 0.0
     rounds: Any = 0.0
     waits: Any = 0.0
     beside: Any = 0.0
     beside_rounds: Any = 0.0
+    shared: float = 0.0
 
     def send(self, sending: Sending, seconds: Any, way: Way) -> None:
         """Add what a collective takes where it belongs."""
@@ -95,7 +104,8 @@ class Spent:
         """Seconds that nothing is computed: links that have a ring's parts have nothing else."""
         hidden = min(self.rounds, self.beside_rounds)
         room = self.compute - hidden
-        return float(self.waits + self.beside_rounds - hidden + max(0.0, self.beside - room))
+        slower = self.shared * min(self.beside, room / (1 - self.shared))
+        return float(self.waits + self.beside_rounds - hidden + max(slower, self.beside - room))
 
 
 @dataclass(frozen=True)
@@ -274,14 +284,14 @@ def step_of(
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
     computed = account.seconds(way_sizes, rates, account.kind.values)
-    transfers = _transfers(account.sendings, way_sizes, mesh_groups, cluster)
+    transfers = [(each, _moved(each, way_sizes, mesh_groups, cluster, way)) for each in account.sendings]
     made: dict[Part, dict[str, tuple[float, float]]] = {}  # stages that are alike take as long
     for part in parts:
         if part in made:
             continue
         by_pass = {}
         for name in "FBWO":
-            spent = Spent()
+            spent = Spent(shared=cluster.shared)
             for where, each in computed.items():
                 if where.letter == name:
                     seconds_of = each * _turns(account, part, where.segment)
@@ -294,9 +304,11 @@ def step_of(
                     continue
                 calls = _calls(account, sending, way_sizes, part)
                 if name == "O":  # of stacks the payload grows with the turns
-                    moved = _moved(sending, account.sizes_of_stage(way_sizes, part), mesh_groups, cluster)
+                    moved = _moved(sending, account.sizes_of_stage(way_sizes, part), mesh_groups, cluster, way)
                     calls = 1 if account.within((sending.segment,), part) else 0
                 spent.send(sending, calls * moved.seconds, way)
+                if sending.copies and moved.group.devices > 1:  # every copy of the rows is read and written
+                    spent.compute += calls * way.sorted_rows * 2 * moved.payload / rates.bandwidth(float("inf"))
             by_pass[name] = spent
         made[part] = _joined(by_pass, way.overlap)
     passes = [made[part] for part in parts]
@@ -363,16 +375,11 @@ def _calls(account: Account, sending: Sending, way_sizes: Mapping[str, int], par
 
 
 def _moved(
-    sending: Sending, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, Group], cluster: Cluster
+    sending: Sending, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, Group], cluster: Cluster, way: Way
 ) -> Transfer:
     group = mesh_groups.get(sending.mesh_axis, Group(1, 1))
-    return transfer(sending.word, float(sending.payload.at(way_sizes)), group, cluster)
-
-
-def _transfers(
-    sendings: Sequence[Sending], way_sizes: Mapping[str, int], mesh_groups: Mapping[str, Group], cluster: Cluster
-) -> list[tuple[Sending, Transfer]]:
-    return [(sending, _moved(sending, way_sizes, mesh_groups, cluster)) for sending in sendings]
+    copies = int(sending.copies.at(way_sizes)) if sending.copies and way.once_a_node else 0
+    return transfer(sending.word, float(sending.payload.at(way_sizes)), group, cluster, copies=copies)
 
 
 def carried(account: Account) -> Count:
@@ -434,7 +441,7 @@ def _sent(
                 if not account.within((sending.segment,), part):
                     continue
                 inner = account.sizes_of_stage(way_sizes, part)
-                moved = _moved(sending, inner, mesh_groups, cluster)
+                moved = _moved(sending, inner, mesh_groups, cluster, way)
                 calls = 1 if once else int(sending.turns.at(inner)) * way.microbatches
                 if moved.group.devices > 1:
                     _add(table, sending, moved, calls)

@@ -58,6 +58,11 @@ DECODERS = (
 )
 MIXTURES = "Mixtral Olmoe Qwen3Moe Phimoe"
 ENCODERS = "Bert Roberta Electra MPNet Camembert Ernie RoFormer ModernBert Esm"
+POSITIONS = {
+    "MptForCausalLM": {"d_model": 16, "n_heads": 4, "n_layers": 2, "max_seq_len": 32, "vocab_size": 30},
+    "XLNetLMHeadModel": {"d_model": 16, "n_head": 4, "n_layer": 2, "d_inner": 24, "vocab_size": 30},
+}
+"""Whose scores have numbers by distance."""
 VISION = "ViT DeiT Dinov2 ViTMSN SiglipVision CLIPVision IJepa"
 TORCHVISION = {
     "resnet18": 32,
@@ -136,6 +141,9 @@ def cases() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
         yield f"transformers {name}ForCausalLM", lambda name=name: _transformers(f"{name}ForCausalLM", name, EXPERTS)
     for name in ENCODERS.split():
         yield f"transformers {name}Model", lambda name=name: _transformers(f"{name}Model", name, LANGUAGE)
+    for kind, settings in POSITIONS.items():
+        name = kind.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+        yield f"transformers {kind}", lambda kind=kind, name=name, s=settings: _transformers(kind, name, s)
     for name in VISION.split():
         yield f"transformers {name}Model", lambda name=name: _transformers(f"{name}Model", name, IMAGES)
     for name, side in TIMM.items():

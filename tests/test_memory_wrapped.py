@@ -106,9 +106,21 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
     [
         ({"mesh": "dp=2", "placement": "zero-1"}, "DDP or FSDP2 of PyTorch: --placement ddp, fsdp, hsdp"),
         ({"mesh": "tp=2", "placement": "megatron"}, "DDP or FSDP2 of PyTorch"),
-        ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "give --module plain"),
+        ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "give --module transformers"),
     ],
 )
 def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):
     with pytest.raises(InputError, match=message):
         lc.memory("gpt2", engine="autograd", seq_len=16, **flags)
+
+
+def test_a_module_that_was_read_runs_itself_in_ddp():
+    module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
+    layer = lc.from_module(module, {"input": torch.randn(8, 64)}, {"input": "B 64"})
+    flags = {"engine": "autograd", "mesh": "dp=2"}
+    over, one = lc.memory(layer, B=16, placement="ddp", **flags), lc.memory(layer, B=8, engine="autograd")
+    buckets = 4 * sum(each.numel() for each in module.parameters())
+    assert over.module == one.module == "itself"
+    assert over.peak == one.peak + buckets == sum(over.split.values())
+    with pytest.raises(InputError, match="knows no blocks of a layer's own module for fully_shard"):
+        lc.memory(layer, B=16, placement="fsdp", **flags)

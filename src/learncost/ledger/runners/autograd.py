@@ -217,8 +217,10 @@ def _unwrapped(step: Step) -> str:
             f"is over a mesh a module in DDP or FSDP2 of PyTorch: --placement {', '.join(WRAPPED)}; table and torch "
             "tell the others"
         )
-    if wrapping.parts > 1 and (step.module == Itself.name or step.module.endswith("reentrant")):
-        return f"by --module {step.module} has no blocks that fully_shard is told of: give --module plain"
+    if wrapping.parts > 1 and step.model.configuration.layer is not None:
+        return "knows no blocks of a layer's own module for fully_shard: give --placement ddp, or --engine table"
+    if wrapping.parts > 1 and step.module.endswith("reentrant"):
+        return f"by --module {step.module} runs blocks again as fully_shard does not: give --module transformers"
     return "has frozen codes that fully_shard is not told of" if wrapping.parts > 1 and step.model.quantized else ""
 
 

@@ -162,7 +162,8 @@ class _Step:
             width = INTEGER if name in table.indices else settings.width if name in table.weights else self.tape.width
             size = settings.coded.get(name, elements * width)
             if self.sharded and name in table.weights:
-                size = self.sharded.wrapping.part(elements) * self.sharded.wrapping.stored
+                learned = self.sharded.wrapping.stored
+                size = self.sharded.wrapping.part(elements) * (learned if name in settings.learning else width)
             room = Room(self.tape.account, size)
             if name in table.weights:
                 self.rooms[name] = room

@@ -33,7 +33,7 @@ class Wrapping:
     """How a module lies on devices.
 
     parts    into how many every weight is cut; 1: DDP
-    stored   bytes of an element of a part that lies nowhere else; 0 where it is the optimizer's copy in float
+    stored   bytes of an element of a part that learns; 0 where that is the optimizer's copy in float
     reduced  bytes of an element of a gradient while it is summed, and afterwards
     """
 

@@ -5,7 +5,8 @@
 
 Needs torch (extra `torch`). A line each: the largest difference of a value and of a gradient between the program and
 the table that was read of it, and whether that has the FLOPs of the table that was written, forward and in a whole
-step, under the books `matmul` and `run`; where not, both numbers.
+step, under the books `matmul` and `run`; where not, both numbers, and of which operations the table that was read has
+more or fewer: these FLOPs add up to the difference.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ def said(trip: RoundTrip) -> str:
     words = [f"{trip.apart:.0e}"]
     for book, (forward, step) in trip.written.items():
         read = trip.read[book]
-        words.append(f"{book} equal" if read == (forward, step) else f"{book} {forward:,} and {step:,}, read {read}")
+        if read == (forward, step):
+            words.append(f"{book} equal")
+            continue
+        words.append(f"{book} {forward:,} and {step:,}, read {read[0]:,} and {read[1]:,}")
+        if book == "run":
+            words += [f"{each} {operation} {flops:+,}" for (each, operation), flops in trip.apart_by.items()]
     return "; ".join(words)
 
 

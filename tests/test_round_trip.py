@@ -12,26 +12,20 @@ from learncost.proof.sample import small_sizes
 UNREAD = {"key_distances", "places"}
 """Layers of which every line only makes constants: their programs alone take no array."""
 
-COMPOSED = {
-    # what is written is padded, masked or stacked in the program, where a line of the notation reads at places
-    "alternating_mean",
-    "alternating_streams",
-    "binary_loss",
-    "channel_mixing",
-    "clamped_mixture_of_experts",
-    "convolution",
-    "mixture_of_experts",
-    "patch_embedding",
-    "recurrent",
-    "scaled_mixture_of_experts",
-    "selective_state_space",
-    "separable_convolution",
-    "sigmoid_mixture_of_experts",
-    "softmax_mixture_of_experts",
-    "state_space_duality",
-    "strided_convolution",
-    "time_mixing",
+OTHERWISE = {
+    "alternating_mean": "a part that several lines read has a gradient from each",
+    "recurrent": "a turn's value is written into a stack of one place",
+    "selective_state_space": "a turn's value is written into a stack of one place, and the first turn's state is 0",
+    "sigmoid_mixture_of_experts": "a share of a sum is written out",
+    "state_space_duality": "the first turn's state is 0",
+    "time_mixing": "the first turn's state is 0, and nobody reads the last one's",
+    "gemma3n_text": "a part that several lines read has a gradient from each",
+    "gpt_oss": "a softmax with a sink is written out",
+    "mamba": "the first turn's state is 0",
+    "mamba2": "the first turn's state is 0",
+    "rwkv": "the first turn's state is 0, and nobody reads the last one's",
 }
+"""What a program says otherwise than its table, of layers and families that have other elementwise operations read."""
 
 
 LEARNING = [name for name in shipped() if name not in UNREAD and shipped_layer(name).table.weights]
@@ -39,15 +33,17 @@ LEARNING = [name for name in shipped() if name not in UNREAD and shipped_layer(n
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in ("attention", "norm") else pytest.mark.slow) for n in LEARNING],
+    [
+        pytest.param(n, marks=() if n in ("attention", "norm", "jiang_block", "alternating_mean") else pytest.mark.slow)
+        for n in LEARNING
+    ],
 )
 def test_what_is_emitted_is_read_back(name):
     table = shipped_layer(name).table
     trip = round_trip(table, small_sizes(table))
     assert trip.apart < 1e-10
     assert trip.read["matmul"] == trip.written["matmul"]
-    if name not in COMPOSED:
-        assert trip.read["run"][0] == trip.written["run"][0]
+    _check_operations(trip, name)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "vit" else pytest.mark.slow) for n in FAMILIES])
@@ -56,3 +52,12 @@ def test_a_family_is_read_back(name):
     trip = round_trip(table, small_sizes(table))
     assert trip.apart < 1e-10
     assert trip.read["matmul"] == trip.written["matmul"]
+    _check_operations(trip, name)
+
+
+def _check_operations(trip, name):
+    """Under `run` the same, but where a program says it otherwise; what it does more adds up to the difference."""
+    forward, step = (read - written for read, written in zip(trip.read["run"], trip.written["run"], strict=True))
+    assert ((forward, step) == (0, 0)) == (name not in OTHERWISE)
+    assert sum(flops for (each, _), flops in trip.apart_by.items() if each == "forward") == forward
+    assert sum(trip.apart_by.values()) == step

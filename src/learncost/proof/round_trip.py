@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from learncost.equation.table import Table
+from learncost.books.book import book as find_book
+from learncost.equation.table import Line, Product, Sum, Table, Word
+from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, layer
+from learncost.layers.products import matrix_maccs
 from learncost.ledger.cost import cost
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import Parity, parity
 from learncost.proof.sample import random_arrays
 from learncost.readings.emit import fill, program
+from learncost.readings.price import price
 
 BOOKS = ("matmul", "run")
 
@@ -26,11 +31,14 @@ class RoundTrip:
     parity   of the program, and the table that was read of it
     written  FLOPs of the table that was written, forward and in a whole step, by price book
     read     those of the table that was read
+    apart_by  by how many FLOPs of `run` the table that was read has more, or fewer, of an operation of a pass, such as
+              ("backward", "merge"), an addition of parts of a gradient; without the optimizer's
     """
 
     parity: Parity
     written: Mapping[str, tuple[int, int]]
     read: Mapping[str, tuple[int, int]]
+    apart_by: Mapping[tuple[str, str], int]
 
     @property
     def apart(self) -> float:
@@ -52,7 +60,34 @@ def round_trip(table: Table, sizes: Mapping[str, int]) -> RoundTrip:
     again = parity(module, given, imported)
     written = Layer("written", table, {}, "", "", sizes={name: sizes[name] for name in sizes})
     read = layer(imported.text)
-    return RoundTrip(again, *({book: _flops(each, book) for book in BOOKS} for each in (written, read)))
+    of_written, of_read = ({book: _flops(each, book) for book in BOOKS} for each in (written, read))
+    more = _operations(read)
+    more.subtract(_operations(written))
+    return RoundTrip(again, of_written, of_read, {operation: flops for operation, flops in more.items() if flops})
+
+
+def _operations(priced: Layer) -> Counter[tuple[str, str]]:
+    """FLOPs of the forward and the backward pass under `run`, by pass and by what a line does."""
+    of_lines: Counter[tuple[str, str]] = Counter()
+    for row in price(derive(priced).step, priced.sizes, find_book("run")).rows:
+        assert isinstance(row.source, Line)
+        passes = "forward" if row.macro_operation == "forward" else "backward"
+        of_lines[passes, _operation(row.source)] += int(row.flops.at(priced.sizes))
+    return of_lines
+
+
+def _operation(line: Line) -> str:
+    if isinstance(line, Word):
+        return f"gradient of {line.word}" if line.part == "gradient" else line.word
+    if isinstance(line, Sum):
+        return "merge" if line.tag.local == "merge" else "add"
+    assert isinstance(line, Product)
+    if matrix_maccs(line):
+        return "product"
+    several = len(line.right) > 1
+    if not {*line.left[0].loops}.issuperset(line.loops):
+        return "multiply and sum" if several else "sum"
+    return "multiply" if several else "write at places" if line.left[0].indexed else "move"
 
 
 def _flops(priced: Layer, book: str) -> tuple[int, int]:

@@ -38,7 +38,8 @@ class Entry:
 
     Where the default does not do, of what libraries have a function for:
 
-    spelled   its call by backend, with names of inputs and {axis}; default of a primitive: the module's function
+    spelled   its call by backend, with names of inputs and {axis}, or with {shape}, the sizes of the last axes, along
+              which it acts; default of a primitive: the module's function
     called    what NumPy, PyTorch and JAX call a primitive, where that is not its name
     c         the expression of a primitive in C; default: the function of <math.h>
     work      how many simple operations that is: what takes few is computed again where it is read

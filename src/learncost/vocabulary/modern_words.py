@@ -36,7 +36,7 @@ define(
         """,
         defaults=(Literal(1e-06),),
         spelled={
-            "torch": "functional.rms_norm({X}, {X}.shape[-1:], eps={e})",
+            "torch": "functional.rms_norm({X}, {shape}, eps={e})",
         },
         symmetric=True,
         source="x / RMS(x), Zhang & Sennrich 2019, equation (4), with epsilon inside the root as Llama has it",

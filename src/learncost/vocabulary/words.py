@@ -170,7 +170,7 @@ define(
         """,
         defaults=(Literal(1e-05),),
         spelled={
-            "torch": "functional.layer_norm({X}, {X}.shape[-1:], eps={e})",
+            "torch": "functional.layer_norm({X}, {shape}, eps={e})",
         },
         symmetric=True,
         source="Pau & Aymone 2024 (40) without gamma and beta, with epsilon inside the root (E7); closed form: E8",

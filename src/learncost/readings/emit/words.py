@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from learncost.equation.table import Line, Literal, Operand, Product, Sum, Word
 from learncost.readings.emit.backend import Backend
-from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number
+from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number, shape
 from learncost.vocabulary import entry
 from learncost.vocabulary.entry import Entry
+
+SHAPE = "{shape}"
+"""In the call of a function: the sizes of the axes that it acts along, which are the last ones."""
 
 LONGEST = 60
 """A longer part of a formula has a line of its own."""
@@ -36,6 +40,19 @@ def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Se
         for name, operand in zip(row.inputs, operands, strict=True)
     }
     return Code(spelled.format(**texts, **along))
+
+
+def _at_the_end(spelled: str, operand_of: dict[str, str], axis: str) -> str:
+    """The call of a function that acts along the last axes and is told their sizes; others are moved there and back."""
+    first, *rest = operand_of
+    x, axes = operand_of[first], [int(place) for place in re.findall(r"-\d+", axis)]
+    last = [*range(-len(axes), 0)]
+    if axes == last:
+        return spelled.format(**operand_of, shape=f"{x}.shape[{last[0]}:]")
+    sizes = shape([f"{x}.shape[{place}]" for place in axes])
+    to = str(last[0]) if len(last) == 1 else shape(map(str, last))
+    moved = {first: f"{x}.movedim({axis}, {to})", **{name: operand_of[name] for name in rest}}
+    return f"{spelled.format(**moved, shape=sizes)}.movedim({to}, {axis})"
 
 
 def is_along(word: Entry) -> bool:
@@ -65,7 +82,10 @@ class Helpers:
             and self._fits(word, operands, axis)
         ):
             operand_of = dict(zip(entry_of_word.inputs, operands, strict=True))
-            return entry_of_word.spelled[self.backend.name].format(**operand_of, axis=axis)
+            spelled = entry_of_word.spelled[self.backend.name]
+            return (
+                _at_the_end(spelled, operand_of, axis) if SHAPE in spelled else spelled.format(**operand_of, axis=axis)
+            )
         name = self._name(entry_of_word, part, gives)
         if name not in self.texts:
             text = _Writer(self, entry_of_word, part, gives).function(name)  # the helpers that it calls come before it
@@ -73,10 +93,10 @@ class Helpers:
         return f"{name}({', '.join((*operands, axis) if is_along(entry_of_word) else operands)})"
 
     def _fits(self, word: str, operands: Sequence[str], axis: str) -> bool:
-        """Whether the library's function means it: PyTorch's softmax takes one axis, its norms the last ones."""
-        if self.backend.name != "torch" or word not in ("softmax", "log_softmax", "normalize", "rms_normalize"):
-            return True
-        return not axis.startswith("(") and ("softmax" in word or (axis == "-1" and operands[0].isidentifier()))
+        """Whether the library's function means it: PyTorch's softmax takes one axis, its norms the sizes of theirs."""
+        if SHAPE in entry(word).spelled[self.backend.name]:
+            return operands[0].isidentifier()
+        return self.backend.name != "torch" or "softmax" not in word or not axis.startswith("(")
 
     def _name(self, word: Entry, part: str, gives: tuple[str, ...]) -> str:
         if part == "body":

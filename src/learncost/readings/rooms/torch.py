@@ -141,16 +141,13 @@ class Functional:
 
     def layer_norm(self, tensor: Tensor, shape: Sequence[int], eps: float) -> Tensor:
         tensor = tensor.contiguous()
-        result, mean, deviation = (
-            tensor.like(tensor.shape),
-            tensor.like(tensor.shape[:-1]),
-            tensor.like(tensor.shape[:-1]),
-        )
+        rows = tensor.shape[: -len(shape)]
+        result, mean, deviation = tensor.like(tensor.shape), tensor.like(rows), tensor.like(rows)
         del mean, deviation
         return result
 
     def rms_norm(self, tensor: Tensor, shape: Sequence[int], eps: float) -> Tensor:
-        mean = (tensor**2).mean(-1, keepdim=True)
+        mean = (tensor**2).mean(tuple(range(-len(shape), 0)), keepdim=True)
         root = elementwise(tensor.account, (mean,))
         return tensor * root
 

@@ -83,6 +83,12 @@ class Made(nn.Module):
         return self.function(self.linear(x))
 
 
+def diagonal_times_three(y):
+    changed = y.clone()
+    changed.diagonal(1).mul_(3)
+    return changed
+
+
 FUNCTIONS = {
     "x log(1 + z)": lambda y: torch.special.xlog1py(torch.relu(y), y.exp()),
     "codes of a tensor": lambda y: torch.fake_quantize_per_tensor_affine(10 * y, 0.1, 3, -10, 12),
@@ -98,6 +104,26 @@ FUNCTIONS = {
     "bytes": lambda y: (y.sigmoid() * 255).round().byte() / 255.0 + y,
     "whole numbers that places are computed from": lambda y: y.gather(1, (y.abs() * 2).long().clamp(max=5)),
     "whether there is any": lambda y: y.relu().bool() * y,
+    "a diagonal that changes in place": lambda y: torch.cat([y.clone().fill_diagonal_(2.0), diagonal_times_three(y)]),
+    "numbers by their strides": lambda y: y.as_strided((3, 4), (7, 2), 1) * 2,
+    "angles of real numbers": lambda y: y + torch.angle(y),
+    "the negated view of an imaginary part": lambda y: torch.view_as_complex(y.view(4, 3, 2)).conj().imag.exp(),
+    "eight corners": lambda y: functional.grid_sample(
+        y.view(2, 1, 2, 3, 2), 1.5 * y.view(2, 4, 1, 1, 3), padding_mode="reflection", align_corners=False
+    ),
+    "a nearest place in space": lambda y: functional.grid_sample(
+        y.view(2, 1, 2, 3, 2), y.view(2, 4, 1, 1, 3).detach(), mode="nearest", align_corners=True
+    ),
+    "labels in time": lambda y: functional.ctc_loss(
+        y.view(4, 1, 6).expand(4, 3, 6).log_softmax(-1),
+        torch.tensor([[1, 1], [3, 0], [2, 5]]),
+        torch.tensor([4, 3, 4]),
+        torch.tensor([2, 0, 2]),
+        reduction="none",
+    ),
+    "labels one after the other, of which some do not fit": lambda y: functional.ctc_loss(
+        y.view(2, 2, 6).log_softmax(-1), torch.tensor([1, 1, 4]), (2, 2), (2, 1), blank=5, zero_infinity=True
+    ),
     "a gradient in a forward pass": lambda y: torch.autograd.grad((y**3).sum(), y, create_graph=True)[0],
 }
 

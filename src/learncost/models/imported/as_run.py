@@ -8,6 +8,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.models.imported.export import as_called
 from learncost.models.imported.learning import learning_kept
+from learncost.models.imported.temporal import written_out
 
 
 def straight(module: Any, values: Mapping[str, Any]) -> Any:
@@ -28,7 +29,7 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
     given = [values[name].detach() for name in names]
     try:
-        with learning_kept():
+        with learning_kept(), written_out():
             ran = trace(*given)
     except InputError as error:  # it is told with its place, as what an export refuses
         raise InputError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -130,6 +131,84 @@ def cross_entropy(
     return each.sum() if reduction else each
 
 
+def onto_a_diagonal(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """`diagonal_scatter`: x with other values on a diagonal of two of its dimensions."""
+    import torch
+
+    turned = x.movedim((dim1, dim2), (0, 1))
+    places = torch.arange(source.shape[-1], device=x.device)
+    at = (places + max(0, -offset), places + max(0, offset))
+    return turned.index_put(at, source.movedim(-1, 0)).movedim((0, 1), (dim1, dim2))
+
+
+def by_strides(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """`as_strided` of numbers that lie in a row: a read at places."""
+    return x.reshape(-1)[_places_by_strides(x, size, stride, storage_offset)]
+
+
+def onto_strides(x: Any, source: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """`as_strided_scatter` onto numbers that lie in a row: a write at places."""
+    places = _places_by_strides(x, size, stride, storage_offset)
+    return x.reshape(-1).index_put((places,), source).reshape(x.shape)
+
+
+def _places_by_strides(x: Any, size: Any, stride: Any, storage_offset: int | None) -> Any:
+    import torch
+
+    places = torch.full((), storage_offset or 0, device=x.device)
+    for count, step in zip(size, stride, strict=True):
+        places = places.unsqueeze(-1) + step * torch.arange(count, device=x.device)
+    return places
+
+
+def logarithm_of_a_determinant(x: Any) -> Any:
+    """`logdet`, where there is one: PyTorch says nan of a negative determinant."""
+    import torch
+
+    return torch.linalg.slogdet(x)[1]
+
+
+def sampled_in_space(x: Any, grid: Any, interpolation: int, padding: int, align_corners: bool) -> Any:
+    """`grid_sampler_3d`, as the kernels of PyTorch have it: eight corners, or the nearest place."""
+    import torch
+
+    sides = x.shape[2:]
+    batch = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1, 1)
+    at = [_along_a_side(grid[..., 2 - dim], side, padding, align_corners) for dim, side in enumerate(sides)]
+    low = [place.round() if interpolation else place.floor() for place in at]
+    result: Any = 0.0
+    for corner in itertools.product(*[(0,) if interpolation else (0, 1)] * 3):
+        weight: Any = 1.0
+        holds: Any = True
+        places = []
+        for place, first, side, step in zip(at, low, sides, corner, strict=True):
+            here = first + step
+            if not interpolation:
+                weight = weight * (place - first if step else 1 - (place - first))
+            holds = (here >= 0) & (here < side) & holds
+            places.append(here.clamp(0, side - 1).long())
+        rows = x[batch, :, places[0], places[1], places[2]]
+        share = torch.where(holds, weight, 0.0).to(x.dtype)
+        result = result + rows * share.unsqueeze(-1)
+    return result.movedim(-1, 1)
+
+
+def _along_a_side(place: Any, side: int, padding: int, align_corners: bool) -> Any:
+    """A place from -1 to 1 as one of the points of a side; those beyond it at its border, or reflected."""
+    import torch
+
+    place = (place + 1) / 2 * (side - 1) if align_corners else ((place + 1) * side - 1) / 2
+    if padding == 2:
+        first, span = (0.0, side - 1) if align_corners else (-0.5, side)
+        if not span:
+            return torch.zeros_like(place)
+        apart = (place - first).abs()
+        turns = (apart / span).floor()
+        rest = apart - turns * span
+        place = torch.where(turns % 2 == 0, rest, span - rest) + first
+    return place.clamp(0, side - 1) if padding else place
+
+
 def _argument(node: Any, name: str) -> Any:
     """What a call gives for an argument, or its default."""
     of_schema = node.target._schema.arguments
@@ -153,6 +232,12 @@ def _lie_at_offsets(node: Any) -> bool:
     return (padded or not alike) and not (_argument(node, "scale_grad_by_freq") or _argument(node, "mode") == 2)
 
 
+def _lies_in_a_row(node: Any) -> bool:
+    """Whether the numbers that are read by strides lie one after the other, and as many as numbers say."""
+    numbers = (*_argument(node, "size"), *_argument(node, "stride"), _argument(node, "storage_offset") or 0)
+    return bool(node.args[0].meta["val"].is_contiguous()) and all(isinstance(each, int) for each in numbers)
+
+
 def _always(_: Any) -> bool:
     return True
 
@@ -167,5 +252,11 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "multilabel_margin_loss_forward": (lambda *given: (several_labels_with_a_margin(*given), given[1]), _always),
     "masked_scatter": (masked_scatter, _always),
     "put": (put, _always),
+    "diagonal_scatter": (onto_a_diagonal, _always),
+    "as_strided": (by_strides, _lies_in_a_row),
+    "as_strided_scatter": (onto_strides, _lies_in_a_row),
+    "prims.as_strided_scatter": (onto_strides, _lies_in_a_row),
+    "logdet": (logarithm_of_a_determinant, _always),
+    "grid_sampler_3d": (sampled_in_space, _always),
 }
 """What an operator is made of, by its name, and of which of its calls; `NotImplemented` leaves a call as it is."""

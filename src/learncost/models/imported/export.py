@@ -15,6 +15,7 @@ from learncost.models.imported.functions import check_hooks, check_registered, h
 from learncost.models.imported.learning import learning_kept
 from learncost.models.imported.refusals import GradientTakenError
 from learncost.models.imported.sized import exact
+from learncost.models.imported.temporal import written_out
 from learncost.models.imported.unseen import check_changes
 from learncost.models.imported.wrappers import plain, readable
 
@@ -192,7 +193,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     row, by_name = as_called(module, given)
     hook = module.register_forward_hook(_of_known_types)
     try:
-        with held_to_their_lines() as taken, learning_kept(), unchecked():
+        with held_to_their_lines() as taken, learning_kept(), unchecked(), written_out():
             try:
                 program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
             except InputError:

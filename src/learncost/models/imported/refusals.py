@@ -82,6 +82,9 @@ _LEFT_OPEN = "Unexpected key _export_root"
 _DERIVATIVES = ("functorch tensor", "TensorWrapper")
 """What PyTorch speaks of where `torch.func.grad` or `vjp` runs while it exports."""
 
+_CALLS = ("_wrapped_call_impl", "_call_impl", "inner")
+"""Functions of `torch.nn.Module` that only call a layer."""
+
 _TRANSFORMS = f"{os.sep}_functorch{os.sep}eager_transforms.py"
 """Where PyTorch has `torch.func.grad` and its like."""
 
@@ -162,13 +165,16 @@ def refusal(error: Exception, called: str) -> InputError:
 
 def _place_of(error: Exception) -> tuple[str, str]:
     """The user's file and line that an error is from, and what stands there; else of the last that is no part of
-    PyTorch. Of an operation that is run out of a graph, PyTorch says in the error where it stood."""
+    PyTorch, or of the last layer of PyTorch. Of an operation that is run out of a graph, PyTorch says in the error
+    where it stood."""
     frames = [*traceback.extract_tb(error.__traceback__)]
     said = re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
     frames += [traceback.FrameSummary(file, int(line), name) for file, line, name in said]
     mine = [frame for frame in frames if is_local(Path(frame.filename))]
-    others = [frame for frame in frames if "/torch/" not in frame.filename and "learncost" not in frame.filename]
-    frame = (mine or others or frames)[-1]
+    named = [frame for frame in frames if not frame.filename.startswith("<")]
+    others = [frame for frame in named if "/torch/" not in frame.filename and "learncost" not in frame.filename]
+    layers = [frame for frame in named if "/torch/nn/" in frame.filename and frame.name not in _CALLS]
+    frame = (mine or others or layers or named or frames)[-1]
     return f"{printable(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
 
 

@@ -52,7 +52,7 @@ def mul(reader: Reader, x: Any, z: Any) -> View:
     return reader.multiply(x, z)
 
 
-@rule("neg", "negative")
+@rule("neg", "negative", "_neg_view")
 def neg(reader: Reader, x: View) -> View:
     return reader.multiply(-1.0, x)
 

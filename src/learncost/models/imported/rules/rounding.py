@@ -100,6 +100,12 @@ def atanh(reader: Reader, x: View) -> View:
     return reader.multiply(reader.add(above, below, signs=[1, -1]), 0.5)
 
 
+@rule("angle")
+def angle(reader: Reader, x: View) -> View:
+    """Of a real number 0, or half a turn below 0."""
+    return reader.multiply(reader.word("less", x, 0.0), math.pi)
+
+
 @rule("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy")
 def xlogy(reader: Reader, x: Any, z: Any) -> View:
     """x log z, and 0 where x is 0 and z at most 0: the logarithm is taken of 1 there."""

@@ -449,6 +449,9 @@ def test_equal_blocks_become_a_repeat_that_every_command_reads(folder, capsys):
     assert main(["cost", *words, "--B", "2", "--price-book", "matmul", "--json", "--no-fold"]) == 0
     assert json.loads(capsys.readouterr().out)["total"] == folded
     assert folded["flops"] == 2 * 2 * 4 * 4 * (4 + 3 + 4)  # four forward, three to blocks' inputs, four of weights
+    assert main(["verify", *words, "--mesh", "dp=2", "--placement", "ddp"]) == 0
+    assert "Verification of Blocks over dp=2" in capsys.readouterr().out
+    assert main(["verify", *words, "--engine", "torch"]) == 0
 
 
 def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder):
@@ -472,6 +475,7 @@ print("torch" in sys.modules)
     [
         (["cost", "gpt2", "--input", "x: int B"], "--input is about a module that is read"),
         (["import", "gpt2"], "'gpt2' is no module of a file of yours: write FILE.py:NAME"),
+        (["train", ".", "--model", "two.py:Blocks"], "two.py:Blocks is a module, which no checkpoint keeps"),
         (["import", "none.py:build"], "no such file: none.py"),
         (["cost", "none.py:build", "--unknown", "one"], "--unknown is refuse or zero, not 'one'"),
         (["cost", "none.py"], "none.py needs the name of what builds the module"),

@@ -320,10 +320,8 @@ def freestanding(
         {**{n: v for n, v in lengths.items() if n != "dtype"}, "target_len": flags.target_len}, sizes
     )
     name = subject if isinstance(subject, str) else type(subject).__name__
-    if isinstance(subject, str):
-        subject = layer_or_model(subject)
     if isinstance(subject, str | Layer):
-        subject = configure(subject, dict(sizes))
+        subject = configure(layer_or_model(subject), dict(sizes))
     if isinstance(subject, Model):
         subject = subject.configuration
     if not isinstance(subject, Configuration):

@@ -20,6 +20,7 @@ from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import Table
+from learncost.layers.layer import Layer
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build, run_sizes
@@ -51,7 +52,7 @@ ALLOWED = ("memcpy", "memset")
 
 
 def verify_c99(
-    model: str | None,
+    model: str | Layer | None,
     *,
     plan: str | None = None,
     procedure: str = "bp",

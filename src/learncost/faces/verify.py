@@ -19,7 +19,7 @@ FEW = 20
 
 @question()
 def verify(
-    model: str | None = None,
+    model: str | Layer | None = None,
     /,
     *,
     every: bool = False,
@@ -143,7 +143,7 @@ def verify(
 
 
 def _of_placement(
-    model: str | None,
+    model: str | Layer | None,
     mesh: str | None,
     place: str | None,
     placement: str | None,
@@ -166,10 +166,11 @@ def _of_placement(
     asked = {name: str(value) for name, value in settings.items()}
     checks = verify_placements(built, mesh, place, placement, **asked)
     over = f" over {mesh}" if mesh else ""
-    return Report(f"verification of {model or 'every family'}{over}, a thread for each device", tuple(checks))
+    subject = named.name if isinstance(named, Layer) else named or "every family"
+    return Report(f"verification of {subject}{over}, a thread for each device", tuple(checks))
 
 
-def _of_engine(model: str | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]) -> Report:
+def _of_engine(model: str | Layer | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]) -> Report:
     """What an engine executes; its libraries are imported only here."""
     from learncost.training.verified import verify_engine
 

@@ -134,11 +134,13 @@ def _is_hub_name(model: str) -> bool:
     return model.count("/") == 1 and not model.startswith(".") and not model.endswith((".json", ".toml", "/"))
 
 
-def layer_or_model(name: str) -> Layer | str:
+def layer_or_model(name: str | Layer) -> Layer | str:
     """The layer of that name or in that file of the notation, or the name again where it is a model's.
 
-    Raises `InputError` where it is neither's.
+    A module that was read is a layer already. Raises `InputError` where it is neither's.
     """
+    if isinstance(name, Layer):
+        return name
     if layer_name := usual_names().get(plain(name)):
         return shipped_layer(layer_name)
     if name.endswith(NOTATION):

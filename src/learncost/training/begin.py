@@ -163,8 +163,11 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
             )
         return configuration, tokenizer
     model = presets()[options.model].config if options.model in presets() else options.model
-    if layer_given(model) is not None:
-        raise InputError(f"{model} is a table, which no checkpoint keeps: lc.Training and lc.LayerTraining train it")
+    if layer_given(model) is not None or ".py:" in model:
+        kind = "module" if ".py:" in model else "table"
+        raise InputError(
+            f"{model} is a {kind}, which no checkpoint keeps: lc.Training and lc.LayerTraining train tables"
+        )
     has_words = "vocab_size" in FAMILIES[_model_type(model)].sizes
 
     def configured(size: int, **more: int) -> Configuration:

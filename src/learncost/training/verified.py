@@ -41,7 +41,7 @@ ENGINES = ("torch", "jax")
 
 
 def verify_engine(
-    model: str | None,
+    model: str | Layer | None,
     engine: str,
     *,
     plan: str | None = None,

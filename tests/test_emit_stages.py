@@ -22,6 +22,7 @@ def emitted(**flags):
     [
         ({"batch_size": 4}, ("F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")),
         ({"schedule": "gpipe", "microbatches": 2, "batch_size": 6}, ("F0 F1 B0 B1", "F0 F1 B0 B1")),
+        ({"schedule": "zb-h1", "batch_size": 3}, ("F0 F1 B0 W0 F2 B1 W1 B2 W2", "F0 B0 F1 B1 W0 F2 B2 W1 W2")),
         ({"schedule": "interleaved"}, ("F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1", "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1")),
     ],
 )
@@ -43,7 +44,6 @@ def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"schedule": "zb-h1"}, "zb-h1 puts weight updates apart from backward passes"),
         ({"schedule": "2f2b"}, "no schedule is called '2f2b'"),
         ({"batch_size": 7, "microbatches": 2}, "batch-size 7 cannot be cut into 2 microbatches .* the next .* is 8"),
         ({"schedule": "interleaved", "batch_size": 3}, "3 microbatches are no multiple of the 2 devices"),
@@ -85,7 +85,9 @@ HELPERS = {
         ("gpipe", None, False, None, 1e-12),
         ("1f1b", None, True, None, 1e-12),
         ("1f1b", "blocks over pp of 2 0", True, None, 1e-12),
+        ("zb-h1", None, True, None, 1e-12),
         ("1f1b", None, False, "bf16", 0.02),
+        ("zb-h1", None, False, "bf16", 0.02),
     ],
 )
 def test_stages_learn_what_one_device_learns(kind, where, clips, dtype, error):
@@ -109,6 +111,8 @@ CASES = {
     2: [
         ["gpt2", "pp=2", "pp", None, "", "1f1b", 4, "adamw", True],
         ["gpt2", "pp=2", "pp", None, "flash", "interleaved", 4, "sgd"],
+        ["gpt2", "pp=2", "pp", None, "", "zb-h1", 4, "adamw", True],
+        ["mixtral", "pp=2", "pp", None, "fused", "zb-h1", 3, "sgd"],
     ],
     4: [
         ["gpt2", "pp=2,tp=2", "pp,megatron-sp", None, "flash", "1f1b", 3, "sgd", True],
@@ -116,6 +120,9 @@ CASES = {
         ["gpt2", "pp=2,dp=2", "pp,fsdp", None, "", "1f1b", 4, "sgd", True],
         ["gpt2", "pp=4", None, "blocks over pp of 1 2 2 1", "recompute=block", "1f1b", 5, "sgd"],
         ["mistral", "pp=2,cp=2", "pp,cp", None, "flash,ring", "1f1b", 2, "sgd"],
+        ["llama", "pp=4", "pp", None, "recompute=block", "zb-h1", 6, "sgd"],
+        ["mixtral", "pp=2,dp=2", "pp,fsdp", None, "", "zb-h1", 3, "sgd"],
+        ["bert", "pp=2,tp=2", "pp,megatron-sp", None, "flash", "zb-h1", 2, "sgd"],
         ["bart", "pp=4", "pp", None, "", "gpipe", 4, "sgd"],
         ["bert", "pp=4", "pp", None, "", "interleaved", 4, "sgd"],
     ],

@@ -73,14 +73,9 @@ class Asked:
     def schedule(self, devices: int) -> tuple[Schedule, int]:
         """The order of the passes of so many devices, and the sequences of a microbatch, of all devices together.
 
-        Raises `InputError` where microbatches are not of equal size, and for a schedule that no program has.
+        Raises `InputError` where microbatches are not of equal size, and for a schedule that there is not.
         """
         kind = self.kind or "1f1b"
-        if kind in KINDS and KINDS[kind].parted:
-            raise InputError(
-                f"{kind} puts weight updates apart from backward passes, which a block's backward turn has together: "
-                "gpipe, 1f1b and interleaved have programs"
-            )
         number = None if self.microbatches is None else check_size("microbatches", self.microbatches)
         batch = self.parts * (number or devices)
         batch = batch if self.batch_size is None else check_size("batch-size", self.batch_size)

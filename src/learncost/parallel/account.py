@@ -16,6 +16,7 @@ from learncost.equation.count import Count, base, larger, size_of
 from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, walk
 from learncost.equation.value import INDICES
+from learncost.layers.parted import parted
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
 from learncost.parallel.segments import BACKWARD, Part, Walker, blocks_of
@@ -95,13 +96,25 @@ class Static:
         return self.weights + self.gradients + self.states + self.masters
 
 
+class Moment(NamedTuple):
+    """A line of the passes: the letter of its pass, and its segment."""
+
+    letter: str
+    segment: int
+
+
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of a microbatch in a stage: what is kept from forward to backward, and the most while either runs."""
+    """Bytes of a microbatch in a stage: what is kept from forward to backward, and the most while either runs.
+
+    Of weight updates that are apart: what waits for them behind the backward pass, and the most while they run.
+    """
 
     kept: Any
     forward: Any
     backward: Any
+    waiting: Any = 0
+    update: Any = 0
 
 
 class Account:
@@ -340,8 +353,8 @@ class Account:
     # What passes leave.
 
     @cached_property
-    def _stretches(self) -> tuple[tuple[tuple[str, str, int], ...], tuple[Stretch, ...]]:
-        """The moments of the passes, by macro-operation and segment, and the arrays over them."""
+    def _passes(self) -> Table:
+        """What a microbatch runs, without the optimizer."""
         table = self.placed.table
         lines = tuple(line for line in table.lines if isinstance(line, Repeat) or line.tag.macro != "optimizer_step")
         read = {name for line in lines for name in line.reads}
@@ -350,35 +363,61 @@ class Account:
         gradients = {name for line in updates for name in line.reads if name in made}
         outputs = tuple(name for name in table.outputs if name in made)
         inputs = tuple(name for name in table.inputs if name in read)
-        passes = Table(
+        return Table(
             lines,
             table.values,
             inputs,
             tuple(name for name in table.weights if name in read),
             tuple(dict.fromkeys((*outputs, *sorted(gradients)))),
         )
-        kind, persistent = self.kind, {f"d{weight}" for weight in table.weights} | gradients
+
+    @cached_property
+    def _stretches(self) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+        """The moments of the passes, and the arrays over them."""
+        return self._read(self._passes, frozenset())
+
+    @cached_property
+    def _stretches_parted(self) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+        """The same where weight updates are a pass of their own."""
+        apart = parted(self._passes)
+        updates = apart.table.lines[len(apart.table.lines) - apart.updates :]
+        return self._read(apart.table, frozenset(name for line, _ in walk(updates) for name in line.makes))
+
+    def _read(self, passes: Table, late: frozenset[str]) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+        """The moments of passes, and the arrays over them; `late` is what weight updates make that are apart."""
+        table, kind = self.placed.table, self.kind
+        updates = [line for line in table.lines if isinstance(line, Word) and line.tag.macro == "optimizer_step"]
+        gradients = {name for line in updates for name in line.reads} & {*passes.outputs}
+        persistent = {f"d{weight}" for weight in table.weights} | gradients
         widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
         known = set(table.known)
         widths |= {name: kind.scores for name in known if self._score(name)}
         widths |= dict.fromkeys((*persistent, *self.model.masks), 0)
-        moments, arrays = stretches(passes, widths)
-        walker = Walker(self.blocks)
-        places = tuple(
-            (macro := at.line.tag.macro, at.line.name, walker.segment(macro, tuple(count for _, count in at.loops)))
-            for at in moments
-        )
-        return places, arrays
+        instants, arrays = stretches(passes, widths)
+        walker, again = Walker(self.blocks), Walker(self.blocks)
+        moments = []
+        for at in instants:
+            counts, macro = tuple(count for _, count in at.loops), at.line.tag.macro
+            if at.line.name in late and macro in BACKWARD:  # what is made again has the name that it had
+                moments.append(Moment("W", again.segment("weight_update", counts)))
+            else:
+                moments.append(Moment("B" if macro in BACKWARD else "F", walker.segment(macro, counts)))
+        return tuple(moments), arrays
 
-    def activations(self, sizes: Mapping[str, Any], part: Part) -> Activations:
-        """Bytes of a microbatch in a stage; arrays where sizes are."""
-        moments, arrays = self._stretches
+    def activations(self, sizes: Mapping[str, Any], part: Part, updates_apart: bool = False) -> Activations:
+        """Bytes of a microbatch in a stage; arrays where sizes are.
+
+        updates_apart  whether its weight updates are a pass of their own
+        """
+        moments, arrays = self._stretches_parted if updates_apart else self._stretches
         part_sizes = self.sizes_of_stage(sizes, part)
-        begin = next((moment for moment, (macro, *_) in enumerate(moments) if macro in BACKWARD), len(moments))
+        letters = [moment.letter for moment in moments]
+        begin, late = (next((n for n, each in enumerate(letters) if each in way), len(letters)) for way in ("BW", "W"))
         values: dict[int, Any] = {}
         changes: list[Any] = [0] * (len(moments) + 2)
         kept: Any = 0
-        mine = [self.within((segment,), part) for *_, segment in moments]
+        waiting: Any = 0
+        mine = [self.within((moment.segment,), part) for moment in moments]
         for array in arrays:
             turns = base(array.turns).partition("/")[0]
             if not (turns in part.turns if turns in self.blocks else mine[array.first - 1]):
@@ -391,22 +430,20 @@ class Account:
             changes[array.last + 1] = changes[array.last + 1] - size
             if array.first <= begin < array.last and not array.given:
                 kept = kept + size
+            if array.first <= late < array.last and not array.given:
+                waiting = waiting + size
         level: Any = 0
-        forward: Any = 0
-        backward: Any = kept
-        for moment in range(len(moments)):
-            level = level + changes[moment + 1]
-            if mine[moment]:
-                if moment < begin:
-                    forward = larger(forward, level)
-                else:
-                    backward = larger(backward, level)
+        most: dict[str, Any] = {"F": 0, "B": kept, "W": waiting}
+        for number, moment in enumerate(moments):
+            level = level + changes[number + 1]
+            if mine[number]:
+                most[moment.letter] = larger(most[moment.letter], level)
         masks = sum(
             Count.of(self.placed.table.axes[name]).at(part_sizes)
             for name, segment in self._masks.items()
             if self.within((segment,), part)
         )
-        return Activations(kept + masks, forward + masks, backward + masks)
+        return Activations(kept + masks, most["F"] + masks, most["B"] + masks, waiting, most["W"])
 
     @cached_property
     def _masks(self) -> dict[str, int]:

@@ -275,10 +275,10 @@ class Reading:
             self._bytes(every, self._part(frozenset(outside), stages))
             for outside in (self._outside, (0,), self._outside[-1:])
         )
-        beginning = first[0] + first[1] * (np.maximum(flight, 1) - 1) + first[2]
+        beginning = first[0] + first[1] * (np.maximum(flight, 1) - 1) + np.where(held, first[4], first[2])
         others = np.where(chunks > 1, np.minimum(number, stages - (stages - 1) / chunks), 1.0)
         others = np.where((chunks > 1) & (number == stages), number, others)  # then all go forward first
-        end = last[0] + last[1] * (np.where(held, flight, others) - 1) + last[2]
+        end = last[0] + np.where(held, last[3] * (flight - 1) + last[4], last[1] * (others - 1) + last[2])
         return np.asarray(np.where(alone, alone_seconds[0] + alone_seconds[2], np.maximum(beginning, end)))
 
     @property
@@ -293,9 +293,12 @@ class Reading:
         # Of several kinds of blocks the most there are: a stage has them in proportion.
         return Part({name: blocks * turns / total for name, turns in self.turns.items()}, outside)
 
-    def _bytes(self, sizes: Mapping[str, Any], part: Part) -> tuple[Any, Any, Any]:
-        static, values = self.account.static(sizes, part), self.account.activations(sizes, part)
-        return static.total, values.kept, np.maximum(values.forward, values.backward)
+    def _bytes(self, sizes: Mapping[str, Any], part: Part) -> tuple[Any, ...]:
+        """What a stage holds, keeps of a microbatch, has at most; what waits for updates apart, and the most then."""
+        values, apart = (self.account.activations(sizes, part, updates_apart) for updates_apart in (False, True))
+        most = np.maximum(values.forward, values.backward)
+        most_apart = np.maximum(np.maximum(apart.forward, apart.backward), apart.update)
+        return self.account.static(sizes, part).total, values.kept, most, apart.waiting, most_apart
 
     def seconds(self, way: Way, rates: Rates) -> float:
         """Seconds of a step, every stage taken as the mean one: as the printed formulas of bubbles have it."""

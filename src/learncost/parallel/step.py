@@ -239,7 +239,8 @@ def _memory(
     values: dict[Part, Activations] = {}
     for part in parts:
         if part not in statics:
-            statics[part], values[part] = account.static(way_sizes, part), account.activations(way_sizes, part)
+            statics[part] = account.static(way_sizes, part)
+            values[part] = account.activations(way_sizes, part, KINDS[way.schedule].parted)
     most = way.microbatches  # of a full pipeline no more are in flight
     if way.schedule != "gpipe":
         most = min(most, 2 * way.stages)
@@ -248,6 +249,7 @@ def _memory(
     kept = [float(values[part].kept) for part in parts]
     forward = [float(values[part].forward) for part in parts]
     backward = [float(values[part].backward) for part in parts]
+    apart = tuple([float(getattr(values[part], name)) for part in parts] for name in ("waiting", "update"))
     result = []
     for device in range(way.stages):
         mine = [parts[chunk * way.stages + device] for chunk in range(way.chunks)]
@@ -259,7 +261,7 @@ def _memory(
             StageTakes(
                 sum(part.layers for part in mine),
                 static,
-                int(peak(order, device, kept, forward, backward)),
+                int(peak(order, device, kept, forward, backward, *apart)),
                 account.workspace(way_sizes) if way.workspace else 0,
                 *seconds_of,
             )

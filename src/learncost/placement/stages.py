@@ -135,6 +135,7 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
 
     for last in table.lines:
         macro = next(inner for inner, _ in walk((last,))).tag.macro
+        macro = macro if macro in ("forward", "optimizer_step") else "backward"  # whatever stands beside them
         for name, sent in list(waiting.items()):
             if macro == "forward" and not step.stage.table.known.get(name):
                 continue  # gradients come when the forward pass is done

@@ -70,23 +70,27 @@ def peak(
     kept: Sequence[float],
     forward: Sequence[float] | None = None,
     backward: Sequence[float] | None = None,
+    waiting: Sequence[float] | None = None,
+    update: Sequence[float] | None = None,
 ) -> float:
     """The most bytes of microbatches that a device holds at once.
 
-    kept               bytes that a stage keeps of one microbatch, by its number: from F until all that needs them ran
-    forward, backward  the most that one takes while its F, or its B or W, runs; by default what is kept
+    kept      bytes that a stage keeps of one microbatch, by its number, from F until B ran
+    waiting   bytes that it keeps from B until W ran, where a schedule parts them; by default what is kept
+    forward, backward, update  the most that one takes while its F, B or W runs; by default what it keeps
     """
+    behind = {"F": kept, "B": (waiting or kept) if schedule.parted else [0.0] * schedule.stages}
+    before = {"B": kept, "W": waiting or kept}
+    during = {"F": forward or kept, "B": backward or kept, "W": update or waiting or kept}
     held = most = 0.0
-    last = "W" if schedule.parted else "B"
     for task in schedule.orders[device]:
         stage = task.chunk * schedule.devices + device
-        if task.kind == "F":
-            most = max(most, held + (forward or kept)[stage], held + kept[stage])
-            held += kept[stage]
-            continue
-        most = max(most, held - kept[stage] + (backward or kept)[stage])
-        if task.kind == last:
-            held -= kept[stage]
+        if task.kind in before:
+            held -= before[task.kind][stage]
+        most = max(most, held + during[task.kind][stage])
+        if task.kind in behind:
+            held += behind[task.kind][stage]
+        most = max(most, held)
     return most
 
 

@@ -40,11 +40,6 @@ class StagesRunner(MeshRunner):
         self.pipeline = pipeline
         self._kind, self._microbatches = options.schedule or "1f1b", options.microbatches
         self._staged: dict[tuple[Same[Table], int], Staged] = {}
-        if self._kind in KINDS and KINDS[self._kind].parted:
-            raise InputError(
-                f"{self._kind} puts weight updates apart from backward passes, which a block's backward turn has "
-                "together: --schedule gpipe, 1f1b or interleaved"
-            )
         self._chunks = CHUNKS if self._kind in KINDS and KINDS[self._kind].several else 1
 
     def forget(self) -> None:

@@ -65,4 +65,4 @@ def returned(items: Iterable[str]) -> str:
     """A return of several values, over several lines where one would be too long."""
     every = tuple(items)
     line = f"return {', '.join(every)}"
-    return line if len(line) < WIDTH or "\n" in line else call("", every, "return ")
+    return line if len(line) < WIDTH or "\n" in line or len(every) == 1 else call("", every, "return ")

@@ -128,6 +128,28 @@ def _codes(table: Table) -> frozenset[str]:
     return codes | {inside for line in table.repeats for inside, outer in line.each if outer in codes}
 
 
+@dataclass(frozen=True)
+class Stops:
+    """Where a function stops: behind its forward pass, and behind its backward pass where weight updates are apart.
+
+    updates  how many statements of its table, the last ones, these are; None: they are not apart
+    """
+
+    updates: int | None = None
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """The passes behind which it stops."""
+        return ("forward",) if self.updates is None else ("forward", "backward")
+
+    def passed(self, line: Statement, table: Table) -> int:
+        """Behind how many of them a lowered line of the table is."""
+        tag = next(inner for inner, _ in walk((line,))).tag
+        if self.updates is None or tag.macro == "forward":
+            return int(tag.macro != "forward")
+        return 1 + (tag.origin >= sum(1 for _ in walk(table.lines[: len(table.lines) - self.updates])))
+
+
 @dataclass
 class Writer:
     """A function while it is written, with those of the turns of its repeats."""
@@ -141,8 +163,8 @@ class Writer:
     reserved: tuple[str, ...] = ()  # what the text around it calls its classes and functions
     before: Writer | None = None  # of the same text: the function of the same weights, whose records it has
     is_part: bool = False  # whether it is a function of a step in several: its results are always a tuple
-    waits: bool = False  # whether it stops behind its forward pass, and goes on when it is asked to
-    stopped: bool = False  # whether it has done so
+    stops: Stops | None = None  # where it stops, and goes on when it is asked to
+    stopped: int = 0  # how often it has done so
 
     def __post_init__(self) -> None:
         table, before = self.table, self.before
@@ -260,9 +282,10 @@ class Writer:
         parameters += [Parameter(scope.sizes[name], "int") for name in missing]
         if scope.meets:
             parameters.append(Parameter(MESH, self.backend.mesh.type))
-        if self.waits:
+        if self.stops:
             parameters.append(Parameter(SENT, "list"))
-        about = f"{'Stops behind the forward pass. Gives' if self.waits else 'Returns'} "
+        stops = f"Stops behind the {' and the '.join(self.stops.behind)} pass. Gives" if self.stops else "Returns"
+        about = f"{stops} "
         about += f"{', '.join(self._says(tree) for tree in results)}."
         body = function.freed(scope, {*table.inputs, *table.weights})
         begin = [*constants, *first, *places, *mask_lines]
@@ -345,9 +368,10 @@ class Writer:
         else:
             updates = []
         for line in rest:
-            if self.waits and scope is self.scope and not self.stopped and _is_behind(line):
-                self.stopped = True
-                scope.put("yield", (), heading="behind the forward pass")
+            if self.stops and scope is self.scope:
+                for behind in self.stops.behind[self.stopped : self.stops.passed(line, self.table)]:
+                    scope.put("yield", (), heading=f"behind the {behind} pass")
+                    self.stopped += 1
             if isinstance(line, Repeat):
                 self.turns.write(scope, line, lines, handed)
                 before = ""
@@ -387,10 +411,10 @@ class Writer:
         text = returned(built)
         if self.is_part and len(built) < 2:
             text = f"return ({built[0]},)" if built else "return ()"
-        if not self.waits:
+        if not self.stops:
             return text
-        given = text.replace("return", "yield", 1)
-        return given if self.stopped else f"yield\n{given}"
+        more = "yield\n" * (len(self.stops.behind) - self.stopped)
+        return more + text.replace("return", "yield", 1)
 
     def built(self, scope: Scope, tree: Tree) -> str:
         """A tree of names as Python: a record's own name where all its fields are that record's."""
@@ -398,7 +422,7 @@ class Writer:
             return "None"
         if isinstance(tree, str):
             code = scope.settled(tree)  # what microbatches add up is given in fp32
-            return (scope.backend.cast(code, "fp32") if self.waits and tree in scope.low else code).text
+            return (scope.backend.cast(code, "fp32") if self.stops and tree in scope.low else code).text
         texts = [self._part(scope, part) for part in tree.fields]
         starts = {text.rpartition(".")[0] for text in texts}
         if len(starts) == 1 and (start := starts.pop()) and start.isidentifier() and start in scope.variables.values():
@@ -462,11 +486,6 @@ def _last(lines: Sequence[Statement]) -> list[Line]:
     for line in reversed(steps):
         read |= set(line.reads) if not read.isdisjoint(line.makes) else set()
     return [line for line in steps if read.isdisjoint(line.makes)]
-
-
-def _is_behind(line: Statement) -> bool:
-    """Whether a line is none of the forward pass."""
-    return next(inner for inner, _ in walk((line,))).tag.macro != "forward"
 
 
 def _meets(lines: Iterable[Statement]) -> bool:

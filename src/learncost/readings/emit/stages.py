@@ -1,7 +1,8 @@
 """The stages of a pipeline as one program: functions of each, and the schedule, a value that says their order.
 
 A stage has a function of one microbatch, a generator that stops behind its forward pass and goes on where its backward
-pass is due: what the backward pass reads waits in it. Another function updates the weights, once in a step.
+pass is due: what the backward pass reads waits in it. Where weight updates are passes of their own, it stops behind the
+backward pass, too. Another function updates the weights, once in a step.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import dataclass
 
 from learncost.equation.count import base, whole
 from learncost.equation.table import Table
+from learncost.layers.parted import parted
 from learncost.readings.emit.backend import backend
 from learncost.readings.emit.between import ALONG
 from learncost.readings.emit.expression import shape
-from learncost.readings.emit.program import Writer, closed, in_types
+from learncost.readings.emit.program import Stops, Writer, closed, in_types
 from learncost.readings.emit.records import Node, Tree, leaves
 from learncost.schedule.pipeline import Schedule
 from learncost.vocabulary.collectives import is_collective
@@ -70,9 +72,9 @@ def step(given, mesh: DeviceMesh):
                 for name, X in given[stage].items()
             }}
             running[stage, number] = called(STAGES[stage][0], {{**parts, "mesh": mesh, "sent": sent}})
-            next(running[stage, number])
-        else:
-            arrays = next(running.pop((stage, number)))
+        arrays = next(running[stage, number])
+        if arrays is not None:  # behind its last pass
+            del running[stage, number]
             made[stage] = added(made[stage], arrays) if stage in made else arrays
     for each in sent:
         each.wait()
@@ -88,7 +90,7 @@ def step(given, mesh: DeviceMesh):
 
 @dataclass(frozen=True)
 class StageTables:
-    """The tables of a stage: a microbatch forward and backward, and the update with the sums of their gradients."""
+    """The tables of a stage: a microbatch in its passes, and the update with the sums of their gradients."""
 
     gather: Table
     update: Table
@@ -133,7 +135,7 @@ def stages_program(
     functions: list[str] = []
     rows, described, batch, reserved = [], [], dict[str, int](), list(_NAMES)
     for number, (tables, numbers) in enumerate(zip(stages, sizes, strict=True)):
-        stage = _Stage(number, tables, numbers, reserved, dtype)
+        stage = _Stage(number, tables, numbers, reserved, dtype, schedule.parted)
         described.append(stage.functions)
         rows.append(stage.row)
         batch |= stage.batch
@@ -142,10 +144,11 @@ def stages_program(
             helpers |= writer.helpers.texts
             functions += writer.turns.functions
         records += map(str, (*stage.gather.weights.records, *stage.gather.turns.records))
+    passes = "forward, backward or weight update" if schedule.parted else "forward or backward"
     orders = "".join(f'    "{" ".join(map(str, order))}",\n' for order in schedule.orders)
     values = (
         f"MICROBATCHES = {schedule.microbatches}",
-        f"# {schedule.name}: what each device runs, forward or backward with the number of a microbatch"
+        f"# {schedule.name}: what each device runs, {passes} with the number of a microbatch"
         + (", and its stage of several" if schedule.chunks > 1 else ""),
         f"ORDERS = (\n{orders})",
         "# groups of processes: what is sent forth and back, what stages with the same weight sum together",
@@ -175,13 +178,21 @@ class _Stage:
     """The functions of one stage, written."""
 
     def __init__(
-        self, number: int, tables: StageTables, sizes: Mapping[str, int], reserved: Sequence[str], dtype: str | None
+        self,
+        number: int,
+        tables: StageTables,
+        sizes: Mapping[str, int],
+        reserved: Sequence[str],
+        dtype: str | None,
+        updates_apart: bool,
     ) -> None:
         library, given = backend("torch"), dict(sizes)
         first, last = f"stage_{number}", f"update_{number}"
         names = (*reserved, first, last)
-        gather, low = in_types(tables.gather, library, dtype)
-        self.gather = Writer(closed(gather), library, first, "", given, low, names, None, True, True)
+        passes = parted(tables.gather).table if updates_apart else tables.gather
+        gather, low = in_types(passes, library, dtype)
+        stops = Stops(parted(gather).updates if updates_apart else None)  # a precision has copies among the lines
+        self.gather = Writer(closed(gather), library, first, "", given, low, names, None, True, stops)
         taken, parameters, made, _ = self.gather.written()
         update, low = in_types(tables.update, library, dtype)
         self.update = Writer(closed(update), library, last, "", given, low, (), self.gather, True)

@@ -8,6 +8,7 @@ from itertools import count
 
 from learncost.equation.count import base, comes_round, cuts
 from learncost.equation.table import Repeat, Statement, Table, walk
+from learncost.equation.value import INDICES
 from learncost.readings.emit import function
 from learncost.readings.emit.between import MESH
 from learncost.readings.emit.expression import POWER, PRODUCT, SUM, Code, binary, call, returned
@@ -84,7 +85,7 @@ class _Loop:
         # What comes as a parameter is there to the end; what was unpacked goes when nothing reads it any more.
         unpacked = {self.names.of(name) for statement in opened for name in statement.makes}
         lasting = [source.text for source in self.sources if source.text not in unpacked]
-        inner.like = next(iter((*lasting, *(source.text for source in self.sources), scope.like)))
+        inner.like = self._like(lasting)
         inner.statements = [*opened]
         handed = {carry.end for carry in line.carry} | {stacked for stacked, _ in line.keep}
         read, scope.read = scope.read, []
@@ -92,6 +93,17 @@ class _Loop:
         self._gives()
         self._function(len(opened))
         self._loop(read)
+
+    def _like(self, lasting: Sequence[str]) -> str:
+        """The array whose type numbers have: one that is there to the end, and no index."""
+        line, known = self.line, {**self.turns.table.known, **self.line.values}
+        taken = {carry.start for carry in line.carry} | {name for name, _ in line.each} | {*line.shared}
+        name_of = {self.names.of(name): name for name in taken & known.keys()}
+        texts = (*lasting, *(source.text for source in self.sources), self.scope.like)
+        like = next(text for text in texts if text not in name_of or known[name_of[text]].role not in INDICES)
+        if like not in lasting and like in name_of:
+            self.inner.releasable.discard(name_of[like])
+        return like
 
     # What a turn takes.
 
@@ -149,7 +161,7 @@ class _Loop:
         self.scope.read.append(f"record {record.variable}")
         layouts = dict(zip(record.names, record.layouts, strict=True))
         inner.layouts |= {inside: layouts[outer] for outer, inside in inside_of.items()}
-        freed = record.backwards != self.line.reverse and self._readers(record) == 1
+        freed = (record.backwards or self.line.reverse) and self._readers(record.names)[-1] is self.line
         end = "" if self.line.reverse else "0"  # the stack is in the order of the turns, whichever was made first
         argument = f"{record.variable}.pop({end})" if freed else f"{record.variable}[{self.turn}]"
         if not record.record:
@@ -182,8 +194,11 @@ class _Loop:
         read_whole, sliced = self._read_whole(), self._read_in_slices()
         objects = [pair for pair in self.line.keep if pair[1] in sliced and pair[1] not in read_whole]
         rest = {outer: inside for inside, outer in self.line.keep if outer in read_whole}
-        if objects:
-            self._keep(objects)
+        together: dict[tuple[int, ...], list[Pair]] = {}  # what the same loops read is one object
+        for pair in objects:
+            together.setdefault(tuple(map(id, self._readers((pair[1],)))), []).append(pair)
+        for place, pairs in enumerate(together.values()):
+            self._keep(pairs, f"{self.number}.{place}" if place else f"{self.number}")
         for group in self.turns.weights.groups:
             gradient_of = {values[outer].of: outer for outer in rest if values[outer].role == "gradient"}
             if gradient_of.keys() >= set(group.names):
@@ -200,7 +215,7 @@ class _Loop:
         self.targets.append(f"{variable}[{self.turn}]")
         self.lists[variable] = name
 
-    def _keep(self, pairs: Sequence[Pair]) -> None:
+    def _keep(self, pairs: Sequence[Pair], key: str) -> None:
         inner, names, line = self.inner, self.names, self.line
         outers = tuple(outer for _, outer in pairs)
         layouts = tuple(inner.layout(name) for name, _ in pairs)
@@ -210,8 +225,8 @@ class _Loop:
             text = values[0]
         else:
             wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
-            record = names.of(wish, f"class {self.number}")
-            kept_object = Kept(names.of("kept", f"record {self.number}"), record, outers, layouts, line.reverse)
+            record = names.of(wish, f"class {key}")
+            kept_object = Kept(names.of("kept", f"record {key}"), record, outers, layouts, line.reverse)
             axes = {axes_text: f"[{' '.join(inner.axes[axes_text])}]" for axes_text, _ in pairs}
             fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
             self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
@@ -229,10 +244,10 @@ class _Loop:
         self.stacked[variable] = f"{group.record}(*map({self._joins(inside, outer)}, zip(*{variable}, strict=True)))"
         self.scope.open_record(variable, dict(zip(inside_of, map(names.of, group.names), strict=True)))
 
-    def _readers(self, record: Kept) -> int:
-        """How many loops read what another one keeps."""
+    def _readers(self, stacks: Sequence[str]) -> list[Repeat]:
+        """The loops that read what another one keeps."""
         repeats = (line for line in self.around if isinstance(line, Repeat))
-        return sum(bool({outer for _, outer in line.each} & set(record.names)) for line in repeats)
+        return [line for line in repeats if not {outer for _, outer in line.each}.isdisjoint(stacks)]
 
     def _read_whole(self) -> set[str]:
         """Names that are read other than slice by slice."""

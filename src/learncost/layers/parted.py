@@ -1,0 +1,132 @@
+"""The step of a table in three passes: forward, backward, and behind both the gradients of weights.
+
+A line is of the last pass where only gradients of weights follow from it. A repeat backwards that has lines of both
+becomes two: the first one keeps for the second what each of its turns makes and the same turn there reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from learncost.equation.displayed import Displayed
+from learncost.equation.table import Line, Repeat, Statement, Table, walk
+from learncost.equation.value import Value
+from learncost.vocabulary.collectives import is_collective
+
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Parted(Displayed):
+    """A step whose weight updates are a pass of their own: so many of its statements, the last ones."""
+
+    table: Table
+    updates: int
+
+
+def parted(table: Table) -> Parted:
+    """A step of forward, backward and weight update with the weight updates in a pass of their own, behind the others.
+
+    One that is parted already stays as it is. What the optimizer does must stand in another table.
+    """
+    values = dict(table.values)
+    before, behind = _parted(table.lines, values, {*table.outputs})
+    return Parted(replace(table, lines=(*before, *behind), values=values), len(behind))
+
+
+def _parted(
+    lines: Sequence[Statement], values: Values, handed: Set[str], wanted: Set[str] = frozenset()
+) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
+    """The lines of a scope that are not of the last pass, and those that are; `values` receives what is kept for these.
+
+    handed  names that leave the scope, and `wanted`, those that are needed before the last pass
+    """
+    before, behind = list[Statement](), list[Statement]()
+    soon, late = {*wanted}, set[str]()  # what lines of either pass read
+    for unit in reversed(_units(lines)):
+        first: tuple[Statement, ...] = unit
+        second: tuple[Statement, ...] = ()
+        if isinstance(unit[0], Repeat):
+            first, second = _parted_repeat(unit[0], values, soon)
+        elif _is_late(unit, soon, late, handed):
+            first, second = (), unit
+        before += reversed(first)
+        behind += reversed(second)
+        soon.update(name for line in first for name in line.reads)
+        late.update(name for line in second for name in line.reads)
+    return tuple(reversed(before)), tuple(reversed(behind))
+
+
+def _units(lines: Iterable[Statement]) -> list[tuple[Statement, ...]]:
+    """What stays together: a line, a repeat, or the lines of a kernel."""
+    units: list[list[Statement]] = []
+    kernel = None
+    for line in lines:
+        own = line.tag.kernel if isinstance(line, Line) else None
+        if own and own == kernel:
+            units[-1].append(line)
+        else:
+            units.append([line])
+        kernel = own
+    return [tuple(unit) for unit in units]
+
+
+def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed: Set[str]) -> bool:
+    """Whether only gradients of weights follow from lines: they are such, or only such read what they make."""
+    makes = {name for line in lines for name in line.makes}
+    macros = {inner.tag.macro for inner, _ in walk(lines)}
+    if "forward" in macros or not soon.isdisjoint(makes):
+        return False
+    if macros == {"weight_update"}:
+        return True
+    meets = any(is_collective(line) for line in lines)  # other devices do so in their order
+    return makes <= late and handed.isdisjoint(makes) and not meets
+
+
+def _parted_repeat(
+    repeat: Repeat, values: Values, soon: Set[str]
+) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
+    """A repeat as that of the passes before the last one, and that of the last one; either may be none.
+
+    soon  names of the scope around it that are read before the last pass
+    """
+    if repeat.around or all(inner.tag.macro == "forward" for inner, _ in walk(repeat.lines)):
+        return (repeat,), ()
+    handed = {carry.end for carry in repeat.carry} | {name for name, _ in repeat.keep}
+    wanted = {carry.end for carry in repeat.carry if carry.final in soon}
+    wanted |= {name for name, stack in repeat.keep if stack in soon}
+    while True:
+        own = dict(repeat.values)
+        first, second = _parted(repeat.lines, own, handed, wanted)
+        reads = [dict.fromkeys(name for line in lines for name in line.reads) for lines in (first, second)]
+        late = {name for line in second for name in line.makes}
+        # What a turn of the last pass hands on no turn before it may read.
+        crossing = {c.end for c in repeat.carry if c.end in late and c.start in reads[0]}
+        if not crossing:
+            break
+        wanted |= crossing
+    if not second:
+        return (repeat,), ()
+    carry = [[c for c in repeat.carry if (c.end in late) == last] for last in (False, True)]
+    each = [[pair for pair in repeat.each if pair[0] in read] for read in reads]
+    keep = [[pair for pair in repeat.keep if (pair[0] in late) == last] for last in (False, True)]
+    there = {name for line in first for name in line.makes} | {c.start for c in carry[0]}
+    for name in reads[1]:
+        if name in there:
+            stack = dict(keep[0]).get(name) or _free(f"{name}*", values)
+            values.setdefault(stack, Value((repeat.count, *own[name].axes), "kept", name))
+            keep[0] += [(name, stack)] if (name, stack) not in keep[0] else []
+            each[1].append((name, stack))
+    before, behind = (
+        (replace(repeat, lines=lines, values=own, carry=tuple(c), each=tuple(e), keep=tuple(k)),)
+        for lines, c, e, k in zip((first, second), carry, each, keep, strict=True)
+    )
+    return before if first or carry[0] or keep[0] else (), behind
+
+
+def _free(name: str, values: Mapping[str, Value]) -> str:
+    """A name that nothing in a scope has."""
+    while name in values:
+        name += "*"
+    return name

@@ -271,11 +271,11 @@ class _Outcome:
 
     def _of_one_stage(self, name: str, having: Sequence[Placed]) -> bool:
         """Whether a gradient is a weight's that one stage has, or of its own turns: others are parts of sums."""
-        return self.table.values[name].of in self.table.weights and (len(having) == 1 or self._stacked(having[0], name))
+        return self.table.values[name].of in self.table.weights and (len(having) == 1 or self._stacked(name))
 
-    def _stacked(self, stage: Placed, name: str) -> bool:
-        axes = self.table.axes[name]
-        return bool(axes) and axes[0] in stage.turns
+    def _stacked(self, name: str) -> bool:
+        """Whether stages have slices of it, each those of its own turns."""
+        return any(stage.turns.keys() & stage.whole.axes[name][:1] for stage in self.stages if name in stage.layouts)
 
     def whole(self, name: str) -> Any:
         """The array of a name; of a stack the stages' slices together. Raises `AssertionError` where devices differ."""
@@ -287,7 +287,7 @@ class _Outcome:
                 parts = [device[name] for place, device in places if place.get(self.axis, 0) == number]
                 shape = shape_of(stage.whole.axes[name], {**self.sizes, **stage.turns})
                 pieces.append(together(parts, stage.layouts[name], inner, shape))
-        if self._stacked(self.stages[0], name):
+        if self._stacked(name):
             return np.concatenate(pieces)
         if any(not np.array_equal(each, pieces[0], equal_nan=True) for each in pieces):
             raise AssertionError("stages that have the same array do not agree")

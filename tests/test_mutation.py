@@ -350,7 +350,7 @@ class Changed(ast.NodeTransformer):
         return node
 
 
-RULES = ("executed", "matrix_maccs", "elements", "_touched")
+RULES = ("executed", "matrix_maccs", "elements", "terms_of")
 EQUIVALENT_RULES = {
     "executed, line 11: any": "in the normal form a product with a number has two factors and sums nothing",
     **dict.fromkeys(

@@ -90,7 +90,8 @@ def test_the_largest_products_have_the_rate_of_smaller_ones(clock):
     sizes = (10, 100, 10_000)
     measurement = measured(clock, sizes)
     assert measurement.products["NN"].rates == pytest.approx([FLOPS] * 27, rel=1e-6)
-    assert max(m * n * k for m, n, k in clock.timed) <= measuring.LARGEST
+    grid = [2 * m * n * k for m, n, k in clock.timed if (m, n, k) not in measuring.CHECKS]
+    assert 0.1 * measuring.LONGEST * FLOPS < max(grid) <= measuring.LONGEST * FLOPS
 
 
 def test_no_shape_of_a_model_is_timed():

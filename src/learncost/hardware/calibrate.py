@@ -27,8 +27,9 @@ Tell: TypeAlias = Callable[[str], None]
 SIZES, QUICK = (24, 88, 312, 1100, 4000), (40, 312, 1600)
 """Rows, columns and summed places of the products: none is a width, a length or a vocabulary that models have."""
 
-LARGEST = 4e8
-"""MACCs of the largest product that is timed; a larger one has the rate of the one with a third of its longest side."""
+LONGEST = 0.005
+"""Seconds of the longest product that is timed; one that would take longer has the rate of the one with a third of its
+longest side."""
 
 WORKING_SETS = tuple(3 * 2**power for power in range(14, 27, 2))
 """Bytes that are read and written over and over, from what every cache holds to what none does."""
@@ -127,13 +128,14 @@ class _Measuring:
         self.tell(name)
         rates: dict[tuple[int, ...], float] = {}
         for shape in product(self.sizes, repeat=3):
-            if prod(shape) <= LARGEST:
+            longest = shape.index(max(shape))
+            shorter = list(shape)  # its longest side one size shorter, which was met before
+            shorter[longest] = self.sizes[max(0, self.sizes.index(shape[longest]) - 1)]
+            known = rates.get(tuple(shorter))
+            if known and 2 * prod(shape) > LONGEST * known:
+                rates[shape] = known
+            else:
                 rates[shape] = 2 * prod(shape) / timed(*shape)
-            else:  # its longest side one size shorter, which was met before
-                longest = shape.index(max(shape))
-                shorter = list(shape)
-                shorter[longest] = self.sizes[self.sizes.index(shape[longest]) - 1]
-                rates[shape] = rates[tuple(shorter)]
         return Grid(self.sizes, tuple(rates.values()))
 
     def _bandwidth(self, launch: float) -> Curve:

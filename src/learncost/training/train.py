@@ -27,7 +27,9 @@ from learncost.training.progress import reporter
 PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement", "schedule", "microbatches"))
 """What a run is spread over as it begins or resumes, if over anything: the same is learned."""
 
-CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops", *PLACES)
+CHANGEABLE = (
+    "steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops", "device", *PLACES,
+)  # fmt: skip
 """What may differ when a run resumes; everything else would make it another run."""
 
 

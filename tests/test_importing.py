@@ -476,6 +476,7 @@ print("torch" in sys.modules)
         (["cost", "gpt2", "--input", "x: int B"], "--input is about a module that is read"),
         (["import", "gpt2"], "'gpt2' is no module of a file of yours: write FILE.py:NAME"),
         (["train", ".", "--model", "two.py:Blocks"], "two.py:Blocks is a module, which no checkpoint keeps"),
+        (["train", "two.py:Blocks"], "no such file or folder: two.py:Blocks"),
         (["import", "none.py:build"], "no such file: none.py"),
         (["cost", "none.py:build", "--unknown", "one"], "--unknown is refuse or zero, not 'one'"),
         (["cost", "none.py"], "none.py needs the name of what builds the module"),

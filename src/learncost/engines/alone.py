@@ -41,6 +41,8 @@ _COUNTING = (
     "sqrt",
     "sin",
     "cos",
+    "atan",
+    "atan2",
     "log1p",
     "expm1",
     "floor",
@@ -51,7 +53,16 @@ _COUNTING = (
     "shift",
     "bits",
 )
-_INNER = ("scaled_real", "split_real", "expm1_near", "power_of_two", "sin_near", "cos_near", "quarter_turns")
+_INNER = (
+    "scaled_real",
+    "split_real",
+    "expm1_near",
+    "power_of_two",
+    "sin_near",
+    "cos_near",
+    "atan_near",
+    "quarter_turns",
+)
 WHOLE = (*(f"{name}_real" for name in _COUNTING), *_INNER)
 """Functions that count as one operation each, and those that these alone call."""
 

@@ -64,10 +64,12 @@ COUNTED(erf, erf(x.value))
 COUNTED(sqrt, sqrt(x.value))
 COUNTED(sin, sin(x.value))
 COUNTED(cos, cos(x.value))
+COUNTED(atan, atan(x.value))
 COUNTED(log1p, log1p(x.value))
 COUNTED(expm1, expm1(x.value))
 COUNTED(floor, floor(x.value))
 COUNTED(fabs, fabs(x.value))
+static inline counted atan2_real(counted x, counted z) { counted_one(); return counted(atan2(x.value, z.value)); }
 static inline counted pow_real(counted x, counted z) { counted_one(); return counted(pow(x.value, z.value)); }
 
 static inline counted shift_real(counted x, counted z) {

@@ -70,7 +70,8 @@ class Command:
     @property
     def importing(self) -> tuple[Flag, ...]:
         """The flags that say how a module of the user's own is read, where the command takes models."""
-        if not self.modules or not {flag.name for flag in flags_of(self.question)} & {"model", "models", "subject"}:
+        of_models = {flag.name for flag in flags_of(self.question) if flag.how in ("argument", "arguments")}
+        if not self.modules or not of_models & {"model", "models", "subject"}:
             return ()
         from learncost.faces.importing.flags import reading
 

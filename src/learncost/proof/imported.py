@@ -15,7 +15,7 @@ from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.imported.export import arguments, as_called, flattened
 from learncost.models.imported.reader import operator_name
-from learncost.models.imported.running.ends import ends
+from learncost.models.imported.running.ends import backward, ends
 from learncost.models.imported.values import run_graph
 from learncost.models.imported.walk import WITHOUT_GRADIENT, Imported
 from learncost.models.imported.wrappers import plain
@@ -66,7 +66,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
     for name, each in zip(imported.outputs, seeds, strict=True):
         arrays[f"d{name}"] = _shaped(each.detach().numpy(), read, read_output(read, name), sizes)
     if any(r.requires_grad for r in results):
-        torch.autograd.backward(
+        backward(
             [r for r in results if r.requires_grad], [s for s, r in zip(seeds, results, strict=True) if r.requires_grad]
         )
     values = run(read, arrays, sizes)
@@ -149,7 +149,7 @@ def _stack(several: Sequence[Any]) -> Any:
 
 
 def _gradient(tensor: Any) -> Any:
-    return np.zeros(tuple(tensor.shape)) if tensor.grad is None else tensor.grad.numpy(force=True)
+    return np.zeros(tuple(tensor.shape)) if tensor.grad is None else tensor.grad.to_dense().numpy(force=True)
 
 
 def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
@@ -255,9 +255,8 @@ def _gradients_apart(
     except RuntimeError:  # of a forward pass that took two precisions
         return 0.0
     ours = [_gradient(weights[path]) for path in learning]
-    theirs = [
-        np.zeros(mine.shape) if g is None else g.numpy(force=True) for mine, g in zip(ours, gradients, strict=True)
-    ]
+    dense = [None if each is None else each.to_dense().numpy(force=True) for each in gradients]
+    theirs = [np.zeros(mine.shape) if g is None else g for mine, g in zip(ours, dense, strict=True)]
     scale = max((float(np.abs(mine).max(initial=0.0)) for mine in ours), default=0.0) or 1.0
     return max(_apart(mine, other, scale) for mine, other in zip(ours, theirs, strict=True))
 
@@ -351,7 +350,7 @@ def _flops_of(results: Callable[[], Sequence[Any]], formulas: Mapping[Any, Any])
         floats = results()
         forward = int(counter.get_total_flops())
         if floats:
-            torch.autograd.backward(floats, [torch.ones_like(t) for t in floats])
+            backward(floats, [torch.ones_like(t) for t in floats])
         return forward, int(counter.get_total_flops()) - forward
 
 

@@ -74,6 +74,38 @@ _elementwise(
     work=10,
 )
 _elementwise(
+    "atan",
+    gradient="""
+    S[_] = X[_] X[_]
+    D[_] = S[_] + 1[]
+    dX[_] = divide(dY[_], D[_])
+    """,
+    called="arctan",
+    work=10,
+    aliases=("arctan",),
+    source="the angle whose tangent is x; its derivative is 1 / (1 + x^2), Abramowitz & Stegun 4.4.54",
+)
+_elementwise(
+    "atan2",
+    "X",
+    "Z",
+    gradient="""
+    S[_] = X[_] X[_]
+    T[_] = Z[_] Z[_]
+    R[_] = S[_] + T[_]
+    Q[_] = divide(dY[_], R[_])
+    dX[_] = Q[_] Z[_]
+    P[_] = Q[_] X[_]
+    dZ[_] = -1[] P[_]
+    """,
+    called="arctan2",
+    work=10,
+    complex=False,
+    aliases=("arctan2",),
+    source="the angle of the point with x across and z along the axis, from -pi to pi, as C has it; its derivatives "
+    "are z and -x over the square of the distance from the origin",
+)
+_elementwise(
     "log1p",
     gradient="""
     D[_] = X[_] + 1[]

@@ -74,7 +74,7 @@ def _cubed(thirds: int) -> Callable[..., Any]:
 
     def flops(x: Sequence[Any], *_: Any, **__: Any) -> Any:
         many, n, _n = _matrices(x)
-        return many * thirds * n**3 // 3
+        return many * (thirds * n**3 // 3)
 
     return flops
 

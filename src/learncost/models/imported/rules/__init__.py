@@ -14,6 +14,7 @@ from learncost.models.imported.rules import (  # noqa: F401 - they register them
     products,
     reductions,
     rounding,
+    special,
     views,
     windows,
 )

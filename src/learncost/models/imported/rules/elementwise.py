@@ -121,6 +121,7 @@ WORDS = {
     "erf": "erf",
     "sin": "sin",
     "cos": "cos",
+    "atan": "atan",
     "log1p": "log1p",
     "expm1": "expm1",
     "abs": "abs",

@@ -21,8 +21,10 @@ def trunc(reader: Reader, x: View) -> View:
 
 
 @rule("round")
-def rounded(reader: Reader, x: View) -> View:
-    """The nearest whole number, of two as near the even one."""
+def rounded(reader: Reader, x: View, *, decimals: int = 0) -> View:
+    """The nearest whole number, of two as near the even one; or the nearest with so many decimals."""
+    if decimals:
+        return reader.multiply(rounded(reader, reader.multiply(x, 10.0**decimals)), 10.0**-decimals)
     raised = reader.add(x, 0.5)
     upper = reader.word("floor", raised)
     half = reader.word("floor", reader.multiply(upper, 0.5))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from learncost.equation.errors import InputError
 from learncost.models.imported.wrappers import plain
 
 
@@ -18,6 +20,21 @@ def ends(result: Any) -> list[Any]:
         if ways and all(each is loss or _node(each) in ways or _node(each._base) in ways for each in floats):
             return [loss]
     return floats
+
+
+def backward(floats: Sequence[Any], seeds: Sequence[Any]) -> None:
+    """Autograd's own backward pass. Raises `InputError` where PyTorch has no gradient of an operator."""
+    import torch
+
+    try:
+        torch.autograd.backward(floats, seeds)
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0]
+        if not said.startswith("derivative for"):
+            raise
+        raise InputError(
+            f"PyTorch has no backward pass of it ({said}): what it is given there has to be detached, as a table has it"
+        ) from None
 
 
 def _node(tensor: Any) -> Any:

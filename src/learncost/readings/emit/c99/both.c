@@ -28,6 +28,25 @@ static real cos_real(real x) {
     return (n + 1) & 2 ? -y : y;
 }
 
+static real atan_real(real x) { /* of |x| around 1 the angle from 45 degrees, of a larger one that from 90 */
+    const real size = x < 0 ? -x : x;
+    real y;
+    if (size < (real)0.4142135623730950488) return atan_near(x);
+    if (size < (real)2.4142135623730950488) {
+        y = (real)0.78539816339744830962 + atan_near((size - (real)1) / (size + (real)1));
+    } else {
+        y = (real)1.57079632679489661923 - atan_near((real)1 / size);
+    }
+    return x < 0 ? -y : y;
+}
+
+static real atan2_real(real x, real z) { /* the angle of the point with x across and z along the axis */
+    const real half_turn = (real)3.14159265358979323846;
+    if (z > 0) return atan_real(x / z);
+    if (z < 0) return atan_real(x / z) + (x < 0 ? -half_turn : half_turn);
+    return x > 0 ? (real)0.5 * half_turn : x < 0 ? (real)-0.5 * half_turn : x + z;
+}
+
 static uint32_t mixed(uint32_t h) { /* Mueller's hash of 32 bits: every bit depends on every bit */
     h = (h ^ h >> 16) * 0x45d9f3bu;
     h = (h ^ h >> 16) * 0x45d9f3bu;

@@ -1,5 +1,5 @@
 /* Elementary functions for real = double. Coefficients: fdlibm (Sun Microsystems 1993; e_exp.c, e_log.c, k_sin.c, k_cos.c,
-   e_rem_pio2.c). */
+   e_rem_pio2.c, s_atan.c). */
 
 static real scaled_real(real x, int power) { /* x 2^power, in two steps: 2^1024 is no double */
     const int half = power >> 1;
@@ -130,6 +130,22 @@ static real cos_near(real r) { /* fdlibm, k_cos.c */
     p = p * z + (real)-1.38888888888741095749e-03;
     p = p * z + (real)4.16666666666666019037e-02;
     return p * z * z - (real)0.5 * z + (real)1;
+}
+
+static real atan_near(real r) { /* for |r| <= 7 / 16: fdlibm, s_atan.c */
+    const real z = r * r;
+    real p = (real)1.62858201153657823623e-02;
+    p = p * z + (real)-3.65315727442169155270e-02;
+    p = p * z + (real)4.97687799461593236017e-02;
+    p = p * z + (real)-5.83357013379057348645e-02;
+    p = p * z + (real)6.66107313738753120669e-02;
+    p = p * z + (real)-7.69187620504482999495e-02;
+    p = p * z + (real)9.09088713343650656196e-02;
+    p = p * z + (real)-1.11111104054623557880e-01;
+    p = p * z + (real)1.42857142725034663711e-01;
+    p = p * z + (real)-1.99999999998764832476e-01;
+    p = p * z + (real)3.33333333333329318027e-01;
+    return r - p * z * r;
 }
 
 static int quarter_turns(real x, real *rest) { /* x = n pi/2 + rest, pi/2 in three parts: fdlibm, e_rem_pio2.c */

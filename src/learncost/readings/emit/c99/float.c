@@ -1,5 +1,5 @@
-/* Elementary functions for real = float. Coefficients: Cephes (Moshier 1992; expf.c, logf.c, sinf.c) for exp, log, sin and
-   cos; Eigen (MathFunctionsImpl.h, SpecialFunctionsImpl.h) for tanh and erf. */
+/* Elementary functions for real = float. Coefficients: Cephes (Moshier 1992; expf.c, logf.c, sinf.c, atanf.c) for exp, log, sin,
+   cos and atan; Eigen (MathFunctionsImpl.h, SpecialFunctionsImpl.h) for tanh and erf. */
 
 static real scaled_real(real x, int power) { /* x 2^power, in two steps: 2^128 is no float */
     const int half = power >> 1;
@@ -125,6 +125,15 @@ static real cos_near(real r) {
     const real z = r * r;
     const real p = ((real)2.443315711809948e-5 * z + (real)-1.388731625493765e-3) * z + (real)4.166664568298827e-2;
     return p * z * z - (real)0.5 * z + (real)1;
+}
+
+static real atan_near(real r) { /* for |r| <= tan(pi / 8): Cephes, atanf.c */
+    const real z = r * r;
+    real p = (real)8.05374449538e-2;
+    p = p * z + (real)-1.38776856032e-1;
+    p = p * z + (real)1.99777106478e-1;
+    p = p * z + (real)-3.33329491539e-1;
+    return p * z * r + r;
 }
 
 static int quarter_turns(real x, real *rest) { /* x = n pi/2 + rest, pi/2 in three parts: Cephes, sinf.c */

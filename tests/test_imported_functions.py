@@ -1,0 +1,111 @@
+"""Functions of mathematics that no kernel of a word says, and what PyTorch itself has no gradient of."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+from torch import nn
+
+import learncost as lc
+from learncost.layers.derive import derive
+from learncost.models.imported.walk import read_module
+from learncost.proof.imported import parity, products
+from learncost.readings.run import run
+
+
+class Of(nn.Module):
+    """A function of an input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def read(function, numbers):
+    given = (torch.tensor(numbers, requires_grad=True),)
+    return given, read_module(Of(function), given, {"x": "B"})
+
+
+FUNCTIONS = {
+    "asin": (torch.asin, np.linspace(-0.9999999, 0.9999999, 41), lambda x: 1 / np.sqrt((1 - x) * (1 + x)), np.arcsin),
+    "acos": (torch.acos, np.linspace(-0.9999999, 0.9999999, 41), lambda x: -1 / np.sqrt((1 - x) * (1 + x)), np.arccos),
+    "atan": (torch.atan, np.linspace(-50, 50, 41), lambda x: 1 / (1 + x * x), np.arctan),
+    "lgamma": (torch.lgamma, np.linspace(-5.4, 40, 101), special.digamma, special.gammaln),
+    "lgamma of large numbers": (torch.lgamma, np.geomspace(1, 1e30, 41), special.digamma, special.gammaln),
+    "lgamma at whole numbers": (torch.lgamma, np.arange(1.0, 12), special.digamma, special.gammaln),
+    "digamma": (torch.digamma, np.linspace(-5.4, 40, 101), lambda x: special.polygamma(1, np.abs(x)), special.digamma),
+    "erfinv": (
+        torch.erfinv,
+        np.linspace(-0.99999, 0.99999, 101),
+        lambda x: np.sqrt(np.pi) / 2 * np.exp(special.erfinv(x) ** 2),
+        special.erfinv,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_slopes_are_those_of_scipy(name):
+    function, x, slope, value = FUNCTIONS[name]
+    _, imported = read(function, x)
+    layer = lc.layer(imported.text)
+    step = derive(layer).step
+    (output,) = layer.table.outputs
+    values = run(layer, {"x": x, f"d{output}": np.ones_like(x)}, {"B": len(x)})
+    np.testing.assert_allclose(values[output], value(x), rtol=1e-12, atol=1e-12)
+    right = slope(x)
+    if name == "digamma":  # of negative numbers by reflection, Abramowitz & Stegun 6.4.7
+        right = np.where(x < 0, (np.pi / np.sin(np.pi * x)) ** 2 - special.polygamma(1, 1 - np.minimum(x, 0)), right)
+    np.testing.assert_allclose(values["dx"], right, rtol=1e-11, atol=1e-12)
+    assert step.outputs
+
+
+def test_an_angle_of_two_coordinates_in_all_quarters():
+    class Angle(nn.Module):
+        def forward(self, up, across):
+            return torch.atan2(up, across) * up
+
+    x = torch.linspace(-2, 2, 6, dtype=torch.float64)
+    given = (x.requires_grad_(), torch.linspace(-1, 3, 5, dtype=torch.float64).unsqueeze(-1).requires_grad_())
+    found = parity(Angle(), given, read_module(Angle(), given))
+    assert max(found.value, found.gradient, found.module) < 1e-14
+
+
+def test_distributions_whose_parameters_learn():
+    def logarithms(x):
+        p = nn.functional.softplus(x) + 0.5
+        several = torch.distributions
+        return (
+            several.Beta(p, p + 1).log_prob(torch.tensor(0.3, dtype=x.dtype))
+            + several.NegativeBinomial(p, logits=x).log_prob(torch.tensor(3.0, dtype=x.dtype))
+            + several.StudentT(p).log_prob(torch.tensor(0.7, dtype=x.dtype))
+            + several.Normal(x, p).icdf(torch.sigmoid(x))
+            + torch.mvlgamma(p + 1, 3)
+        )
+
+    given = (torch.linspace(-2, 3, 7, dtype=torch.float64, requires_grad=True),)
+    found = parity(Of(logarithms), given, read_module(Of(logarithms), given))
+    assert max(found.value, found.gradient, found.module) < 1e-12
+
+
+@pytest.mark.parametrize("decimals", [-1, 0, 2])
+def test_numbers_are_rounded_to_decimals(decimals):
+    given = (torch.linspace(-30, 30, 37, dtype=torch.float64, requires_grad=True),)
+    module = Of(lambda x: x * torch.round(x, decimals=decimals))
+    found = parity(module, given, read_module(module, given))
+    assert max(found.value, found.gradient, found.module) < 1e-14
+
+
+def test_sparse_gradients_are_held_to_those_of_the_table():
+    module = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3))
+    given = (torch.tensor([[1, 3], [3, 0]]),)
+    found = parity(module, given, read_module(module, given, {"input": "B M"}))
+    assert max(found.value, found.gradient) < 1e-12
+
+
+def test_what_pytorch_has_no_gradient_of_is_one_line():
+    given, imported = read(lambda x: x * torch.heaviside(x, x), [0.5, -1.0, 2.0])
+    with pytest.raises(lc.InputError, match=r"derivative for aten::heaviside is not implemented\): what it is"):
+        products(Of(lambda x: x * torch.heaviside(x, x)), given, imported)

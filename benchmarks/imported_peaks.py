@@ -337,11 +337,13 @@ def train(build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any
         steps.step()
 
 
-def predicted(build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any]], dtype: str) -> int:
+def predicted(
+    build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any]], dtype: str, engine: str = "autograd"
+) -> int:
     """What `learncost memory` says of the module."""
     inputs = given(torch.float32)
     layer = lc.from_module(built(build, inputs), inputs)
-    return lc.memory(layer, engine="autograd", optimizer="adamw", precision=PRECISIONS[dtype]).peak
+    return lc.memory(layer, engine=engine, optimizer="adamw", precision=PRECISIONS[dtype]).peak
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
 import learncost.torch as lt
-from allocator import apart  # of the tests, whose folder peaks.py has put on the path
+from allocator import apart, workspaces  # of the tests, whose folder peaks.py has put on the path
 from learncost.bench.subject import Subject
 from learncost.bench.torch_models import module as plain_module
 from learncost.bench.torch_side import Compiled, Eager
@@ -85,6 +85,7 @@ def values(device: str, quick: bool) -> Iterator[Row]:
         yield _tried({"what": f"emitted step, {name}"}, partial(_emitted, name, device))
     for name in ("gpt2", "tinyllama-1.1b", "vit-b-16")[: 1 if quick else 3]:
         yield _tried({"what": f"learncost.torch, {name}"}, partial(_module, name, device))
+    yield _tried({"what": "learncost.torch, gpt2, torch.compile"}, partial(_module, "gpt2", device, torch.compile))
     yield _tried({"what": "from_module, gpt2 of transformers"}, partial(_read, device))
 
 
@@ -116,7 +117,7 @@ SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "i
 SIZES = {"vit-b-16": {**SMALL, "image_size": 32, "patch_size": 8, "num_labels": 7}}
 
 
-def _module(name: str, device: str) -> Row:
+def _module(name: str, device: str, compiled: Callable[..., Any] = lambda module: module) -> Row:
     sides = []
     for place in ("cpu", device):
         torch.manual_seed(0)
@@ -126,7 +127,8 @@ def _module(name: str, device: str) -> Row:
             given = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.randint(0, 7, (2,))
         else:
             given = torch.randint(0, 61, (2, 16)), torch.randint(0, 61, (2, 16))
-        loss = module(*(each.to(place) for each in given))
+        called = compiled(module) if place == device else module
+        loss = called(*(each.to(place) for each in given))
         loss.backward()
         sides.append([loss, *(each.grad for each in module.parameters())])
     return {"off": max(_off(ours, theirs.detach().numpy()) for theirs, ours in zip(*sides, strict=True))}
@@ -146,6 +148,7 @@ TRAININGS: Mapping[str, Sequence[str]] = {
     "sgd, dropout": ("--optimizer", "sgd", "--dropout", "0.1"),
     "recompute": ("--procedure", "recompute"),
     "pepita": ("--procedure", "pepita"),
+    "a mesh of one process": ("--mesh", "dp=1"),
 }
 TINY = ("--model", "nano", "--num-hidden-layers", "2", "--hidden-size", "64", "--seq-len", "64", "--batch-size", "4")
 
@@ -176,9 +179,9 @@ def training(device: str, quick: bool) -> Iterator[Row]:
 
 def _trained(flags: Sequence[str], out: Path) -> Path:
     began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "learncost", "train", *flags], capture_output=True, text=True, check=False
-    )
+    mesh = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m") if "--mesh" in flags else ()
+    command = [sys.executable, "-m", *mesh, "learncost", "train", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}")
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("engine", "process"))]
@@ -199,7 +202,7 @@ def _compared(cpu: Path, other: Path) -> Row:
 
 DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-pure")}
 LARGE = {
-    "gpt2": peaks.Kind("GPT2LMHeadModel", peaks.GPT),
+    "gpt2": peaks.Kind("GPT2LMHeadModel", {**peaks.GPT, "n_positions": 1024}, "c_attn"),
     "llama": peaks.Kind("LlamaForCausalLM", {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4,
                                              "num_hidden_layers": 12, "intermediate_size": 2816}),
     "vit": peaks.Kind("ViTForImageClassification", {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
@@ -215,17 +218,29 @@ SHAPES = (
 """Plain modules, with sequences in a batch."""
 
 
-def memory_cases(quick: bool) -> Iterator[Case]:
+ENGINES = {"cpu": "autograd", "cuda": "autograd-cuda"}
+"""Of `learncost memory`."""
+
+
+def memory_cases(quick: bool, device: str) -> Iterator[Case]:
     """Plain modules, then transformers' own, small and large."""
+    way = "cuda" if device == "cuda" else "fused"
     shapes = (("gpt2", gpt2(2, 128, 4, 64, 512), 2),) if quick else SHAPES
     for (name, keys, batch), dtype, procedure in product(shapes, DTYPES, ("bp", "recompute")):
         own = keys, batch, dtype, procedure
-        yield f"plain {name}, {dtype} {procedure}", partial(_plain, *own), partial(_plain_predicted, *own)
+        yield (
+            f"plain {name}, {dtype} {procedure}",
+            partial(_plain, *own),
+            partial(_plain_predicted, *own, ENGINES[device]),
+        )
     for name, dtype, setting in product([*peaks.KINDS][: 2 if quick else 11], DTYPES, ("plain", "checkpoints")):
-        case = name, "block", dtype, setting, "fused"
+        case = name, "block", dtype, setting, way
         yield f"transformers {name}, {dtype} {setting}", partial(peaks.train, *case), partial(peaks.predicted, *case)
-    for name, dtype, setting in product(() if quick else LARGE, DTYPES, ("plain", "checkpoints", "lora")):
-        run, expected = (partial(_large, asked, name, dtype, setting) for asked in (peaks.train, peaks.predicted))
+    for name, dtype, setting in product(() if quick else LARGE, DTYPES, ("plain", "checkpoints", "lora", "dropout")):
+        if setting == "dropout" and not any("drop" in key for key in LARGE[name].keys):
+            continue
+        own = name, dtype, setting, way
+        run, expected = (partial(_large, asked, *own) for asked in (peaks.train, peaks.predicted))
         yield f"transformers {name}, large, {dtype} {setting}", run, expected
 
 
@@ -245,112 +260,117 @@ def _plain(keys: Mapping[str, Any], batch: int, dtype: str, procedure: str) -> N
         steps.step()
 
 
-def _plain_predicted(keys: Mapping[str, Any], batch: int, dtype: str, procedure: str) -> int:
+def _plain_predicted(keys: Mapping[str, Any], batch: int, dtype: str, procedure: str, engine: str) -> int:
     length = configure(keys).sizes["max_position_embeddings"]
-    found = lc.memory(configure(keys), procedure, batch, length, optimizer="adamw", engine="autograd", module="plain",
+    found = lc.memory(configure(keys), procedure, batch, length, optimizer="adamw", engine=engine, module="plain",
                       precision=DTYPES[dtype][1])  # fmt: skip
     return found.peak
 
 
-def _large(asked: Callable[..., Any], name: str, dtype: str, setting: str) -> Any:
-    small_kind, peaks.SHAPES["large"] = peaks.KINDS[name], (4, 1024, 32000)
-    peaks.KINDS[name] = LARGE[name]  # type: ignore[index]
-    if name == "gpt2":
-        peaks.KINDS[name] = replace(LARGE[name], keys={**LARGE[name].keys, "n_positions": 1024})  # type: ignore[index]
-    if name == "vit":
-        peaks.SHAPES["large"] = 32, 0, 1000
+def _large(asked: Callable[..., Any], name: str, dtype: str, setting: str, *optimizer: str) -> Any:
+    """What is asked of a small model of peaks.py, asked of a large one."""
+    before, rate = peaks.KINDS[name], 0.1 if setting == "dropout" else 0.0
+    dropped = {key: rate for key in LARGE[name].keys if "drop" in key}
+    peaks.KINDS[name] = replace(LARGE[name], keys={**LARGE[name].keys, **dropped})  # type: ignore[index]
+    peaks.SHAPES["large"] = (32, 0, 1000) if name == "vit" else (4, 1024, 32000)
+    more = {"dropout": rate} if rate and asked is peaks.predicted else {}
     try:
-        return asked(name, "large", dtype, setting, "fused")
+        return asked(name, "large", dtype, "plain" if rate else setting, *optimizer, **more)
     finally:
-        peaks.KINDS[name] = small_kind  # type: ignore[index]
+        peaks.KINDS[name] = before  # type: ignore[index]
 
 
-def imported_cases(quick: bool) -> Iterator[Case]:
+def imported_cases(quick: bool, device: str) -> Iterator[Case]:
     """Modules of PyTorch, torchvision, timm, transformers and peft, as `imported_peaks.py` has them."""
     for (name, (build, given)), dtype in product([*imported_peaks.CASES.items()][: 3 if quick else None], DTYPES):
         run = partial(imported_peaks.train, build, given, DTYPES[dtype][0])
-        yield f"{name}, {dtype}", run, partial(imported_peaks.predicted, build, given, dtype)
+        yield f"{name}, {dtype}", run, partial(imported_peaks.predicted, build, given, dtype, ENGINES[device])
 
 
-_CASES: dict[str, Callable[[bool], Iterator[Case]]] = {"memory": memory_cases, "imported": imported_cases}
+_CASES: dict[str, Callable[[bool, str], Iterator[Case]]] = {"memory": memory_cases, "imported": imported_cases}
 
 
-def _predicted(section: str, quick: bool, number: int) -> int | str:
+def _predicted(section: str, quick: bool, device: str, number: int) -> int | str:
     """The prediction of a case by its number, in another process."""
     torch.set_num_threads(1)
     try:
-        return [*_CASES[section](quick)][number][2]()
+        return [*_CASES[section](quick, device)][number][2]()
     except Exception as error:  # the row says so
         return _said(error)
 
 
 def peaks_of(section: str, device: str, quick: bool, futures: Sequence[Any]) -> Iterator[Row]:
     """Case by case."""
-    workspaces = _workspaces(device)
-    yield {"what": "libraries' workspaces", "measured": workspaces}
-    for (name, run, _), future in zip(_CASES[section](quick), futures, strict=True):
-        yield _tried({"what": name}, partial(_peak, run, device, future, workspaces))
+    kept = workspaces() if device == "cuda" else 0
+    yield {"what": "libraries' workspaces", "measured": kept}
+    for (name, run, _), future in zip(_CASES[section](quick, device), futures, strict=True):
+        yield _tried({"what": name}, partial(_peak, run, device, future, kept))
 
 
-def _peak(run: Callable[[], object], device: str, future: Any, workspaces: int) -> Row:
+def _peak(run: Callable[[], object], device: str, future: Any, kept: int) -> Row:
     torch.manual_seed(0)
     gc.collect()
     if device == "cpu":
-        measured = handed = apart(run)[1]
+        handed, measured = apart(run)
     else:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         with torch.device(device):
             run()
-        stats = torch.cuda.memory_stats()
-        measured = stats["requested_bytes.all.peak"] - workspaces
-        handed = stats["allocated_bytes.all.peak"] - workspaces
+            stats = torch.cuda.memory_stats()
+            handed = stats["allocated_bytes.all.peak"] - kept
+            whole, without, there = alive(run)
+        measured = stats["requested_bytes.all.peak"] - kept - (whole - without)
     expected = future.result()
     if isinstance(expected, str):
         raise RuntimeError(f"prediction: {expected} (measured {measured:,})")
     row = {"predicted": expected, "measured": measured, "handed_out": handed, "ratio": expected / measured}
     if device != "cpu" and abs(row["ratio"] - 1) > 0.003:
-        with torch.device(device):
-            row["alive"] = alive(run)
+        row["alive"] = there
     return row
 
 
-def _workspaces(device: str) -> int:
-    """What libraries keep once a product ran forward and back, with and without a bias, in both types."""
-    if device == "cpu":
-        return 0
-    for dtype in (torch.float32, torch.bfloat16):
-        layer = torch.nn.Linear(256, 256).to(device, dtype)
-        layer(torch.ones(256, 256, device=device, dtype=dtype)).sum().backward()
-    del layer
-    gc.collect()
-    torch.cuda.synchronize()
-    return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
-
-
-def alive(run: Callable[[], object]) -> list[tuple[int, int, str]]:
-    """What is there at the worst moment by the profiler: bytes, how many, and the operators that made it."""
+def alive(run: Callable[[], object]) -> tuple[int, int, list[tuple[int, int, str]]]:
+    """The peak by the profiler; the same without buffers, which the operator gives back that took them; and what is
+    there at that moment: bytes, how many, and the operators that made it."""
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
-    events: list[tuple[int, int, int, str]] = []
+    events: list[tuple[int, int, int, int, str]] = []
 
-    def collect(found: Any, above: str) -> None:
+    def collect(found: Any, ends: int, above: str) -> None:
         for event in found:
             if event.name == "[memory]":
                 fields = event.extra_fields
                 if "cuda" in str(fields.device).lower():
-                    events.append((event.start_time_ns, fields.ptr, fields.alloc_size, above))
+                    events.append((event.start_time_ns, fields.ptr, fields.alloc_size, ends, above))
+            elif event.name.startswith(("aten::", "autograd::engine")):
+                collect(event.children, event.end_time_ns, f"{above} < {event.name}"[-120:])
             else:
-                kept = event.name.startswith(("aten::", "autograd::engine"))
-                collect(event.children, f"{above} < {event.name}"[-120:] if kept else above)
+                collect(event.children, ends, above)
 
-    collect(profiled.profiler.kineto_results.experimental_event_tree(), "")
+    collect(profiled.profiler.kineto_results.experimental_event_tree(), 0, "")
+    events.sort()
+    taken: dict[int, tuple[int, int, str]] = {}
+    buffers: set[int] = set()
+    for number, (when, place, size, ends, above) in enumerate(events):
+        if size > 0:
+            taken[place] = number, ends, above
+        elif place in taken:
+            first, until, _ = taken.pop(place)
+            if when <= until:
+                buffers |= {first, number}
+    whole, _ = _most(events)
+    without, there = _most([event for number, event in enumerate(events) if number not in buffers])
+    return whole, without, there
+
+
+def _most(events: Sequence[tuple[int, int, int, int, str]]) -> tuple[int, list[tuple[int, int, str]]]:
     there: dict[int, tuple[int, str]] = {}
-    now, most, at_most = 0, 0, []
-    for _, place, size, above in sorted(events):
+    now, most, at_most = 0, 0, list[tuple[int, str]]()
+    for _, place, size, _, above in events:
         if size > 0:
             there[place] = size, above
             now += size
@@ -358,10 +378,9 @@ def alive(run: Callable[[], object]) -> list[tuple[int, int, str]]:
                 most, at_most = now, [*there.values()]
         else:
             now -= there.pop(place, (0, ""))[0]
-    groups: dict[tuple[int, str], int] = {}
-    for each in at_most:
-        groups[each] = groups.get(each, 0) + 1
-    return sorted(((size, many, above) for (size, above), many in groups.items()), key=lambda e: -e[0] * e[1])[:40]
+    groups = {each: at_most.count(each) for each in dict.fromkeys(at_most)}
+    rows = [(size, many, above) for (size, above), many in groups.items()]
+    return most, sorted(rows, key=lambda row: -row[0] * row[1])[:40]
 
 
 # Time.
@@ -528,13 +547,14 @@ def main() -> None:
         sys.exit("on_cuda.py: there is no GPU; --device cpu tries what needs none")
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    asked = given.quick, given.device
     chosen, began = given.only.split(","), time.perf_counter()
     everything: dict[str, Any] = {"torch": torch.__version__, "device": given.device}
     if given.device == "cuda":
         everything["device"] = torch.cuda.get_device_name()
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) - 2), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) // 2), get_context("spawn")) as pool:
         futures = {
-            section: [pool.submit(_predicted, section, given.quick, i) for i, _ in enumerate(cases(given.quick))]
+            section: [pool.submit(_predicted, section, *asked, i) for i, _ in enumerate(cases(*asked))]
             for section, cases in _CASES.items()
             if section in chosen
         }
@@ -552,11 +572,11 @@ def main() -> None:
                     rows.append(row)
                     told = (f"{key}={_cell(value)}" for key, value in row.items() if key not in SILENT)
                     print(*told, file=sys.stderr, flush=True)
+                    if given.json:
+                        given.json.write_text(json.dumps(everything | {section: rows}), encoding="utf-8")
             except Exception as error:  # the next section goes on
                 rows.append({"what": section, "error": _said(error)})
             everything[section] = rows
-            if given.json:
-                given.json.write_text(json.dumps(everything), encoding="utf-8")
             columns = COLUMNS[section]
             show(
                 f"\n{section}, {everything['device']}, torch {torch.__version__}, {time.perf_counter() - began:.0f} s",

@@ -147,7 +147,13 @@ SETTINGS = {"plain": (False, False), "checkpoints": (True, False), "lora": (Fals
 DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-pure"), "nf4": (torch.bfloat16, "qlora")}
 """nf4 are the frozen matrices of blocks, with LoRA."""
 MODULE = "transformers"
-OPTIMIZERS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
+OPTIMIZERS = {
+    "fused": {"fused": True},
+    "cuda": {"fused": True},
+    "foreach": {"foreach": True},
+    "for-loop": {"foreach": False},
+}
+"""As the engines of `memory` are called that step so: autograd-foreach; cuda is fused, on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,7 @@ def train(name: str, shape: str, dtype: str, setting: str, optimizer: str, wrap:
         adapt(module, KINDS[name].lora.split(","))
     module.train()
     if checkpoints:
-        module.activation_checkpointing_enable()
+        checkpointed(module)
     called = wrap(module)
     learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
     steps = torch.optim.AdamW(learning, **OPTIMIZERS[optimizer])
@@ -201,6 +207,14 @@ def train(name: str, shape: str, dtype: str, setting: str, optimizer: str, wrap:
         steps.zero_grad(set_to_none=True)
         called(**given).loss.backward()
         steps.step()
+
+
+def checkpointed(module: Any) -> None:
+    """Blocks run again by transformers' own checkpoints, `use_reentrant=False`, as releases of 5 call them."""
+    if hasattr(module, "activation_checkpointing_enable"):
+        module.activation_checkpointing_enable()
+    else:
+        module.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def batch_of(name: str, shape: str, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:

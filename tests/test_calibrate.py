@@ -24,6 +24,7 @@ class Clock:
     """A made-up bench and its clock: every operation takes what the constants above say."""
 
     threads, operators = 3, True
+    busy, larger = None, 1
 
     def __init__(self):
         self.now = 0.0

@@ -85,14 +85,17 @@ def test_the_predicted_peak_is_that_of_the_allocator(
 ):
     sizes = {**sizes, "max_position_embeddings": length}
     configuration = configure(model, sizes)
+    if device == "cuda" and engine != "autograd":
+        pytest.skip("on a GPU the optimizer is told that is fused")
+    runner = "autograd-cuda" if device == "cuda" else engine
     needs = lc.memory(
-        configuration, procedure, batch, length, optimizer=optimizer, dtype=dtype, engine=engine, module="plain"
+        configuration, procedure, batch, length, optimizer=optimizer, dtype=dtype, engine=runner, module="plain"
     )
     kind = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
     measured = most(lambda: train(configuration, batch, length, procedure, optimizer, engine, kind, device), device)
     # What is more are the optimizer's counters, the state of the random numbers that a checkpoint keeps, the loss and
-    # what kernels have for themselves. On CUDA other kernels run, norms and attention among them.
-    assert abs(measured - needs.peak) < (0.002 if device == "cpu" else 0.05) * measured
+    # what kernels have for themselves.
+    assert abs(measured - needs.peak) < (0.002 if device == "cpu" else 0.01) * measured
     assert sum(needs.split.values()) == needs.peak == sum(witness.bytes for witness in needs.witnesses)
 
 

@@ -115,8 +115,9 @@ def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: st
     }
     if not 0 < small["low"] <= small["high"]:
         raise InputError(f"{where}: low must be above 0 and at most high")
-    if not isinstance(row.get("operators"), bool):
-        raise InputError(f"{where}: operators must be true or false, not {shown(row.get('operators'))}")
+    for key, value in (("operators", row.get("operators")), ("queues", row.get("queues", False))):
+        if not isinstance(value, bool):
+            raise InputError(f"{where}: {key} must be true or false, not {shown(value)}")
     return Rates(
         products,
         _grid(row, "inner", where),
@@ -124,6 +125,7 @@ def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: st
         words,
         threads=_whole(row.get("threads"), "threads", where),
         operators=row["operators"],
+        queues=row.get("queues", False),
         name=name,
         dtype=dtype,
         source=source,

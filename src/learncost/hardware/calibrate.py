@@ -86,6 +86,7 @@ class _Measuring:
             dict(self._words(calls["launch"])),
             threads=self.bench.threads,
             operators=self.bench.operators,
+            queues=self.bench.busy is not None,
             launch=calls["launch"],
             launch_backward=calls["launch_backward"],
             optimizer=calls["optimizer"],
@@ -113,15 +114,19 @@ class _Measuring:
     def _time(self, doing: Doing) -> float:
         return seconds(doing, self.bench.wait)
 
+    def _ran(self, doing: Doing, launch: float) -> float:
+        """Seconds of an operation without its call."""
+        return self.bench.busy(doing) if self.bench.busy else _without(launch, self._time(doing))
+
     def _products(self, orientation: str, launch: float) -> Callable[[int, int, int], float]:
         def seconds_of(m: int, n: int, k: int) -> float:
-            return _without(launch, self._time(self.bench.product(orientation, m, n, k)))
+            return self._ran(self.bench.product(orientation, m, n, k), launch)
 
         return seconds_of
 
     def _inner(self, m: int, n: int, k: int) -> float:
         doing, several = self.bench.inner(m, n, k)
-        return self._time(doing) / several
+        return (self.bench.busy or self._time)(doing) / several
 
     def _grid(self, name: str, timed: Callable[[int, int, int], float]) -> Grid:
         """FLOP/s at every shape of the grid."""
@@ -142,7 +147,7 @@ class _Measuring:
         self.tell("bandwidth")
         places, values = [], []
         for bytes_ in WORKING_SETS:
-            taken_seconds = _without(launch, self._time(self.bench.move(bytes_ // 12)))
+            taken_seconds = self._ran(self.bench.move(bytes_ // 12), launch)
             places.append(float(bytes_))
             values.append(bytes_ / taken_seconds)
         return Curve(tuple(places), tuple(values))
@@ -155,17 +160,19 @@ class _Measuring:
     def _words(self, launch: float) -> Iterator[tuple[str, float]]:
         self.tell("words")
         for name, doing, points in self.bench.words():
-            yield name, _without(launch, self._time(doing)) / points
+            yield name, self._ran(doing, launch) / points
 
     def _interval(self, rates: Rates) -> tuple[float, float]:
         """The outer tenths of measured over predicted, of operations off the grid, and what lies beside the lines."""
-        ratios = []
-        for orientation, (m, n, k) in product(ORIENTATIONS, CHECKS):
-            taken_seconds = self._time(self.bench.product(orientation, m, n, k))
-            ratios.append(taken_seconds / (rates.products[orientation].seconds(m, n, k) + rates.launch))
-        for elements in (30_000, 400_000, 5_000_000):
-            taken_seconds = self._time(self.bench.move(elements))
-            ratios.append(taken_seconds / (12 * elements / rates.bandwidth(12.0 * elements) + rates.launch))
+        ratios, larger = [], self.bench.larger
+        launch, timed = (0.0, self.bench.busy) if self.bench.busy else (rates.launch, self._time)
+        for orientation, shape in product(ORIENTATIONS, CHECKS):
+            m, n, k = (larger * size for size in shape)
+            taken_seconds = timed(self.bench.product(orientation, m, n, k))
+            ratios.append(taken_seconds / (rates.products[orientation].seconds(m, n, k) + launch))
+        for elements in (30_000 * larger, 400_000 * larger, 5_000_000 * larger):
+            taken_seconds = timed(self.bench.move(elements))
+            ratios.append(taken_seconds / (12 * elements / rates.bandwidth(12.0 * elements) + launch))
         ends = quantiles(ratios, n=10)
         return BESIDE[0] * min(1.0, ends[0]), BESIDE[1] * max(1.0, ends[-1])
 

@@ -17,6 +17,7 @@ class NumPyBench:
     """Products with the threads that NumPy's library takes; everything else on one."""
 
     threads, operators = 1, True
+    larger, busy = 1, None
     library = f"NumPy {np.__version__}"
 
     def wait(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,7 +20,13 @@ ROWS, COLUMNS = 210, 330
 """Of the arrays that words are timed on: a quarter of a mebibyte, which caches hold."""
 
 ON_GPU = 10
-"""How often larger both are on a GPU, whose kernels would else take less time than their launch."""
+"""By how much both, and the sides of products off the grid, are larger on a GPU, which has small ones done at once."""
+
+BUSY, MOST = 0.002, 50
+"""Seconds that an operation is repeated on a GPU, and how often at most: so many wait without a call that waits too."""
+
+CLOCK = 2e9
+"""Cycles of a GPU's clock in a second, at most: a kernel that sleeps counts them."""
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -56,6 +64,30 @@ def factors(orientation: str, m: int, n: int, k: int, dtype: Any, device: Any, b
     return arrays[0], arrays[1]
 
 
+def gpu_seconds(doing: Doing) -> float:
+    """Seconds of a GPU, by events around some that wait together for a kernel that sleeps: no launch is in between."""
+    cuda: Any = torch.cuda
+    for _ in range(2):
+        doing()
+    cuda.synchronize()
+    began = perf_counter()
+    doing()
+    called = perf_counter() - began
+    cuda.synchronize()
+    several = max(2, min(MOST, int(BUSY / max(perf_counter() - began, 1e-6))))
+    first, last = (cuda.Event(enable_timing=True) for _ in range(2))
+    times = list[float]()
+    for _ in range(3):
+        cuda._sleep(int(CLOCK * (0.001 + 1.5 * several * called)))
+        first.record()
+        for _ in range(several):
+            doing()
+        last.record()
+        cuda.synchronize()
+        times.append(first.elapsed_time(last) / 1e3 / several)
+    return median(times)
+
+
 class TorchBench:
     """On the GPU where there is one, else on the processor with as many threads as PyTorch takes."""
 
@@ -65,6 +97,11 @@ class TorchBench:
         self.device = torch.device("cuda" if on_gpu() else "cpu")
         self.dtype = _TYPES[dtype]
         self.threads = 1 if on_gpu() else torch.get_num_threads()
+        self.larger = ON_GPU if on_gpu() else 1
+
+    @property
+    def busy(self) -> Callable[[Doing], float] | None:
+        return gpu_seconds if self.device.type == "cuda" else None
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -97,8 +134,7 @@ class TorchBench:
         return torch.rand(shape, device=self.device).to(self.dtype) + 0.1
 
     def words(self) -> Iterator[tuple[str, Doing, int]]:
-        times = ON_GPU if self.device.type == "cuda" else 1
-        rows, columns = times * ROWS, times * COLUMNS
+        rows, columns = self.larger * ROWS, self.larger * COLUMNS
         points = rows * columns
         left, right = self._random(rows, columns), self._random(rows, columns)
         for name, other in OTHERS.items():

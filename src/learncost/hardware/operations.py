@@ -36,10 +36,16 @@ class Bench(Protocol):
     """The operations of a library that are timed. Every one is handed out ready to be done again and again.
 
     threads    at work at once; `operators` as in `Rates`
+    larger     by how much operations must be larger than on a processor to last longer than their call
     """
 
     threads: int
     operators: bool
+    larger: int
+
+    @property
+    def busy(self) -> Callable[[Doing], float] | None:
+        """Where a device queues what it is called for: measures the seconds that it is busy with an operation."""
 
     def wait(self) -> None:
         """Until everything is done."""

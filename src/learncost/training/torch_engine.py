@@ -270,7 +270,8 @@ class Emitted:
         import torch
 
         self._program = program(table, "torch", sizes=sizes, dtype=precision)
-        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self._program.text}
+        # no __name__: torch.compile would look for a module that is called so
+        self._namespace: dict[str, Any] = {"__source__": self._program.text}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
         self._reads, self._device = tuple(table.inputs), device
         self._devices = (devices,) if self._program.meets else ()

@@ -35,7 +35,7 @@ TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
 
 _CONVENTION = (
-    "Predicted: the allocator's bytes when PyTorch's autograd trains {} on a processor, {}, every operator keeping "
+    "Predicted: the allocator's bytes when PyTorch's autograd trains {} on {}, {}, every operator keeping "
     "what its derivative reads. Not in it: buffers inside of kernels. {}"
 )
 
@@ -49,6 +49,7 @@ class Stepping:
     new        the rule of new weights and states; `gradients`, that of gradients
     gone       how long gradients are there, and `said`, how AdamW runs, as the convention has it
     tape       on which the step runs
+    place      what that stands for; `device`, as PyTorch calls it
     alone      why it has nothing to say of one device among many
     """
 
@@ -60,6 +61,8 @@ class Stepping:
     gone: str = "all gradients kept to the end"
     tape: Callable[[int, int | None], Tape] = Tape
     alone: str = ""
+    place: str = "a processor"
+    device: str = "cpu"
 
 
 WRAPPED = {"ddp": "", "fsdp": "dp", "hsdp": "shard"}
@@ -113,7 +116,7 @@ def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
     key = way.name, *sorted(sizes.items())
     if step.ran and step.ran[0] == key:
         return step.ran[1]
-    layer, running = step.model.configuration.layer, Running()
+    layer, running = step.model.configuration.layer, Running(way.device)
     assert layer is not None
     assert layer.steps is not None
     running.label = "optimizer state"
@@ -177,7 +180,7 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     parts |= {part: size for part in beside if (size := sum(size for size, label in rooms if label == part))}
     parts["workspace"] = backward_rooms - tape.gradients
     parts["activations"] = peak - sum(parts.values())
-    convention = _CONVENTION.format(module.said, way.gone, way.said)
+    convention = _CONVENTION.format(module.said, way.place, way.gone, way.said)
     if wrapping := _wrapping(step):
         convention += f" Wrapped by {wrapping.said}; what the library that sends has for itself is not in it."
     if step.instead:
@@ -206,7 +209,7 @@ def _taken(way: Stepping, step: Step, running: Running) -> Taken:
     table = _plain(step.model).table
     curve, stays = Logs(account.log, table, running.given, state, {}).account()
     rooms = ((array.bytes, array.label) for array in there)
-    said = _CONVENTION.format(Itself.said, way.gone, way.said)
+    said = _CONVENTION.format(Itself.said, way.place, way.gone, way.said)
     return Taken(account.peak, at_line(str(account.line), account.peak), parts, grouped(rooms), curve, stays, said)
 
 

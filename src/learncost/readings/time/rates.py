@@ -120,6 +120,7 @@ class Rates(Displayed):
     chosen     what products attain whose factor is read where another value says, as a share of what the others do
     threads    how many turns of a kernel run at once
     operators  whether lines run as PyTorch's operators do: `work` says what that means
+    queues     whether calls return before they are done, as on a GPU: what was called runs while others are called
     low, high  factors of the time between which it is expected
     name, source  of the device, and what its rates rest on; `dtype`, whose they are, where that is known
     watts      that it draws, lowest, usual and highest, where that is known
@@ -137,6 +138,7 @@ class Rates(Displayed):
     chosen: float = 1.0
     threads: int = 1
     operators: bool = True
+    queues: bool = False
     low: float = 1.0
     high: float = 1.0
     name: str = ""

@@ -24,6 +24,7 @@ from learncost.schedule.autograd.operators import (
     flash_attention,
     layer_norm,
     linear,
+    rms_norm,
 )
 
 COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate")
@@ -141,9 +142,11 @@ class Module:
         return result.split(sizes) if len(sizes) > 1 else [result]
 
     def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:
-        """`functional.layer_norm`; and `rms_norm`, which is composed of others."""
+        """`functional.layer_norm`; and `rms_norm`, which on a processor is composed of others."""
         if word.word == "normalize":
             return layer_norm(x, weights, rows)
+        if x.tape.cuda:
+            return rms_norm(x, [weights[0] + 1.0] if from_one else weights, rows)
         normed = x * (x.pow().mean(rows) + 1e-6).apply("rsqrt")
         del x
         return normed * (weights[0] + 1.0 if from_one else weights[0]) if weights else normed
@@ -289,7 +292,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) 
     if bias and scores.groups > 1:
         k, v = k.repeated(scores.groups), v.repeated(scores.groups)
         scores = replace(scores, groups=1)
-    if scores.alike and not scores.dropped and not (bias and bias.learns):
+    dropped = scores.dropped and not q.tape.cuda  # whose kernels drop shares too
+    grouped = scores.groups > 1 and q.tape.cuda and q.width >= FLOAT  # only the kernels for bf16 and fp16 know groups
+    if scores.alike and not dropped and not grouped and not (bias and bias.learns):
         return flash_attention(q, k, v, scores.results, scores.rows, bias)
     return _math(q, k, v, scores, bias)
 

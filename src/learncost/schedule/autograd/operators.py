@@ -1,8 +1,8 @@
 """PyTorch's operators on a tape: what each keeps for its backward, and what that makes, in its order.
 
-As `tools/autograd/derivatives.yaml` and the kernels for processors have it, PyTorch 2.13. Buffers inside of kernels are
-not counted. A tensor here has elements and bytes alone, and is written as one is written in PyTorch: `x * y + 1`.
-Backwards hold numbers alone, no tensors.
+As `tools/autograd/derivatives.yaml` and the kernels for processors have it, PyTorch 2.13; where those for CUDA are
+others, the tape says which ones run. Buffers inside of kernels are not counted. A tensor here has elements and bytes
+alone, and is written as one is written in PyTorch: `x * y + 1`. Backwards hold numbers alone, no tensors.
 """
 
 from __future__ import annotations
@@ -231,9 +231,24 @@ class Tensor:
         return Tensor(tape, result)
 
     def dropout(self) -> Tensor:
-        """`functional.dropout` on a processor: noise of the operand's type, drawn, and a product with it."""
+        """`functional.dropout`: on a processor noise of the operand's type, drawn, and a product with it; on CUDA
+        `native_dropout`, which keeps a mask of booleans."""
+        if self.tape.cuda:
+            return self._dropped()
         noise = Tensor(self.tape, self.tape.new(self.elements, self.width, self.value.turned))
         return self * noise
+
+    def _dropped(self) -> Tensor:
+        x, tape = self.value, self.tape
+        elements, width, turned = x.elements, x.width, x.turned
+        result, _ = tape.run(
+            (x,),
+            ((elements, width), (elements, BOOLEAN)),
+            lambda _: (tape.new(elements, width, turned),),
+            keeps_results=(1,),
+            turned=turned,
+        )
+        return Tensor(tape, result)
 
     def __neg__(self) -> Tensor:
         return self.apply("neg")
@@ -306,7 +321,10 @@ def _same(gradients: Gradients) -> Gradients:
 
 
 def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[Value]:
-    """Copies of those of narrower types, which an operator makes for itself on a processor (`TensorIterator.cpp`)."""
+    """Copies of those of narrower types, which an operator makes for itself on a processor (`TensorIterator.cpp`); on
+    CUDA it casts what it reads (`gpu_kernel_with_dynamic_casting`)."""
+    if tape.cuda:
+        return []
     return [tape.new(elements, width) for elements, own_width in sizes if own_width < width]
 
 
@@ -408,7 +426,8 @@ def linear(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None)
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, elements: int, rows: int, mask: Tensor | None = None) -> Tensor:
     """`scaled_dot_product_attention`, fused: keeps all operands, the result, and a sum in float of every row.
 
-    The result lies as the queries do, and gradients with positions before heads (`empty_like`, `zeros`).
+    The result lies as the queries do, and gradients with positions before heads (`empty_like`, `zeros`); on CUDA in
+    float the result does too (`_efficient_attention_forward`).
     """
     tape, operands = q.tape, [q.value, k.value, v.value]
     sizes = [(each.elements, each.width) for each in operands]
@@ -419,21 +438,32 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, elements: int, rows: int, m
         lambda _: [tape.new(size, width, True) for size, width in sizes],
         keeps,
         (0, 1),
-        turned=q.value.turned,
+        turned=q.value.turned or (tape.cuda and q.width >= FLOAT),
     )
     return Tensor(tape, result)
 
 
 def layer_norm(x: Tensor, weights: Sequence[Tensor], rows: int) -> Tensor:
-    """`functional.layer_norm`: keeps its operand, and every row's mean and deviation."""
+    """`functional.layer_norm`: keeps its operand, and every row's mean and deviation, on CUDA in float."""
+    return _norm(x, weights, rows, 2)
+
+
+def rms_norm(x: Tensor, weights: Sequence[Tensor], rows: int) -> Tensor:
+    """`functional.rms_norm` on CUDA (`_fused_rms_norm`): keeps its operand, and every row's root."""
+    return _norm(x, weights, rows, 1)
+
+
+def _norm(x: Tensor, weights: Sequence[Tensor], rows: int, numbers: int) -> Tensor:
+    """A norm in one kernel, with so many numbers of every row."""
     tape, operands = x.tape, [x.value, *(weight.value for weight in weights)]
     sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+    of_row = rows, max(FLOAT, x.width) if tape.cuda else x.width
     result, *_ = tape.run(
         operands,
-        ((x.elements, x.width), (rows, x.width), (rows, x.width)),
+        ((x.elements, x.width), *[of_row] * numbers),
         lambda _: [tape.new(size, width) if needed else None for size, width, needed in sizes],
         (x.value,),
-        (1, 2),
+        [*range(1, numbers + 1)],
     )
     return Tensor(tape, result)
 

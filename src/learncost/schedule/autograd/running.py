@@ -15,10 +15,11 @@ class Running:
     label    what runs now
     given    by label, what part of the memory an array is that is there before the step begins
     learned  elements of the weights that have a gradient, in the order of the module
+    device   where it runs, as PyTorch calls it
     """
 
-    def __init__(self) -> None:
-        self.label = ""
+    def __init__(self, device: str = "cpu") -> None:
+        self.label, self.device = "", device
         self.account = Account(NEVER, lambda: self.label)
         self.given: dict[str, str] = {}
         self.learned: list[int] = []

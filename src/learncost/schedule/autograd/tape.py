@@ -86,7 +86,10 @@ class Tape:
     width      bytes of an element, where nothing else is said
     label      what runs now
     gradients  bytes of weights' gradients when `stop_at` bytes were taken
+    cuda       whether it runs on a GPU, where some operators are other kernels
     """
+
+    cuda = False
 
     def __init__(self, width: int, stop_at: int | None = None) -> None:
         self.width, self.label = width, ""

@@ -104,7 +104,9 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return isinstance(first, torch.Tensor) and first.untyped_storage()._cdata in self._zeros
 
     def _buffered(self, func: Any, args: Any, kwargs: Any, result: Any, label: str) -> None:
-        """What the kernel takes for itself while it runs."""
+        """What the kernel for a processor takes for itself while it runs."""
+        if self.running.device != "cpu":
+            return
         if size := buffers(func, args, kwargs, result):
             self.running.label = label
             self.running.account.buffer(size)
@@ -163,6 +165,7 @@ def _compute(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> No
         _forget(func, operands)
         return
     values = iter(known)
+    kwargs = {**kwargs, "device": torch.device("cpu")} if kwargs.get("device") else kwargs
     real_args, real_kwargs = tree_map(
         lambda each: next(values) if isinstance(each, torch.Tensor) else each, (args, dict(kwargs))
     )

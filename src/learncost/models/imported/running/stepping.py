@@ -42,6 +42,8 @@ class Stepping:
         from learncost.models.imported.running.counting import Counting, knows
         from learncost.models.imported.running.ends import ends
 
+        if running.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("PyTorch chooses kernels for a GPU where there is one")
         kind = getattr(torch, TYPES[values])
         module, given = self.module(), self.inputs(sizes)
         counting = Counting(running)
@@ -113,7 +115,8 @@ class _Empty:
         kind = self.kind if tensor.is_floating_point() else tensor.dtype
         self.counting.running.given[label] = part
         self.counting.made = label
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
+        device = self.counting.running.device
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=device)
         self.counting.made = ""
         if part != "weights" and tensor.device.type == "cpu" and not tensor.requires_grad:
             with torch.utils._python_dispatch._disable_current_modes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,11 @@ class Affine:
     @property
     def fixed(self) -> bool:
         return not self.loops
+
+    def tells(self, known: Collection[str]) -> bool:
+        """Whether the place tells the position on every axis, given those on the axes known: 2 i + u does, given u."""
+        unknown = [part for part in self.parts if part.axis and part.axis not in known]
+        return not unknown or (len(unknown) == 1 and unknown[0].over == 1 and unknown[0].factor != 0)
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Affine:
         def part(old: Part) -> Part:

@@ -53,6 +53,13 @@ class Term:
         return _indexed(self.axes)
 
     @property
+    def apart(self) -> bool:
+        """Whether what is written here never meets: positions say where, `Y[B M=0[] d]` or `Y[M=i + 1 d]`, each place
+        at most once. At an index of data several may meet.
+        """
+        return _apart(self.axes)
+
+    @property
     def beyond(self) -> tuple[tuple[int, Affine], ...]:
         """Which of the axes may be read beyond their ends, and at which places: those that positions give."""
         reads = ((number, axis.at) for number, axis in enumerate(self.axes) if isinstance(axis, Read))
@@ -102,6 +109,16 @@ def _declared(axes: tuple[Axis, ...]) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _indexed(axes: tuple[Axis, ...]) -> bool:
     return any(isinstance(axis, Read) for axis in axes)
+
+
+@lru_cache(maxsize=4096)
+def _apart(axes: tuple[Axis, ...]) -> bool:
+    known = {axis for axis in axes if isinstance(axis, str)}
+    places = [axis.at for axis in axes if isinstance(axis, Read)]
+    while told := [at for at in places if isinstance(at, Affine) and at.tells(known)]:  # the place tells the position
+        known.update(*(at.loops for at in told))
+        places = [at for at in places if at not in told]
+    return not places
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ def _operation(line: Line) -> str:
     several = len(line.right) > 1
     if not {*line.left[0].loops}.issuperset(line.loops):
         return "multiply and sum" if several else "sum"
-    return "multiply" if several else "write at places" if line.left[0].indexed else "move"
+    (left,) = line.left
+    return "multiply" if several else "write at places" if left.indexed and not left.apart else "move"
 
 
 def _flops(priced: Layer, book: str) -> tuple[int, int]:

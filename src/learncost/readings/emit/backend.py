@@ -91,7 +91,8 @@ def laid(X, axis, sizes, factors, first, size):
     before, after, every = X.shape[:axis], X.shape[axis + len(sizes) :], [slice(None)] * axis
     X = X.reshape(*before, *places.shape, *after)
     total = np.zeros((*before, size + 1, *after), X.dtype)
-    for turn in range(places.shape[1]):  # of which none has two of the same place
+    total[(*every, places[:, 0])] = X[(*every, slice(None), 0)]
+    for turn in range(1, places.shape[1]):  # of which none has two of the same place
         at = (*every, places[:, turn])
         total[at] = total[at] + X[(*every, slice(None), turn)]
     return total[(*every, slice(size))]"""
@@ -110,6 +111,8 @@ def taken(X, axis, sizes, factors, first, outside=0):
 TORCH_LAID = f"""\
 def laid(X, axis, sizes, factors, first, size):
     {_LAID}
+    if factors == (1,) and first < size and first + sizes[0] > 0:
+        return functional.pad(X, (0, 0) * (X.ndim - axis - 1) + (first, size - first - sizes[0]))
     {_places("torch.arange({}, device=X.device)")}
     places = places.where((places >= 0) & (places < size), size)
     X = X.flatten(axis, axis + len(sizes) - 1)

@@ -144,7 +144,7 @@ def _points(scope: Scope, left: Term) -> str:
 def _into(scope: Scope, left: Term, place: Place, name: str, value: Code) -> str:
     """NumPy's statement, which fills an array of zeros."""
     if place.slices and place.fixed:
-        return f"{name}[{place.index(scope)}] += {value.text}"
+        return f"{name}[{place.index(scope)}] = {value.text}"
     if place.one_a_row:  # so that nothing meets
         index = f"{scope.positions(place.read).atom}[..., None]"
         return f"np.put_along_axis({name}, {index}, {value.atom}[..., None], -1)"
@@ -160,7 +160,7 @@ def _into(scope: Scope, left: Term, place: Place, name: str, value: Code) -> str
 def _added(scope: Scope, left: Term, place: Place, value: Code) -> str:
     """JAX's method."""
     index = place.index(scope) if place.slices else _points(scope, left)
-    return f".at[{index}].add({value.text})"
+    return f".at[{index}].{'set' if left.apart else 'add'}({value.text})"
 
 
 def _added_in_place(scope: Scope, left: Term, place: Place, value: Code) -> str:

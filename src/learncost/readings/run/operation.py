@@ -144,7 +144,11 @@ def _scattering(left: Term, term: Term, declared: tuple[str, ...]) -> Operation:
         for place, _ in beyond:
             shape[place] += 1
         target = np.zeros_like(array, shape=tuple(shape))
-        np.add.at(target, index_of(left, values, sizes, want, declared), spread(array, term.loops, want))
+        index, array = index_of(left, values, sizes, want, declared), spread(array, term.loops, want)
+        if left.apart:
+            target[index] = array
+        else:
+            np.add.at(target, index, array)
         return target[everywhere]
 
     return scattered

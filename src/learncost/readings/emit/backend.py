@@ -111,8 +111,6 @@ def taken(X, axis, sizes, factors, first, outside=0):
 TORCH_LAID = f"""\
 def laid(X, axis, sizes, factors, first, size):
     {_LAID}
-    if factors == (1,) and first < size and first + sizes[0] > 0:
-        return functional.pad(X, (0, 0) * (X.ndim - axis - 1) + (first, size - first - sizes[0]))
     {_places("torch.arange({}, device=X.device)")}
     places = places.where((places >= 0) & (places < size), size)
     X = X.flatten(axis, axis + len(sizes) - 1)

@@ -368,6 +368,8 @@ class Reader:
     ) -> View:
         """A line over each element; operands are spread over each other from the last dimension on."""
         numbers = [self.number(operand) for operand in operands]
+        tensors = [self.view(o) for n, o in zip(numbers, operands, strict=True) if n is None]
+        numbers = [None if _is_wider(o, tensors) else n for n, o in zip(numbers, operands, strict=True)]
         views = [None if n is not None else self.view(o) for n, o in zip(numbers, operands, strict=True)]
         most = max((len(view.dims) for view in views if view is not None), default=0)
         reads: list[tuple[View, Letters] | Number] = []
@@ -523,6 +525,17 @@ def _inside(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_inside, value))
     return isinstance(value, View | Chosen | Whole | Masked | Complex)
+
+
+def _is_wider(value: Any, views: Sequence[View]) -> bool:
+    """Whether a tensor of one number has places that no other operand has, so that the result has them by it."""
+    if not isinstance(value, Outside):
+        return False
+    others = [[*view.shape][::-1] for view in views]
+    return any(
+        not equal(size, 1) and all(place >= len(shape) or equal(shape[place], 1) for shape in others)
+        for place, size in enumerate([*value.shape][::-1])
+    )
 
 
 def _is_complex(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Totals that turns add up from nothing, as the gradient of what they share: the first part is the total, not added."""
+"""Totals that begin as nothing, as the gradient of what turns share or hand on: the first part is the total, not added."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _beginnings(
 
 
 def _is_total(repeat: Repeat, carry: Carry) -> bool:
-    """Whether turns only add to what they are handed: one line reads it, a sum that makes what is handed on."""
+    """Whether turns only add to what they are handed: one line reads it, a sum with what the turn makes."""
     readers = [line for line in repeat.lines if carry.start in line.reads]
     if len(readers) != 1:
         return False
@@ -52,8 +52,8 @@ def _is_total(repeat: Repeat, carry: Carry) -> bool:
     if isinstance(line, Repeat):
         inner = [c for c in line.carry if c.initial == carry.start]
         read = {*line.shared, *(stack for _, stack in line.each)}
-        return len(inner) == 1 and inner[0].final == carry.end and carry.start not in read and _is_total(line, inner[0])
-    if not isinstance(line, Sum) or line.makes != (carry.end,) or line.where or line.signs != (1, 1):
+        return len(inner) == 1 and carry.start not in read and _is_total(line, inner[0])
+    if not isinstance(line, Sum) or line.where or line.signs != (1, 1):
         return False
     plain = all(isinstance(term, Term) and not term.indexed for term in (*line.left, *line.right))
     return plain and len({frozenset(term.loops) for term in (*line.left, *line.right)}) == 1

@@ -13,16 +13,13 @@ UNREAD = {"key_distances", "places"}
 """Layers of which every line only makes constants: their programs alone take no array."""
 
 OTHERWISE = {
-    "alternating_mean": "a part that several lines read has a gradient from each",
-    "recurrent": "a turn's value is written into a stack of one place",
-    "selective_state_space": "a turn's value is written into a stack of one place, and the first turn's state is 0",
+    "selective_state_space": "the first turn's state is 0, and nobody needs its gradient",
     "sigmoid_mixture_of_experts": "a share of a sum is written out",
-    "state_space_duality": "the first turn's state is 0",
+    "state_space_duality": "the first turn's state is 0, and nobody needs its gradient",
     "time_mixing": "the first turn's state is 0, and nobody reads the last one's",
-    "gemma3n_text": "a part that several lines read has a gradient from each",
     "gpt_oss": "a softmax with a sink is written out",
-    "mamba": "the first turn's state is 0",
-    "mamba2": "the first turn's state is 0",
+    "mamba": "the first turn's state is 0, and nobody needs its gradient",
+    "mamba2": "the first turn's state is 0, and nobody needs its gradient",
     "rwkv": "the first turn's state is 0, and nobody reads the last one's",
 }
 """What a program says otherwise than its table, of layers and families that have other elementwise operations read."""

@@ -1,4 +1,4 @@
-"""Totals that begin as nothing, as the gradient of what turns share or hand on: the first part is the total, not added."""
+"""Totals that begin as nothing, as gradients of what turns share or hand on: the first part is the total, not added."""
 
 from __future__ import annotations
 

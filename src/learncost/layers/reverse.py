@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.axes import settle, show_declared
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
-    Axis,
     Carry,
     Line,
     Literal,
@@ -23,10 +22,10 @@ from learncost.equation.table import (
     walk,
 )
 from learncost.equation.value import Role, Value, axes_of
+from learncost.layers.adding import Adding
 from learncost.layers.cuts import Elsewhere
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import operand, primed, spell
-from learncost.layers.tiles import behind_another, place_of, tiled, with_one
 from learncost.vocabulary import entry
 
 
@@ -94,69 +93,14 @@ class Reverse:
         if len(parts) == 1 and name not in self.seeded:
             return parts[0]
         total = self._make(f"d{name}.total" if name in self.seeded else f"d{name}", name)
-        axes = self.derived_values[total].axes
         macro = "weight_update" if name in self.reach.weights else "backward"
         tag = tag if tag.layer else self.readers.get(name, tag)
-        tag = merging(tag, macro)
-        terms = ([f"d{name}"] if name in self.seeded else []) + self._put_once(parts, total, tag)
-        if terms == [total]:
-            return total
-        if not self._tiled(total, terms, tag):
-            self._add(total, terms, axes, tag)
+        adding = Adding(self.out, self.made, self.derived_values, merging(tag, macro))
+        alone = total if name not in self.seeded else None
+        terms = ([f"d{name}"] if name in self.seeded else []) + adding.put_once(parts, alone)
+        if terms != [total] and not adding.tiled(total, terms, self.sizes):
+            adding.sum(total, terms, self.derived_values[total].axes)
         return total
-
-    def _add(self, name: str, terms: Iterable[str], axes: Sequence[Axis], tag: Tag) -> None:
-        right = tuple(Term(term, tuple(axes)) for term in terms)
-        self.out.append(Sum((Term(name, tuple(axes)),), right, (), tag, (1,) * len(right)))
-
-    def _put_once(self, parts: Sequence[str], total: str, tag: Tag) -> list[str]:
-        """The parts of a total, of which those that are put at the same places are added before."""
-        groups: dict[tuple[Axis, ...] | str, list[str]] = {}
-        for part in parts:
-            left = self._left(part)
-            groups.setdefault(left.axes if left and left.indexed and left.apart else part, []).append(part)
-        together = []
-        for axes, several in groups.items():
-            if isinstance(axes, str) or len(several) == 1:
-                together += several
-                continue
-            is_all = len(groups) == 1 and total == f"d{self.derived_values[total].of}"
-            left, added = Term(total if is_all else f"{several[0]}:put", axes), f"{several[0]}:sum"
-            self.derived_values[left.name] = self.derived_values[several[0]]
-            for part in several:
-                self._write(part, left.loops, left.loops)
-            self.derived_values[added] = self.derived_values[several[0]]
-            self._add(added, several, left.loops, tag)
-            self.made[left.name] = len(self.out)
-            self.out.append(Product((left,), (Term(added, left.loops),), (), replace(tag, local="")))
-            together.append(left.name)
-        return together
-
-    def _left(self, part: str) -> Term | None:
-        """What the line writes that makes a part and nothing else."""
-        line = self.out[self.made[part]] if part in self.made else None
-        return line.left[0] if isinstance(line, Line) and len(line.left) == 1 else None
-
-    def _write(self, part: str, axes: Sequence[Axis], declared: Sequence[Axis]) -> None:
-        """The line of a part writes a value of other axes."""
-        line = self.out[self.made[part]]
-        assert isinstance(line, Line)
-        self.out[self.made[part]] = line.with_changed(left=(Term(part, tuple(axes)),))
-        self.derived_values[part] = replace(self.derived_values[part], axes=tuple(map(str, declared)))
-
-    def _tiled(self, name: str, parts: Sequence[str], tag: Tag) -> bool:
-        """Write a gradient as its parts one behind another, where each is of one place of an axis; whether it is so."""
-        lefts = [left for part in parts if (left := self._left(part))]
-        number = tiled(lefts, self.sizes) if len(lefts) == len(parts) else None
-        if number is None:
-            return False
-        at: dict[int, str] = {}
-        for part, left in zip(parts, lefts, strict=True):
-            self._write(part, with_one(left.axes, number), with_one(self.derived_values[part].axes, number))
-            at[place_of(left.axes[number]) or 0] = part
-        names = [part for _, part in sorted(at.items())]
-        self.out.append(behind_another(Term(name, self.derived_values[name].axes), names, number, tag))
-        return True
 
     def _given(self, name: str) -> str:
         """A gradient that comes from elsewhere, made where it is first asked for."""

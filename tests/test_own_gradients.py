@@ -39,6 +39,40 @@ class Sign(torch.autograd.Function):
         return gradient
 
 
+class MaskedSoftmax(torch.autograd.Function):
+    """Hides in place what a softmax has made, as SEW-D of transformers does."""
+
+    @staticmethod
+    def forward(ctx, x, seen):
+        y = x.masked_fill(~seen, -1e30).softmax(-1)
+        y.masked_fill_(~seen, 0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return (gradient - (gradient * y).sum(-1, keepdim=True)) * y, None
+
+
+class Doubled(torch.autograd.Function):
+    """Another gradient than that of its lines, which nobody sees where all is hidden."""
+
+    @staticmethod
+    def forward(ctx, x, seen):
+        ctx.save_for_backward(seen)
+        return x * seen
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (seen,) = ctx.saved_tensors
+        return 2 * gradient * seen, None
+
+
+def masked(kind):
+    return lambda x: kind.apply(x, torch.arange(6) % 2 > 0)
+
+
 def without(x):
     with torch.no_grad():
         return x.sin() * 2
@@ -82,9 +116,10 @@ def test_gradients_are_those_of_the_module(function):
     assert ours["dlinear.weight"] == pytest.approx(module.linear.weight.grad.numpy(), abs=1e-12)
 
 
-def test_changes_in_place_that_autograd_sees_are_read():
+@pytest.mark.parametrize("function", [steps_in_place, masked(MaskedSoftmax)])
+def test_changes_in_place_that_autograd_sees_are_read(function):
     torch.manual_seed(1)
-    module, inputs = Of(steps_in_place), (torch.randn(4, 6),)
+    module, inputs = Of(function), (torch.randn(4, 6),)
     apart = parity(module, inputs, read_module(module, inputs))
     assert max(apart.value, apart.gradient, apart.module) < 1e-6
 
@@ -147,6 +182,7 @@ def test_what_requires_a_gradient_may_be_said_again():
         (through_detach, r"a change in place.*\.py:\d+\) of what has a gradient"),
         (set_data, r"test_own_gradients.py:\d+: `.data = ...` changes a value where no export sees it"),
         (Sign.apply, r"the forward pass of Sign alone, and its backward pass is another"),
+        (masked(Doubled), r"the forward pass of Doubled alone, and its backward pass is another"),
         (hooked, r"test_own_gradients.py:\d+: a hook on a gradient"),
         (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), r"torch.cond, whose course depends on values"),
         (lambda x: x * x.max().item(), "a number that depends on values"),

@@ -124,8 +124,10 @@ def test_inputs_of_forward_by_row_and_by_name():
     assert lc.from_module(V(), several[:1], symbols={"x": "B f"}).table.axes["x"] == ("B", "f")  # none more
     named = {"x": several[0], "y": several[1]}
     assert parity(K(), named, read_module(K(), named)).value < 1e-12
-    with pytest.raises(lc.InputError, match="forward has no parameter x, and PyTorch keeps no size open"):
-        read_module(K(), named, {"x": "B f"})
+    opened = read_module(K(), named, {"x": "B f", "y": "B f"})
+    for rows in (3, 5):
+        apart = parity(K(), {"x": torch.randn(rows, 3), "y": torch.randn(rows, 3)}, opened)
+        assert max(apart.value, apart.gradient) < 1e-12
 
 
 class Lengths(torch.nn.Module):

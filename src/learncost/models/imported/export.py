@@ -17,7 +17,7 @@ from learncost.models.imported.refusals import GradientTakenError
 from learncost.models.imported.sized import exact
 from learncost.models.imported.temporal import written_out
 from learncost.models.imported.unseen import check_changes
-from learncost.models.imported.wrappers import plain, readable
+from learncost.models.imported.wrappers import named_inputs, plain, readable
 
 
 @dataclass
@@ -97,12 +97,6 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     tensors = {id(v): None for v in given.values() if isinstance(v, torch.Tensor)}
     if len(tensors) < sum(isinstance(v, torch.Tensor) for v in given.values()):
         given = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
-    unnamed = [name for name in symbols if name not in inspect.signature(module.forward).parameters]
-    if unnamed:
-        raise InputError(
-            f"forward has no parameter {unnamed[0]}, and PyTorch keeps no size open of what `**` takes; "
-            "name it in forward, or give its sizes as numbers"
-        )
     shapes = {name: _dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
     apart = _apart(given, symbols)
     try:
@@ -193,7 +187,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     row, by_name = as_called(module, given)
     hook = module.register_forward_hook(_of_known_types)
     try:
-        with held_to_their_lines() as taken, learning_kept(), unchecked(), written_out():
+        with held_to_their_lines() as taken, learning_kept(), unchecked(), written_out(), named_inputs(module, by_name):
             try:
                 program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
             except InputError:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,3 +61,28 @@ def plain(results: Any) -> Any:
         return plain(vars(leaf)) if type(leaf) is SimpleNamespace else leaf
 
     return torch.utils._pytree.tree_map(fields, results)
+
+
+@contextmanager
+def named_inputs(module: Any, by_name: Mapping[str, Any]) -> Iterator[None]:
+    """What forward takes by `**` has its names in forward's signature: PyTorch says by these what stays open."""
+    forward = module.forward
+    signature = inspect.signature(forward)
+    kinds = inspect.Parameter
+    named = [each for each in signature.parameters.values() if each.kind is not kinds.VAR_KEYWORD]
+    more = [name for name in by_name if name not in signature.parameters]
+    if not more or len(named) == len(signature.parameters) or "forward" in vars(module):
+        yield
+        return
+
+    @wraps(forward)
+    def called(*arguments: Any, **others: Any) -> Any:
+        return forward(*arguments, **others)
+
+    row = [*named, *(kinds(name, kinds.KEYWORD_ONLY) for name in more)]
+    setattr(called, "__signature__", signature.replace(parameters=row))  # noqa: B010 - for a type checker
+    module.forward = called
+    try:
+        yield
+    finally:
+        del module.forward

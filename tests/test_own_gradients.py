@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402 - it needs torch
 
 from learncost.models.imported.walk import read_module  # noqa: E402
-from learncost.proof.imported import parity  # noqa: E402
+from learncost.proof.imported import parity, products  # noqa: E402
 from own_modules import Of  # noqa: E402
 
 
@@ -167,6 +167,25 @@ def test_what_requires_a_gradient_may_be_said_again():
     apart = parity(module, inputs, read_module(module, inputs))
     assert max(apart.value, apart.gradient, apart.module) < 1e-6
     assert torch.nn.Parameter(torch.ones(2)).requires_grad_(False).requires_grad is False
+
+
+class AsksForItsInput(Of):
+    """Asks for a gradient of what it is given, and of a view of it, as wav2vec 2.0 of transformers does in training."""
+
+    def forward(self, x):
+        rows = x[:, None]
+        rows.requires_grad = True
+        return super().forward(rows) * 2
+
+
+def test_a_forward_pass_that_asks_for_a_gradient_of_its_input_has_one():
+    module, inputs = AsksForItsInput(torch.sin), (torch.randn(4, 6),)
+    read = read_module(module, inputs)
+    apart = parity(module, inputs, read)
+    assert max(apart.value, apart.gradient, apart.module) < 1e-6
+    assert products(module, inputs, read).equal
+    with pytest.raises(lc.InputError, match="asks for a gradient of an input, which one run does not keep"):
+        lc.from_module(module, inputs, as_run=True)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
     given = [values[name].detach() for name in names]
     try:
-        with learning_kept(), written_out():
+        with learning_kept(module) as asked, written_out():
             ran = trace(*given)
+        if asked:
+            raise InputError("its forward pass asks for a gradient of an input, which one run does not keep")
     except InputError as error:  # it is told with its place, as what an export refuses
         raise InputError(str(error)) from error
     traced = _with_its_places(ran, given)

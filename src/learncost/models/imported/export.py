@@ -100,12 +100,12 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     shapes = {name: _dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
     apart = _apart(given, symbols)
     try:
-        program = _exported(module, apart, shapes if symbols else None)
+        program, asked = _exported(module, apart, shapes if symbols else None)
     except Exception as error:  # whatever a user's module raises
         if apart is given:
             raise InputError(_message(error)) from error
         try:  # sizes of its own choice it may need
-            program = _exported(module, given, shapes)
+            program, asked = _exported(module, given, shapes)
         except Exception as again:
             raise InputError(_message(again)) from again
     signature = program.graph_signature
@@ -148,7 +148,10 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         first.setdefault(id(parameter), path)
         learns[path], counts[path] = bool(parameter.requires_grad), int(parameter.numel())
     flat = flattened(given)
-    wants = {place: bool(getattr(flat.get(name), "requires_grad", False)) for place, name in inputs_by_place.items()}
+    wants = {
+        place: place in asked or bool(getattr(flat.get(name), "requires_grad", False))
+        for place, name in inputs_by_place.items()
+    }
     return Exported(
         program,
         parameters,
@@ -178,8 +181,11 @@ def flattened(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
-    """The exported program: functional, composite operators whole, but those that no rule reads by their parts."""
+def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, set[str]]:
+    """The exported program: functional, composite operators whole, but those that no rule reads by their parts.
+
+    And the placeholders of inputs of which the forward pass itself asks for a gradient.
+    """
     import torch
 
     opt_einsum = torch.backends.opt_einsum.enabled
@@ -187,7 +193,13 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     row, by_name = as_called(module, given)
     hook = module.register_forward_hook(_of_known_types)
     try:
-        with held_to_their_lines() as taken, learning_kept(), unchecked(), written_out(), named_inputs(module, by_name):
+        with (
+            held_to_their_lines() as taken,
+            learning_kept(module) as places,
+            unchecked(),
+            written_out(),
+            named_inputs(module, by_name),
+        ):
             try:
                 program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
             except InputError:
@@ -197,7 +209,8 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
                     raise GradientTakenError(taken[0]) from None
                 raise
         check_registered(program, module)
-        check_changes(program, _with_gradient(program, module, given))
+        asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in places}
+        check_changes(program, _with_gradient(program, module, given) | asked)
         _stop_gradients(program)
         program = program.run_decompositions({})
         for _ in range(MOST_ROUNDS):
@@ -207,7 +220,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> Any:
     finally:
         hook.remove()
         torch.backends.opt_einsum.enabled = opt_einsum
-    return program
+    return program, asked
 
 
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:

@@ -15,9 +15,13 @@ FACTORIES = ("tensor", "ones", "zeros", "empty", "full", "eye", "rand", "randn",
 
 
 @contextmanager
-def learning_kept() -> Iterator[None]:
-    """Refuse, inside, a forward pass that makes a parameter or changes what requires a gradient or its type. Raises
-    `InputError` there."""
+def learning_kept(module: Any) -> Iterator[set[int]]:
+    """Refuse, inside, a forward pass of a module that makes a parameter or changes what requires a gradient or its type.
+    Raises `InputError` there.
+
+    Yields the places, among all inputs in a row, of those of which it asks for a gradient, or of a view of them, as wav2vec
+    2.0 of transformers does.
+    """
     import torch
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -38,10 +42,22 @@ def learning_kept() -> Iterator[None]:
             "make it an nn.Parameter in __init__, or leave out that it requires a gradient"
         )
 
-    def changed() -> InputError:
-        return InputError(
-            "requires_grad is changed in a forward pass, which no export keeps: set it before, "
-            "or for an input by the word gradient"
+    given, asked = list[Any](), set[int]()
+
+    def starts(_: Any, row: Any, by_name: Any) -> None:
+        given[:] = torch.utils._pytree.tree_leaves((row, by_name))
+
+    def check(tensor: Any, requires_grad: bool) -> None:
+        if flag.__get__(tensor) == requires_grad:
+            return
+        base = tensor._base if tensor._is_view() else tensor
+        places = {place for place, each in enumerate(given) if each is base}
+        if requires_grad and places:
+            asked.update(places)
+            return
+        raise InputError(
+            "requires_grad is changed in a forward pass, which no export keeps: set that of parameters before, and "
+            "leave out that of what is computed"
         )
 
     def new(kind: Any, data: Any = None, requires_grad: bool = True) -> Any:
@@ -50,13 +66,13 @@ def learning_kept() -> Iterator[None]:
         return make(kind, data, requires_grad)
 
     def set_by_call(tensor: Any, requires_grad: bool = True) -> Any:
-        if by_forward() and tensor.requires_grad != requires_grad:
-            raise changed()
+        if by_forward():
+            check(tensor, requires_grad)
         return change(tensor, requires_grad)
 
     def set_by_name(tensor: Any, requires_grad: bool) -> None:
-        if by_forward() and flag.__get__(tensor) != requires_grad:
-            raise changed()
+        if by_forward():
+            check(tensor, requires_grad)
         flag.__set__(tensor, requires_grad)
 
     def kept(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,9 +106,11 @@ def learning_kept() -> Iterator[None]:
     setattr(torch.Tensor, "requires_grad", property(flag.__get__, set_by_name))  # noqa: B010
     for name, factory in factories.items():
         setattr(torch, name, kept(factory))
+    hook = module.register_forward_pre_hook(starts, with_kwargs=True)
     try:
-        yield
+        yield asked
     finally:
+        hook.remove()
         for name, factory in factories.items():
             setattr(torch, name, factory)
         delattr(torch.Tensor, "requires_grad")

@@ -16,8 +16,8 @@ FACTORIES = ("tensor", "ones", "zeros", "empty", "full", "eye", "rand", "randn",
 
 @contextmanager
 def learning_kept(module: Any) -> Iterator[set[int]]:
-    """Refuse, inside, a forward pass of a module that makes a parameter or changes what requires a gradient or its type.
-    Raises `InputError` there.
+    """Refuse, inside, a forward pass that makes a parameter or changes what requires a gradient or its type. Raises
+    `InputError` there.
 
     Yields the places, among all inputs in a row, of those of which it asks for a gradient, or of a view of them, as
     wav2vec 2.0 of transformers does.

@@ -255,3 +255,25 @@ def test_what_is_made_in_a_module_is_compared_with_what_learns(function):
     )
     found = parity(module, given, read_module(module, given))
     assert max(found.value, found.gradient) < 1e-12
+
+
+class Spectral(nn.Module):
+    """Complex weights: a matrix read twice, a bias that does not learn, and a row of one place."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.row = (nn.Parameter(torch.randn(rows, 4, dtype=torch.cfloat)) for rows in (6, 1))
+        self.bias = nn.Parameter(torch.randn(4, dtype=torch.cfloat), requires_grad=False)
+
+    def forward(self, x):
+        z = (x.to(torch.cfloat) @ self.matrix + self.bias) * self.row
+        return (z @ self.matrix.mT).real + z.abs().sum()
+
+
+def test_complex_weights_are_pairs_of_numbers():
+    torch.manual_seed(1)
+    module, given = nn.Sequential(*(Spectral() for _ in range(3))), (torch.randn(5, 6),)
+    read = read_module(module, given, {"input": "B 6"})
+    found = parity(module, given, read)
+    assert max(found.value, found.gradient) < 1e-12
+    assert lc.cost(lc.layer(read.text), B=5).parameters == found.parameters == 3 * 2 * (24 + 4 + 4)

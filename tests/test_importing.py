@@ -72,6 +72,7 @@ def folder(tmp_path, monkeypatch):
         ("idx: int B M", "int64", ("B", "M"), False),
         ("x: float B 3 H=64 W=64 gradient", "float32", ("B", "3", "H", "W"), True),
         ("mask:bool B, M", "bool", ("B", "M"), False),
+        ("x: float (B, M)", "float32", ("B", "M"), False),
         ("x: bfloat16", "bfloat16", (), False),
     ],
 )
@@ -100,6 +101,8 @@ def test_an_input_may_be_a_value_that_is_no_tensor(text, value):
         ("n = [", "is no value"),
         ("n = __import__('os')", "is no value"),
         (": int B", "has no name before its colon"),
+        ("scale: 0.5", "is a value: write it as in 'scale = 0.5'"),
+        ("pair: (float B 8, float B 8)", "several tensors in one are given by inputs() of the file"),
     ],
 )
 def test_what_is_no_input_is_refused(text, said):
@@ -176,6 +179,7 @@ def test_inputs_are_held_against_forward(folder):
     for texts, said in (
         (["y: float B 4"], r"no input is called 'y'.*two.py:build takes forward\(x, mask=None, \*, flag=False\)"),
         ([], r"the input x is missing; two.py:build takes forward"),
+        (["x.0: float B 4"], r"the input x.0: several tensors in one are given by inputs\(\) of the file"),
     ):
         with pytest.raises(InputError, match=said):
             checked(parse_inputs(texts), module, "two.py:build")
@@ -392,6 +396,19 @@ def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
         lc.from_module(Branches(), inputs, **more)
 
 
+class Several(torch.nn.Module):
+    def forward(self, *several):
+        return sum(several)
+
+
+def test_what_a_star_takes_is_given_as_tensors():
+    import learncost as lc
+
+    with pytest.raises(lc.InputError, match="the input several: several tensors in one are given by"):
+        lc.from_module(Several(), {"several": "float B 4"})
+    assert lc.cost(lc.from_module(Several(), (torch.ones(3, 4), torch.ones(3, 4)))).total.flops
+
+
 class Asserts(torch.nn.Module):
     def forward(self, x):
         torch._assert(x.shape[1] % 3 == 0, "")
@@ -480,6 +497,12 @@ print("torch" in sys.modules)
         (["import", "none.py:build"], "no such file: none.py"),
         (["cost", "none.py:build", "--unknown", "one"], "--unknown is refuse or zero, not 'one'"),
         (["cost", "none.py"], "none.py needs the name of what builds the module"),
+        (["cost", "none.py:sized(2)"], "behind the colon stands the name alone, as in none.py:sized"),
+        (["cost", "none.py:build()"], "behind the colon stands the name alone, as in none.py:build"),
+        (["list", "procedures", "--of", "none.py:build"], "`learncost import none.py:build -o build.table` writes it"),
+        (["train", "none.py:build"], "no such file or folder: none.py:build"),
+        (["contest", "none.py:build", "--budget", "steps:1"], "no such file or folder: none.py:build"),
+        (["train", ".", "--input", "x: int B"], "unknown flag '--input'"),
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, said, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -115,6 +116,8 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
     if known_preset := preset(name):
         source = f"preset {known_preset.name}"
         return Argument(known_preset.name if name not in preset_names() else name, source, known_preset.values, source)
+    if ".py:" in model:
+        raise InputError(_no_module(model))
     everything = (*preset_names(), *GENERIC)
     if looks_like_path(model):
         last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]
@@ -126,6 +129,22 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
     raise InputError(
         f"unknown model {shown(model)}{nearest(model, everything) or '; learncost list models shows all'}"
         " (a file is given by its path, such as ./config.json)"
+    )
+
+
+def _no_module(model: str) -> str:
+    """What is said of `FILE.py:NAME` where no file is run, or of what is not written so."""
+    file, _, name = model.partition(".py:")
+    word = re.match(r"[^\W\d]\w*|", name)
+    first = word[0] if word and word[0] else "build"
+    if name != first:
+        return (
+            f"{shown(model)} is no module: behind the colon stands the name alone, as in {printable(file)}.py:{first}, "
+            "of what is called without arguments"
+        )
+    return (
+        f"{shown(model)} is not run here: `learncost import {printable(model)} -o {name}.table` writes it as a table, "
+        "which is a model everywhere; in Python lc.from_module reads a module"
     )
 
 

@@ -51,7 +51,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
     read = layer(imported.text)
     given = arguments(module, inputs)
     paths = dict(module.named_parameters())
-    weights = {path: p.detach().double().requires_grad_(bool(p.requires_grad)) for path, p in paths.items()}
+    weights = {path: _in_double(p.detach()).requires_grad_(bool(p.requires_grad)) for path, p in paths.items()}
     doubles = torch.utils._pytree.tree_map(_double, given)
     flat = flattened(doubles)
     graph = run_graph(imported, module, flat, weights)
@@ -96,7 +96,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
             _apart_from_module(module, given, graph, imported),
             _gradients_apart(module, doubles, [*zip(results, seeds, strict=True)], weights),
         ),
-        sum(p.numel() for p in paths.values()),
+        sum(_real(p).numel() for p in paths.values()),
         len(read.text.splitlines()),
     )
 
@@ -108,6 +108,20 @@ def _double(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.detach().double().requires_grad_(value.requires_grad)
     return value
+
+
+def _in_double(parameter: Any) -> Any:
+    """A parameter in float64, or in complex numbers of two of these."""
+    import torch
+
+    return parameter.to(torch.complex128) if parameter.is_complex() else parameter.double()
+
+
+def _real(tensor: Any) -> Any:
+    """The numbers of a tensor, those that a sparse one leaves out too: of complex ones pairs."""
+    import torch
+
+    return torch.view_as_real(tensor.to_dense()) if tensor.is_complex() else tensor.to_dense()
 
 
 def read_output(read: Layer, name: str) -> str:
@@ -136,7 +150,7 @@ def arrays_of(
     """Every input and weight of the table as an array."""
     arrays: dict[str, Any] = {}
     for name, paths in imported.weights.items():
-        stacked = _stack([weights[path].detach().numpy() for path in paths])
+        stacked = _stack([_real(weights[path].detach()).numpy() for path in paths])
         arrays[name] = _shaped(stacked, read, name, sizes)
     for name, several in imported.inputs.items():
         arrays[name] = _shaped(_stack([_input(s, imported, of_node, given) for s in several]), read, name, sizes)
@@ -149,7 +163,7 @@ def _stack(several: Sequence[Any]) -> Any:
 
 
 def _gradient(tensor: Any) -> Any:
-    return np.zeros(tuple(tensor.shape)) if tensor.grad is None else tensor.grad.to_dense().numpy(force=True)
+    return np.zeros(tuple(_real(tensor).shape)) if tensor.grad is None else _real(tensor.grad).numpy(force=True)
 
 
 def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
@@ -255,7 +269,7 @@ def _gradients_apart(
     except RuntimeError:  # of a forward pass that took two precisions
         return 0.0
     ours = [_gradient(weights[path]) for path in learning]
-    dense = [None if each is None else each.to_dense().numpy(force=True) for each in gradients]
+    dense = [None if each is None else _real(each).numpy(force=True) for each in gradients]
     theirs = [np.zeros(mine.shape) if g is None else g for mine, g in zip(ours, dense, strict=True)]
     scale = max((float(np.abs(mine).max(initial=0.0)) for mine in ours), default=0.0) or 1.0
     return max(_apart(mine, other, scale) for mine, other in zip(ours, theirs, strict=True))

@@ -80,5 +80,6 @@ def _kind(check: Check) -> str:
 def _verdict(checks: Iterable[Check]) -> str:
     states = [check.passed for check in checks]
     failed = f"{states.count(False)} of {len(states)} comparisons failed"
-    missing = f"; {states.count(None)} were not made" if None in states else ""
+    left = states.count(None)
+    missing = f"; {left} {'was' if left == 1 else 'were'} not made" if left else ""
     return (failed if False in states or not states else f"All {states.count(True)} comparisons passed") + missing + "."

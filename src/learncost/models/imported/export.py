@@ -29,7 +29,7 @@ class Exported:
     outputs         the names of what it returns, in their order; None for what is no value of the user's
     symbols         the letters of sizes, by the graph's symbols
     same            of a parameter that has several paths: the others, with the first
-    learns, counts  whether a parameter learns, and how many numbers it has, by path
+    learns, counts  whether a parameter learns, and how many numbers it has, a complex one two for each, by path
     wants_gradient  whether a float input requires a gradient, by placeholder
     """
 
@@ -146,7 +146,8 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         if id(parameter) in first:
             same[path] = first[id(parameter)]
         first.setdefault(id(parameter), path)
-        learns[path], counts[path] = bool(parameter.requires_grad), int(parameter.numel())
+        learns[path] = bool(parameter.requires_grad)
+        counts[path] = int(parameter.numel()) * (2 if parameter.is_complex() else 1)
     flat = flattened(given)
     wants = {
         place: place in asked or bool(getattr(flat.get(name), "requires_grad", False))
@@ -290,7 +291,7 @@ def _decompositions(program: Any) -> dict[Any, Any]:
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder":
-            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+            if isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex):
                 learned.add(node)
             continue
         if node.op != "call_function" or learned.isdisjoint(node.all_input_nodes):

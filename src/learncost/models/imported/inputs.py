@@ -43,6 +43,9 @@ _SEVERAL = ("list", "tuple", "dict", "mapping")
 
 GRADIENT = "gradient"
 
+_IN_ONE = "several tensors in one are given by inputs() of the file, or in Python, as example tensors"
+_BETWEEN = str.maketrans(",()[]", "     ")
+
 _AS_IN = "as in 'idx: int B M', 'x: float B 3 64 64 gradient' or 'use_cache = false'"
 _NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
 _SIZE = re.compile(r"([^\W\d]\w*)(?:=(\d+))?|(\d+)")
@@ -85,15 +88,15 @@ def parse_input(text: str) -> Input:
         return _literal(text, label)
     if not _NAME.fullmatch(name.strip()):
         raise InputError(f"{label} has no name before its colon: {_AS_IN}")
-    kind, *sizes = rest.replace(",", " ").split() or [""]
-    if kind.strip("[({").lower() in _SEVERAL:
-        raise InputError(
-            f"{label}: several tensors in one are given by inputs() of the file, or in Python, as example tensors"
-        )
+    if rest.lstrip().startswith(("(", "[", "{")) or rest.strip().partition(" ")[0].lower() in _SEVERAL:
+        raise InputError(f"{label}: {_IN_ONE}")
+    kind, *sizes = rest.translate(_BETWEEN).split() or [""]
     if kind.isdigit():
         raise InputError(
             f"{label} has sizes and no kind: write it as in {shown(f'{name.strip()}: float {rest.strip()}')}"
         )
+    if not sizes and _is_value(kind):
+        raise InputError(f"{label} is a value: write it as in {shown(f'{name.strip()} = {kind}')}")
     gradient = GRADIENT in sizes[-1:]
     sizes = sizes[:-1] if gradient else sizes
     if kind.lower() not in KINDS:
@@ -127,11 +130,21 @@ def _literal(text: str, label: str) -> Input:
         raise InputError(f"{label} has no colon behind the name of the input: write it as in {shown(meant)}")
     if not equals or not _NAME.fullmatch(name):
         raise InputError(f"{label} says neither a kind nor a value: {_AS_IN}")
-    words = {"True": True, "False": False, "None": None}
     try:
-        return Input(name, value=words[value] if value in words else json.loads(value))
+        return Input(name, value=_WORDS[value] if value in _WORDS else json.loads(value))
     except (ValueError, RecursionError):
         raise InputError(f'{label}: {shown(value)} is no value: false, 3, 0.5, null or "a text"') from None
+
+
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+def _is_value(text: str) -> bool:
+    """Whether a word is a number, true, false or null, or what Python has for these."""
+    try:
+        return text in _WORDS or not isinstance(json.loads(text), str)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _is_float(kind: str) -> bool:
@@ -251,8 +264,10 @@ def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, .
     }
     takes = f"{called} takes {takes_text(module)}"
     others = any(each.kind is kinds.VAR_KEYWORD for each in parameters.values())
-    rows = any(each.kind is kinds.VAR_POSITIONAL for each in parameters.values())
+    rows = [name for name, each in parameters.items() if each.kind is kinds.VAR_POSITIONAL]
     for each in inputs:
+        if each.name in rows or each.name.partition(".")[0] in named.keys() - {each.name}:
+            raise InputError(f"the input {each.name}: {_IN_ONE}; {takes}")
         if each.name not in named and not others and not rows:
             raise InputError(f"no input is called {shown(each.name)}{nearest(each.name, named)}; {takes}")
     names = [each.name for each in inputs]

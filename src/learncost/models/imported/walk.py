@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.models.imported import rules  # noqa: F401 - the rules register themselves
+from learncost.models.imported import rules  # they register themselves
 from learncost.models.imported.axes import Axis, Size
 from learncost.models.imported.constants import Constants
 from learncost.models.imported.equations import Equation, Read
@@ -188,16 +188,16 @@ def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, 
         path = exported.parameters[node.name]
         if path in exported.same:  # a parameter under a second name
             path = exported.same[path]
-        sizes = [size_of(size) for size in value.shape]
+        sizes = [*map(size_of, value.shape), *((2,) if value.dtype.is_complex else ())]  # two numbers for each
         for stored, known in weights.items():
             if known == path:
-                return as_given(stored, sizes, reader.kept[stored])
+                return _looked(reader, as_given(stored, sizes, reader.kept[stored]), value)
         names = [name for name, known in exported.parameters.items() if exported.same.get(known, known) == path]
         kept = kept_axes(sizes, (each for each in exported.program.graph.nodes if each.name in names))
         view = _input(path, sizes, kept, "weight")
         weights[view.stored] = path
         reader.kept[view.stored] = kept
-        return view
+        return _looked(reader, view, value)
     if not isinstance(value, torch.Tensor):
         return value
     if node.name in exported.inputs and value.dtype.is_floating_point:
@@ -207,6 +207,11 @@ def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, 
         reader.given[(node, "constant")] = view.stored
         return view
     return Outside(node)
+
+
+def _looked(reader: Reader, view: View, value: Any) -> View | Complex:
+    """A weight as the graph has it: complex numbers are the pairs that it stores."""
+    return rules.complex.view_as_complex(reader, view) if value.dtype.is_complex else view
 
 
 def _input(name: str, sizes: Sequence[Size], kept: Sequence[int], kind: str) -> View:
@@ -226,7 +231,7 @@ def _outputs(reader: Reader, exported: Exported, node: Any) -> list[tuple[str, V
             continue
         every.append((name or f"output_{number}", value, str(source.name)))
     if not every:
-        raise InputError("nothing that it returns is a float that follows from its weights or its float inputs")
+        raise InputError("nothing that the module returns is a float that follows from its weights or its float inputs")
     for _, value, node_name in every:
         ways = () if value.dims else _ways(reader.recorder.equations, value.stored)
         if ways and all(other.stored in ways for _, other, _ in every):

@@ -178,9 +178,10 @@ class _PlacedStep:
 
     def __call__(self, prepared: Prepared) -> Values:
         pool, arrays = self._runner.pool, self._own(prepared)
-        tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
+        for name in self._owned:
+            pool.tensor(name, arrays[name])
         if isinstance(self._run, Emitted):
-            results_by_name = self._run(tensors, arrays)
+            results_by_name = self._run(pool.held(arrays), arrays)
             for name, new in self._renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))
         else:

@@ -168,11 +168,16 @@ class Pool:
 
         if name not in self.tensors:
             self.arrays[name] = np.require(array, requirements=("C", "W"))
-            tensor = torch.from_numpy(self.arrays[name]).to(self.device)
+            tensor = torch.from_numpy(self.arrays[name]).to(self.device, copy=self.device != "cpu")
             self.tensors[name] = tensor.bfloat16() if name in self.low else tensor
         elif not _same(self.arrays[name], array):
             self.tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
         return self.tensors[name]
+
+    def held(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors of what is given as their own arrays, whose numbers may be older."""
+        own = self.arrays
+        return {name: self.tensors[name] for name, array in arrays.items() if name in own and _same(own[name], array)}
 
     def fetch(self) -> None:
         """The numbers of tensors that lie elsewhere, into their arrays."""
@@ -248,8 +253,7 @@ class _Step:
             results_by_name = self._in_place(prepared.values)
         else:
             assert self._emitted
-            tensors = {name: pool.tensors[name] for name in self._owned}
-            results_by_name = self._emitted(tensors, prepared.values)
+            results_by_name = self._emitted(pool.held(prepared.values), prepared.values)
             for name, new in self.renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))
         results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in results_by_name.items()}

@@ -1,0 +1,66 @@
+"""The engine on PyTorch on another device: `cpu:0`, where its tensors have memory of their own, as on a GPU."""
+
+import json
+
+import pytest
+import torch
+
+from learncost.engines.inputs import random_data
+from learncost.faces.command import main
+from learncost.models.small import small
+from learncost.training.engines import engine
+from learncost.training.options import Options
+from learncost.training.torch_engine import Emitted
+
+WAYS = [
+    {"optimizer": "adamw", "dtype": "fp64"},
+    {"optimizer": "momentum", "accumulate": 2, "clip": 0.5, "dtype": "fp64"},
+    {"optimizer": "adamw", "accumulate": 2, "dtype": "bf16"},
+]
+DEVICES = ["cpu:0", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_and_weights_are_those_of_numpy(way, device):
+    sides = []
+    for options in (Options(engine="numpy", **way), Options(engine="torch", device=device, **way)):
+        training = engine(small("gpt2"), options)
+        model = training._training.model
+        losses = [training.step(random_data(model, 4, 6, 5, seed=step), 0.1) for step in range(4)]
+        sides.append((losses, training.weights))
+    (losses, weights), (theirs, their_weights) = sides
+    near = 1e-9 if way["dtype"] == "fp64" else 1e-2
+    assert theirs == pytest.approx(losses, rel=near)
+    assert losses[0] != losses[-1]
+    if way["dtype"] == "fp64":  # in bf16 AdamW's first steps go either way where a gradient is next to nothing
+        assert all(their_weights[name] == pytest.approx(array, rel=near, abs=near) for name, array in weights.items())
+    assert f"on PyTorch's operators on {device}" in training.says
+
+
+def test_the_program_that_is_compiled_is_of_no_module(monkeypatch):
+    """torch.compile before 2.13 imports the module that a function's globals name."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    monkeypatch.setattr(Emitted, "__call__", lambda *_: pytest.fail("there is no GPU to run it on"))
+    training = engine(small("gpt2"), Options(engine="torch"))._training
+    prepared = training.prepare(**random_data(training.model, 2, 6, 5))
+    Emitted(prepared.table, prepared.sizes, "fp32", "cuda")
+    (function,) = compiled
+    assert "__name__" not in function.__globals__
+
+
+def test_a_run_goes_on_on_another_device(tmp_path, capsys):
+    """A checkpoint is the same wherever the steps run."""
+    (tmp_path / "text.txt").write_text("What one device has begun, another one goes on with. " * 40)
+    tiny = ["--num-hidden-layers", "1", "--hidden-size", "16", "--seq-len", "16", "--batch-size", "2", "--steps", "2"]
+    runs = [tmp_path / name for name in ("one", "other")]
+    for run, devices in zip(runs, (("cpu", "cpu"), ("cpu:0", "cpu")), strict=True):
+        begun = ["train", str(tmp_path / "text.txt"), *tiny, "--device", devices[0], "--out", str(run)]
+        assert main(begun) == 0
+        assert main(["train", "--resume", str(run), "--steps", "4", "--device", devices[1]]) == 0
+    one, other = (
+        [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs
+    )
+    assert len(one) == 4
+    assert other == pytest.approx(one, rel=1e-6)

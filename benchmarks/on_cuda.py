@@ -29,9 +29,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -48,7 +48,7 @@ from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
 import learncost.torch as lt
-from allocator import apart, workspaces  # of the tests, whose folder peaks.py has put on the path
+from allocator import PRODUCT, apart, workspaces  # of the tests, whose folder peaks.py has put on the path
 from learncost.bench.subject import Subject
 from learncost.bench.torch_models import module as plain_module
 from learncost.bench.torch_side import Compiled, Eager
@@ -76,17 +76,36 @@ CARD, PEAK = "H100-SXM", 989e12
 """The published record that predictions use where the GPU is none of `learncost list devices`, and its bf16 peak."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured: on which device, whether few and small ones alone, and which rows, by parts of names."""
+
+    device: str
+    quick: bool
+    rows: tuple[str, ...]
+
+    def takes(self, name: str) -> bool:
+        """Whether a row is asked for."""
+        return any(part in name for part in self.rows)
+
+    def some(self, every: Iterable[Any], few: int) -> list[Any]:
+        """All of them, or the first few."""
+        return [*every][: few if self.quick else None]
+
+
 # Values.
 
 
-def values(device: str, quick: bool) -> Iterator[Row]:
+def values(asked: Asked) -> Iterator[Row]:
     """The largest difference from NumPy over the largest weight, or of gradients over the largest gradient."""
-    for name in [*FAMILIES][:: 12 if quick else 1]:
-        yield _tried({"what": f"emitted step, {name}"}, partial(_emitted, name, device))
-    for name in ("gpt2", "tinyllama-1.1b", "vit-b-16")[: 1 if quick else 3]:
-        yield _tried({"what": f"learncost.torch, {name}"}, partial(_module, name, device))
-    yield _tried({"what": "learncost.torch, gpt2, torch.compile"}, partial(_module, "gpt2", device, torch.compile))
-    yield _tried({"what": "from_module, gpt2 of transformers"}, partial(_read, device))
+    device = asked.device
+    rows = {f"emitted step, {name}": partial(_emitted, name, device) for name in asked.some(FAMILIES, 4)}
+    rows |= {f"learncost.torch, {name}": partial(_module, name, device) for name in ("gpt2", "tinyllama-1.1b", *SIZES)}
+    rows["learncost.torch, gpt2, torch.compile"] = partial(_module, "gpt2", device, torch.compile)
+    rows["from_module, gpt2 of transformers"] = partial(_read, device)
+    for name, found in rows.items():
+        if asked.takes(name):
+            yield _tried({"what": name}, found)
 
 
 def _read(device: str) -> Row:
@@ -124,11 +143,11 @@ def _module(name: str, device: str, compiled: Callable[..., Any] = lambda module
         module = lt.model(name, **SIZES.get(name, {**SMALL, "vocab_size": 61, "max_position_embeddings": 16}))
         module = module.double().to(place)
         if name in SIZES:
-            given = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.randint(0, 7, (2,))
+            given = {"image": torch.randn(2, 3, 4, 8, 4, 8, dtype=torch.float64), "labels": torch.randint(0, 7, (2,))}
         else:
-            given = torch.randint(0, 61, (2, 16)), torch.randint(0, 61, (2, 16))
+            given = {name: torch.randint(0, 61, (2, 16)) for name in ("tokens", "targets")}
         called = compiled(module) if place == device else module
-        loss = called(*(each.to(place) for each in given))
+        loss = called(**{name: each.to(place) for name, each in given.items()})
         loss.backward()
         sides.append([loss, *(each.grad for each in module.parameters())])
     return {"off": max(_off(ours, theirs.detach().numpy()) for theirs, ours in zip(*sides, strict=True))}
@@ -148,33 +167,36 @@ TRAININGS: Mapping[str, Sequence[str]] = {
     "sgd, dropout": ("--optimizer", "sgd", "--dropout", "0.1"),
     "recompute": ("--procedure", "recompute"),
     "pepita": ("--procedure", "pepita"),
+    "traced": ("--trace", "2"),
     "a mesh of one process": ("--mesh", "dp=1"),
 }
 TINY = ("--model", "nano", "--num-hidden-layers", "2", "--hidden-size", "64", "--seq-len", "64", "--batch-size", "4")
 
 
-def training(device: str, quick: bool) -> Iterator[Row]:
+def training(asked: Asked) -> Iterator[Row]:
     """Losses of a few steps on both devices; then of runs that go on from a checkpoint of the same or the other one."""
-    text = str(Path(__file__).parent.parent / "README.md")
-    names = [*TRAININGS][: 2 if quick else None]
+    text, device = str(Path(__file__).parent.parent / "README.md"), asked.device
+    devices = tuple(dict.fromkeys(("cpu", device)))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1 if device == "cpu" else 8) as several:
 
         def run(name: str, on: str, *flags: str) -> Path:
             out = Path(folder, f"{name}-{on}".replace(", ", "-"))
             return _trained([text, *TINY, *flags, "--steps", "4", "--device", on, "--out", str(out)], out)
 
-        runs = {(name, on): several.submit(run, name, on, *TRAININGS[name]) for name in names for on in {"cpu", device}}
-        for name in names:
-            yield _tried({"what": name}, lambda: _compared(*(runs[name, on].result() for on in ("cpu", device))))  # noqa: B023
-
         def moved(begun: str, on: str) -> Path:
             out = run(f"begun on {begun}, on {on}", begun)
             return _trained(["--resume", str(out), "--steps", "8", "--device", on], out)
 
-        went = {pair: several.submit(moved, *pair) for pair in product(dict.fromkeys(("cpu", device)), repeat=2)}
-        for begun, on in went:
-            what = {"what": f"begun on {begun}, goes on on {on}"}
-            yield _tried(what, lambda: _compared(*(went[pair].result() for pair in (("cpu", "cpu"), (begun, on)))))  # noqa: B023
+        names = [name for name in asked.some(TRAININGS, 2) if asked.takes(name)]
+        runs = {name: [several.submit(run, name, on, *TRAININGS[name]) for on in ("cpu", device)[: len(devices)]]
+                for name in names}  # fmt: skip
+        pairs = [*product(devices, repeat=2)] if asked.takes("begun on") else []
+        went = {pair: several.submit(moved, *pair) for pair in pairs}
+        sides = runs | {
+            f"begun on {one}, goes on on {other}": [went["cpu", "cpu"], went[one, other]] for one, other in went
+        }
+        for name, futures in sides.items():
+            yield _tried({"what": name}, lambda: _compared(futures[0].result(), futures[-1].result()))  # noqa: B023
 
 
 def _trained(flags: Sequence[str], out: Path) -> Path:
@@ -222,21 +244,21 @@ ENGINES = {"cpu": "autograd", "cuda": "autograd-cuda"}
 """Of `learncost memory`."""
 
 
-def memory_cases(quick: bool, device: str) -> Iterator[Case]:
+def memory_cases(asked: Asked) -> Iterator[Case]:
     """Plain modules, then transformers' own, small and large."""
-    way = "cuda" if device == "cuda" else "fused"
-    shapes = (("gpt2", gpt2(2, 128, 4, 64, 512), 2),) if quick else SHAPES
+    way, engine = ("cuda" if asked.device == "cuda" else "fused"), ENGINES[asked.device]
+    shapes = (("gpt2", gpt2(2, 128, 4, 64, 512), 2),) if asked.quick else SHAPES
     for (name, keys, batch), dtype, procedure in product(shapes, DTYPES, ("bp", "recompute")):
         own = keys, batch, dtype, procedure
         yield (
             f"plain {name}, {dtype} {procedure}",
             partial(_plain, *own),
-            partial(_plain_predicted, *own, ENGINES[device]),
+            partial(_plain_predicted, *own, engine),
         )
-    for name, dtype, setting in product([*peaks.KINDS][: 2 if quick else 11], DTYPES, ("plain", "checkpoints")):
+    for name, dtype, setting in product(asked.some([*peaks.KINDS][:11], 2), DTYPES, ("plain", "checkpoints")):
         case = name, "block", dtype, setting, way
         yield f"transformers {name}, {dtype} {setting}", partial(peaks.train, *case), partial(peaks.predicted, *case)
-    for name, dtype, setting in product(() if quick else LARGE, DTYPES, ("plain", "checkpoints", "lora", "dropout")):
+    for name, dtype, setting in product(asked.some(LARGE, 0), DTYPES, ("plain", "checkpoints", "lora", "dropout")):
         if setting == "dropout" and not any("drop" in key for key in LARGE[name].keys):
             continue
         own = name, dtype, setting, way
@@ -280,31 +302,36 @@ def _large(asked: Callable[..., Any], name: str, dtype: str, setting: str, *opti
         peaks.KINDS[name] = before  # type: ignore[index]
 
 
-def imported_cases(quick: bool, device: str) -> Iterator[Case]:
+def imported_cases(asked: Asked) -> Iterator[Case]:
     """Modules of PyTorch, torchvision, timm, transformers and peft, as `imported_peaks.py` has them."""
-    for (name, (build, given)), dtype in product([*imported_peaks.CASES.items()][: 3 if quick else None], DTYPES):
+    for (name, (build, given)), dtype in product(asked.some(imported_peaks.CASES.items(), 3), DTYPES):
         run = partial(imported_peaks.train, build, given, DTYPES[dtype][0])
-        yield f"{name}, {dtype}", run, partial(imported_peaks.predicted, build, given, dtype, ENGINES[device])
+        yield f"{name}, {dtype}", run, partial(imported_peaks.predicted, build, given, dtype, ENGINES[asked.device])
 
 
-_CASES: dict[str, Callable[[bool, str], Iterator[Case]]] = {"memory": memory_cases, "imported": imported_cases}
+_CASES: dict[str, Callable[[Asked], Iterator[Case]]] = {"memory": memory_cases, "imported": imported_cases}
 
 
-def _predicted(section: str, quick: bool, device: str, number: int) -> int | str:
+def _cases(section: str, asked: Asked) -> list[Case]:
+    return [case for case in _CASES[section](asked) if asked.takes(case[0])]
+
+
+def _predicted(section: str, asked: Asked, number: int) -> int | str:
     """The prediction of a case by its number, in another process."""
     torch.set_num_threads(1)
     try:
-        return [*_CASES[section](quick, device)][number][2]()
+        with torch.device(asked.device):
+            return _cases(section, asked)[number][2]()
     except Exception as error:  # the row says so
         return _said(error)
 
 
-def peaks_of(section: str, device: str, quick: bool, futures: Sequence[Any]) -> Iterator[Row]:
+def peaks_of(section: str, asked: Asked, futures: Sequence[Any]) -> Iterator[Row]:
     """Case by case."""
-    kept = workspaces() if device == "cuda" else 0
+    kept = workspaces() if asked.device == "cuda" else 0
     yield {"what": "libraries' workspaces", "measured": kept}
-    for (name, run, _), future in zip(_CASES[section](quick, device), futures, strict=True):
-        yield _tried({"what": name}, partial(_peak, run, device, future, kept))
+    for (name, run, _), future in zip(_cases(section, asked), futures, strict=True):
+        yield _tried({"what": name}, partial(_peak, run, asked.device, future, kept))
 
 
 def _peak(run: Callable[[], object], device: str, future: Any, kept: int) -> Row:
@@ -340,16 +367,16 @@ def alive(run: Callable[[], object]) -> tuple[int, int, list[tuple[int, int, str
         run()
     events: list[tuple[int, int, int, int, str]] = []
 
-    def collect(found: Any, ends: int, above: str) -> None:
+    def collect(found: Any, ends: int, above: str, whole: bool = False) -> None:
         for event in found:
             if event.name == "[memory]":
                 fields = event.extra_fields
                 if "cuda" in str(fields.device).lower():
                     events.append((event.start_time_ns, fields.ptr, fields.alloc_size, ends, above))
-            elif event.name.startswith(("aten::", "autograd::engine")):
-                collect(event.children, event.end_time_ns, f"{above} < {event.name}"[-120:])
-            else:
-                collect(event.children, ends, above)
+                continue
+            inside = PRODUCT.fullmatch(event.name) is not None
+            until = event.end_time_ns if event.name.startswith("aten::") and not whole else ends
+            collect(event.children, until, f"{above} < {event.name}"[-120:], whole or inside)
 
     collect(profiled.profiler.kineto_results.experimental_event_tree(), 0, "")
     events.sort()
@@ -386,9 +413,9 @@ def _most(events: Sequence[tuple[int, int, int, int, str]]) -> tuple[int, list[t
 # Time.
 
 
-def subjects(quick: bool) -> Sequence[Subject]:
+def subjects(asked: Asked) -> Sequence[Subject]:
     """GPT-2 of 124M and 355M, and a Llama."""
-    if quick:
+    if asked.quick:
         return (Subject("gpt2 2 x 128", gpt2(2, 128, 4, 64, 512), 2, 64, "bf16"),)
     return (
         Subject("gpt2 124M", gpt2(12, 768, 12, 1024, 50304), 8, 1024, "bf16"),
@@ -410,19 +437,20 @@ class Pure(Eager):
         return facts
 
 
-def timed(device: str, quick: bool, out: Path | None, compiles: bool) -> Iterator[Row]:
+def timed(asked: Asked, out: Path | None, compiles: bool) -> Iterator[Row]:
     """Steps by autograd in turns, and predictions of them."""
-    card = CARD
-    if device != "cpu":
-        card = torch.cuda.get_device_name()
+    device = asked.device
+    card = torch.cuda.get_device_name() if device == "cuda" else CARD
     began = time.perf_counter()
-    found = calibrate(lambda text: None, quick)
+    found = calibrate(lambda text: None, asked.quick)
     path = out or Path(tempfile.mkdtemp(), "calibration.json")
     save(found, path)
     yield {"what": "calibrate", "seconds": time.perf_counter() - began}
-    for subject in subjects(quick):
+    for number, subject in enumerate(subjects(asked)):
+        if not asked.takes(subject.model):
+            continue
         sides = {"eager": Eager, "bf16 throughout": Pure} if subject.dtype == "bf16" else {"eager": Eager}
-        if compiles and subject is subjects(quick)[0]:
+        if compiles and not number:
             sides["compiled"] = Compiled
         yield from _tried_all(subject, sides, {"published": card, "calibrated": str(path)}, device)
 
@@ -538,6 +566,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--only", default=",".join(COLUMNS))
+    parser.add_argument("--rows", default="", help="parts of their names, with commas between: only these")
     parser.add_argument("--quick", action="store_true", help="few and small ones")
     parser.add_argument("--compile", action="store_true", help="time a step under torch.compile too")
     parser.add_argument("--json", type=Path, help="everything, into a file")
@@ -547,23 +576,25 @@ def main() -> None:
         sys.exit("on_cuda.py: there is no GPU; --device cpu tries what needs none")
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    asked = given.quick, given.device
+    asked = Asked(given.device, given.quick, tuple(given.rows.split(",")))
     chosen, began = given.only.split(","), time.perf_counter()
     everything: dict[str, Any] = {"torch": torch.__version__, "device": given.device}
     if given.device == "cuda":
         everything["device"] = torch.cuda.get_device_name()
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) // 2), get_context("spawn")) as pool:
         futures = {
-            section: [pool.submit(_predicted, section, *asked, i) for i, _ in enumerate(cases(*asked))]
-            for section, cases in _CASES.items()
+            section: [
+                pool.submit(_predicted, section, asked, number) for number, _ in enumerate(_cases(section, asked))
+            ]
+            for section in _CASES
             if section in chosen
         }
         sections: dict[str, Callable[[], Iterator[Row]]] = {
-            "values": lambda: values(given.device, given.quick),
-            "training": lambda: training(given.device, given.quick),
-            "memory": lambda: peaks_of("memory", given.device, given.quick, futures["memory"]),
-            "imported": lambda: peaks_of("imported", given.device, given.quick, futures["imported"]),
-            "time": lambda: timed(given.device, given.quick, given.calibration, given.compile),
+            "values": lambda: values(asked),
+            "training": lambda: training(asked),
+            "memory": lambda: peaks_of("memory", asked, futures["memory"]),
+            "imported": lambda: peaks_of("imported", asked, futures["imported"]),
+            "time": lambda: timed(asked, given.calibration, given.compile),
         }
         for section in (each for each in COLUMNS if each in chosen):
             rows: list[Row] = []

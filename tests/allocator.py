@@ -7,7 +7,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-PRODUCT = re.compile(r"aten::(addmm|mm|baddbmm|bmm|addmv|\w*flash_attention\w*|mkldnn_\w+|\w*conv\w*)_?")
+PRODUCT = re.compile(
+    r"aten::(addmm|mm|baddbmm|bmm|addmv|\w*(flash|efficient|cudnn)_attention\w*|mkldnn_\w+|\w*conv\w*)_?"
+)
 """Operators whose kernels take buffers for themselves."""
 SENDER = re.compile(r"c10d::\w+|gloo:\w+")
 """What sends for collectives, with copies of its own that its threads give back some time after the message."""
@@ -32,7 +34,7 @@ def workspaces():
     """The bytes that are there on a GPU once products with a bias ran in both types and both threads, that of the
     forward and that of the backward pass: cuBLAS keeps workspaces for each."""
     for dtype in (torch.float32, torch.bfloat16):
-        layer = torch.nn.Linear(256, 256, device="cuda", dtype=dtype)
+        layer = torch.nn.Sequential(*(torch.nn.Linear(256, 256, device="cuda", dtype=dtype) for _ in range(2)))
         x = torch.ones(256, 256, device="cuda", dtype=dtype, requires_grad=True)
         checkpoint(layer, x, use_reentrant=False).sum().backward()
     del layer, x

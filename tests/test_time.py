@@ -27,6 +27,18 @@ def test_a_product_takes_the_larger_of_operations_and_bytes_and_its_launch():
     assert [part.bound for part in time(rows, SIZES, flat(1e12, 1e12, launch=1.0)).parts] == ["launch"]
 
 
+def test_calls_of_a_device_that_queues_are_hidden_behind_what_runs():
+    # Two kernels of 256 numbers read and 256 written: 2,048 bytes each at 1 MB/s.
+    rows = rows_of("own(X;) -> Y\nU[B M d] = relu(X[B M d])\nY[B M d] = relu(U[B M d])")
+    hidden = time(rows, SIZES, flat(bandwidth=1e6, launch=2e-3, queues=True))
+    assert hidden.total == pytest.approx(2 * 2_048e-6)
+    assert hidden.step == 0
+    waiting = time(rows, SIZES, flat(bandwidth=1e6, launch=3e-3, queues=True))
+    assert waiting.total == pytest.approx(2 * 3e-3)
+    assert waiting.step == pytest.approx(2 * (3e-3 - 2_048e-6))
+    assert [part.bound for part in waiting.parts] == ["memory", "memory"]
+
+
 def test_half_the_type_moves_half_the_bytes():
     rates = flat(flops=1e15, bandwidth=1e5)
     assert time(rows_of(PRODUCT), SIZES, rates, "bf16").total == pytest.approx(2_560 / 1e5)

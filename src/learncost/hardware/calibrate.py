@@ -24,8 +24,9 @@ from learncost.readings.time.rates import FRESH, ORIENTATIONS
 
 Tell: TypeAlias = Callable[[str], None]
 
-SIZES, QUICK = (24, 88, 312, 1100, 4000), (40, 312, 1600)
-"""Rows, columns and summed places of the products: none is a width, a length or a vocabulary that models have."""
+SIZES, QUICK = (24, 88, 312, 1104, 4000), (40, 312, 1600)
+"""Rows, columns and summed places of the products: none is a width, a length or a vocabulary that models have, and all
+are multiples of 8, as the units for products of GPUs want them."""
 
 LONGEST = 0.005
 """Seconds of the longest product that is timed; one that would take longer has the rate of the one with a third of its

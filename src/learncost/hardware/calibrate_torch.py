@@ -19,11 +19,14 @@ from learncost.vocabulary import entry
 ROWS, COLUMNS = 210, 330
 """Of the arrays that words are timed on: a quarter of a mebibyte, which caches hold."""
 
-ON_GPU = 10
+ON_GPU = 8
 """By how much both, and the sides of products off the grid, are larger on a GPU, which has small ones done at once."""
 
 BUSY, MOST = 0.002, 50
 """Seconds that an operation is repeated on a GPU, and how often at most: so many wait without a call that waits too."""
+
+HEADS, TURNS, LONG = (64, 128), 1024, 1040
+"""Widths of heads, of all heads together, and positions, of the attention that is timed."""
 
 CLOCK = 2e9
 """Cycles of a GPU's clock in a second, at most: a kernel that sleeps counts them."""
@@ -112,6 +115,8 @@ class TorchBench:
         return partial(torch.mm, left, right)
 
     def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
+        if self.device.type == "cuda":
+            return self._attention(m, n, k)
         several = max(2, min(64, 2**22 // (m * n + n * k + m * k)))
         left, right = factors("NN", m, n, k, self.dtype, self.device, several)
         out = torch.empty(several, m, n, dtype=self.dtype, device=self.device)
@@ -119,7 +124,21 @@ class TorchBench:
         def doing() -> None:
             torch.bmm(left, right, out=out)
 
-        return (doing if self.device.type == "cuda" else partial(_on_one_thread, doing)), several
+        return partial(_on_one_thread, doing), several
+
+    def _attention(self, m: int, n: int, k: int) -> tuple[Doing, int]:
+        """What is computed inside of one kernel on a GPU is attention: forward and backward, and how many such products
+        its seven are."""
+        head = HEADS[min(m, n, k) >= HEADS[1]]
+        batch, length = 4, LONG
+        q, key, v = (self._random(batch, TURNS // head, length, head).requires_grad_() for _ in range(3))
+        gradient = self._random(batch, TURNS // head, length, head)
+
+        def doing() -> None:
+            result = F.scaled_dot_product_attention(q, key, v)
+            torch.autograd.grad(result, (q, key, v), gradient)
+
+        return doing, max(1, round(7 * batch * TURNS * length**2 / (m * n * k)))
 
     def move(self, elements: int) -> Doing:
         width = torch.finfo(self.dtype).bits // 8

@@ -104,5 +104,6 @@ def _rates(rates: Rates) -> dict[str, Any]:
         "fresh": rates.fresh,
         "fresh_from": FRESH,
         "step": rates.step,
+        "queues": rates.queues,
         "threads": rates.threads,
     }

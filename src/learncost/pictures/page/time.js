@@ -151,7 +151,9 @@ function timesAt(time, axes) {
     inside = {},
     points = new Map(),
     limits = { compute: 0, memory: 0, launch: 0 };
-  let total = rates.step;
+  let total = rates.step,
+    calls = 0,
+    busy = 0;
   works.forEach((work, place) => {
     let compute = 0;
     for (const { batch, m, n, k, orientation } of work.products) {
@@ -173,9 +175,11 @@ function timesAt(time, axes) {
     const parts = {
       compute: work.turns * compute,
       memory: work.turns * memory + work.turns * fresh[place] * rates.fresh,
-      launch: work.turns * launch,
+      launch: rates.queues ? 0 : work.turns * launch,
     };
     const spent = Math.max(parts.compute, work.turns * memory) + work.turns * fresh[place] * rates.fresh + parts.launch;
+    calls += work.turns * launch;
+    busy += spent;
     const limit = Object.keys(parts).reduce((most, name) => (parts[name] > parts[most] ? name : most), "compute");
     total += spent;
     limits[limit] += spent;
@@ -188,5 +192,7 @@ function timesAt(time, axes) {
     points.set(work.main, point);
     for (const { line } of time.works[place].lines) if (line !== work.main) inside[line] = work.main;
   });
+  // Calls that return before what they call has run take time of their own where they take longer than all of it.
+  if (rates.queues) total += Math.max(0, calls - busy);
   return { total, lines, inside, limits, points: [...points.values()] };
 }

@@ -28,6 +28,7 @@ class Seconds:
 
     rows    the places of its lines among the priced ones; `main`, of the one that the time stands at
     moved   bytes that it reads and writes; `visible`, the share of its lines' operations that it computes
+    queued  whether its call returns before it has run, and takes no time of its own (`Rates.queues`)
     """
 
     rows: tuple[int, ...]
@@ -38,14 +39,17 @@ class Seconds:
     fresh: Any = 0.0  # that memory takes because it is new: the system's work, which nothing hides
     moved: Any = 0
     visible: Any = 1.0
+    queued: bool = False
 
     @property
     def total(self) -> Any:
-        return larger(self.compute, self.memory) + self.fresh + self.launch
+        return larger(self.compute, self.memory) + self.fresh + (0.0 if self.queued else self.launch)
 
     @property
     def bound(self) -> Bound:
-        parts = {Bound.COMPUTE: self.compute, Bound.MEMORY: self.memory + self.fresh, Bound.LAUNCH: self.launch}
+        parts = {Bound.COMPUTE: self.compute, Bound.MEMORY: self.memory + self.fresh}
+        if not self.queued:
+            parts[Bound.LAUNCH] = self.launch
         return max(parts, key=lambda name: parts[name])
 
 
@@ -97,7 +101,14 @@ def time(
     if missing := sorted(needed - sizes.keys()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")
     several = list(works(rows, sizes, dtype, rates.operators, rates.words, updated))
-    return Time(parts(several, rates), rates.step, rates.low, rates.high)
+    taken = parts(several, rates)
+    return Time(taken, rates.step + waits(taken), rates.low, rates.high)
+
+
+def waits(parts_of_a_step: Sequence[Seconds]) -> Any:
+    """How long a device that queues waits in a step: its calls take longer than what they call, taken together."""
+    queued = [part for part in parts_of_a_step if part.queued]
+    return larger(0.0, sum(part.launch for part in queued) - sum(part.total for part in queued))
 
 
 def parts(works_of_a_step: Sequence[Work], rates: Rates) -> tuple[Seconds, ...]:
@@ -126,6 +137,7 @@ def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seco
         work.turns * new * rates.fresh,
         work.turns * sum(work.bytes.values()),
         work.share,
+        rates.queues,
     )
 
 

@@ -118,9 +118,9 @@ class _Empty:
         device = self.counting.running.device
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=device)
         self.counting.made = ""
-        if part != "weights" and tensor.device.type == "cpu" and not tensor.requires_grad:
+        if part != "weights" and tensor.device.type != "meta" and not tensor.requires_grad:
             with torch.utils._python_dispatch._disable_current_modes():
-                self.knows(empty, tensor.to(kind).clone())
+                self.knows(empty, tensor.to("cpu", kind, copy=True))
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(empty, tensor.requires_grad)
         return empty.requires_grad_(tensor.requires_grad)

@@ -7,7 +7,10 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.export import as_called
-from learncost.models.imported.learning import learning_kept
+from learncost.models.imported.functions import held_to_their_lines
+from learncost.models.imported.gradients import written_through
+from learncost.models.imported.learning import ChangedError, learning_kept
+from learncost.models.imported.refusals import GradientTakenError
 from learncost.models.imported.temporal import written_out
 
 
@@ -16,8 +19,40 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
 
     It has the same parameters and buffers under the same paths, and takes the values that are tensors.
     """
-    import torch
     from torch.fx.experimental.proxy_tensor import make_fx
+
+    names, run = called_with(module, values)
+    trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
+    given = [values[name].detach().requires_grad_(values[name].requires_grad) for name in names]
+    unkept = "its forward pass asks for a gradient of an input, which one run does not keep"
+    try:
+        with held_to_their_lines() as taken, learning_kept(module) as asked, written_out():
+            ran = trace(*given)
+        if taken:  # above autograd, what it keeps for a gradient is no value of the graph
+            raise GradientTakenError(taken[0])
+        if asked:
+            raise InputError(unkept)
+    except (GradientTakenError, ChangedError) as error:
+        try:
+            written, asked_names = written_through(module, values, str(error))
+        except GradientTakenError:
+            raise InputError(str(error)) from error
+        if asked_names:
+            raise InputError(unkept) from None
+        return straight(written, values)
+    except InputError as error:  # it is told with its place, as what an export refuses
+        raise InputError(str(error)) from error
+    traced = _with_its_places(ran, given)
+    graph = traced.graph
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.users and _looks(node.target):
+            graph.erase_node(node)
+    return of_graph(traced, module, names)
+
+
+def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]:
+    """The names of what is a tensor among the inputs, and the module as a function of these."""
+    import torch
 
     names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
     others = {name: value for name, value in values.items() if name not in names}
@@ -26,22 +61,16 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
         row, by_name = as_called(module, {**others, **dict(zip(names, tensors, strict=True))})
         return module(*row, **by_name)
 
-    trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
-    given = [values[name].detach() for name in names]
-    try:
-        with learning_kept(module) as asked, written_out():
-            ran = trace(*given)
-        if asked:
-            raise InputError("its forward pass asks for a gradient of an input, which one run does not keep")
-    except InputError as error:  # it is told with its place, as what an export refuses
-        raise InputError(str(error)) from error
-    traced = _with_its_places(ran, given)
+    return names, run
+
+
+def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
+    """A module that does what was traced of this one: with its parameters and buffers under the same paths."""
+    import torch
+
     paths = {id(value): path for path, value in (*module.named_parameters(), *module.named_buffers())}
     root = _skeleton(module)
     graph = traced.graph
-    for node in reversed(graph.nodes):
-        if node.op == "call_function" and not node.users and _looks(node.target):
-            graph.erase_node(node)
     graph.eliminate_dead_code()
     places = iter(names)
     for node in graph.nodes:

@@ -64,6 +64,22 @@ def several_labels_with_a_margin(x: Any, target: Any, reduction: int = 1) -> Any
     return (each, each.mean(), each.sum())[reduction]
 
 
+def normalized_in_groups(
+    x: Any, weight: Any, bias: Any, batch: Any, channels: Any, places: Any, groups: int, eps: float
+) -> Any:
+    """`native_group_norm`, with the means that it takes off and what it multiplies by."""
+    import torch
+
+    parts = x.reshape(batch, groups, -1)
+    variance, mean = torch.var_mean(parts, -1, correction=0, keepdim=True)
+    share = torch.rsqrt(variance + eps)
+    result = ((parts - mean) * share).reshape(x.shape)
+    row = [1, channels] + [1] * (x.dim() - 2)
+    result = result if weight is None else result * weight.reshape(row)
+    result = result if bias is None else result + bias.reshape(row)
+    return result, mean.squeeze(-1), share.squeeze(-1)
+
+
 def put(x: Any, places: Any, source: Any, accumulate: bool = False) -> Any:
     """`x.put(places, source)`: places of all numbers in a row."""
     return x.reshape(-1).index_put((places.reshape(-1),), source.reshape(-1), accumulate).reshape(x.shape)
@@ -238,6 +254,22 @@ def _lies_in_a_row(node: Any) -> bool:
     return bool(node.args[0].meta["val"].is_contiguous()) and all(isinstance(each, int) for each in numbers)
 
 
+def _with_what_it_divides_by(node: Any) -> bool:
+    """Whether a normalization hands out its means and roots, too, as one whose gradient a forward pass takes."""
+    return any(user.users for user in node.users if user.args[1] in (1, 2))
+
+
+def _of_pytorch(name: str) -> Callable[..., Any]:
+    """PyTorch's own decomposition of an operator."""
+
+    def parts(*arguments: Any, **named: Any) -> Any:
+        import torch
+
+        return torch._decomp.decomposition_table[getattr(torch.ops.aten, name).default](*arguments, **named)
+
+    return parts
+
+
 def _always(_: Any) -> bool:
     return True
 
@@ -258,5 +290,7 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "prims.as_strided_scatter": (onto_strides, _lies_in_a_row),
     "logdet": (logarithm_of_a_determinant, _always),
     "grid_sampler_3d": (sampled_in_space, _always),
+    "native_layer_norm": (_of_pytorch("native_layer_norm"), _with_what_it_divides_by),
+    "native_group_norm": (normalized_in_groups, _with_what_it_divides_by),
 }
 """What an operator is made of, by its name, and of which of its calls; `NotImplemented` leaves a call as it is."""

@@ -12,8 +12,9 @@ from learncost.equation.errors import InputError
 from learncost.models.imported.composed import WRITTEN_OUT
 from learncost.models.imported.distributions import unchecked
 from learncost.models.imported.functions import check_hooks, check_registered, held_to_their_lines
-from learncost.models.imported.learning import learning_kept
-from learncost.models.imported.refusals import GradientTakenError
+from learncost.models.imported.gradients import written_through
+from learncost.models.imported.learning import ChangedError, learning_kept
+from learncost.models.imported.refusals import FUNC, GradientTakenError, is_by_func
 from learncost.models.imported.sized import exact
 from learncost.models.imported.temporal import written_out
 from learncost.models.imported.unseen import check_changes
@@ -187,6 +188,22 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, 
 
     And the placeholders of inputs of which the forward pass itself asks for a gradient.
     """
+    try:
+        return _traced(module, given, shapes)
+    except (GradientTakenError, ChangedError) as error:
+        try:
+            written, asked = written_through(module, given, str(error))
+        except GradientTakenError:
+            raise error from None
+        names = [name for name in given if name in inspect.signature(written.forward).parameters]
+        program, _ = _traced(
+            written, {name: given[name] for name in names}, shapes and {name: shapes[name] for name in names}
+        )
+        places = zip(names, program.graph_signature.user_inputs, strict=True)
+        return program, {place for name, place in places if name in asked}
+
+
+def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, set[str]]:
     import torch
 
     opt_einsum = torch.backends.opt_einsum.enabled
@@ -205,9 +222,9 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, 
                 program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
             except InputError:
                 raise
-            except Exception:
-                if taken:
-                    raise GradientTakenError(taken[0]) from None
+            except Exception as error:
+                if taken or is_by_func(error):
+                    raise GradientTakenError(taken[0] if taken else FUNC) from None
                 raise
         check_registered(program, module)
         asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in places}

@@ -14,13 +14,19 @@ FACTORIES = ("tensor", "ones", "zeros", "empty", "full", "eye", "rand", "randn",
 """PyTorch's functions that make a tensor and take `requires_grad`."""
 
 
+class ChangedError(InputError):
+    """What requires a gradient is changed in a forward pass."""
+
+
 @contextmanager
-def learning_kept(module: Any) -> Iterator[set[int]]:
+def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
     """Refuse, inside, a forward pass that makes a parameter or changes what requires a gradient or its type. Raises
     `InputError` there.
 
     Yields the places, among all inputs in a row, of those of which it asks for a gradient, or of a view of them, as
     wav2vec 2.0 of transformers does.
+
+    changes   whether it may change what requires a gradient, as one does that takes gradients itself
     """
     import torch
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -55,7 +61,9 @@ def learning_kept(module: Any) -> Iterator[set[int]]:
         if requires_grad and places:
             asked.update(places)
             return
-        raise InputError(
+        if changes:
+            return
+        raise ChangedError(
             "requires_grad is changed in a forward pass, which no export keeps: set that of parameters before, and "
             "leave out that of what is computed"
         )

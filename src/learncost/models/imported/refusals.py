@@ -146,9 +146,9 @@ def refusal(error: Exception, called: str) -> InputError:
             f"write in {called} what it does with dense ones"
         )
     frames = traceback.extract_tb(error.__traceback__)
-    of_func = any(words in str(error) for words in _DERIVATIVES) or any(_TRANSFORMS in each.filename for each in frames)
+    of_func = is_by_func(error)
     if of_func or isinstance(error, GradientTakenError):
-        by = "torch.func" if of_func else str(error)
+        by = FUNC if of_func else str(error)
         return NotExportedError(
             f"{called} takes a derivative by {by} in its forward pass, which PyTorch does not export: "
             "write out what it computes; a table derives the gradients of a step itself"
@@ -176,6 +176,15 @@ def _place_of(error: Exception) -> tuple[str, str]:
     layers = [frame for frame in named if "/torch/nn/" in frame.filename and frame.name not in _CALLS]
     frame = (mine or others or layers or named or frames)[-1]
     return f"{printable(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
+
+
+FUNC = "torch.func"
+
+
+def is_by_func(error: BaseException) -> bool:
+    """Whether an error is from a derivative that `torch.func` takes."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(words in str(error) for words in _DERIVATIVES) or any(_TRANSFORMS in each.filename for each in frames)
 
 
 def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> bool:

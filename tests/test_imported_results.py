@@ -277,3 +277,26 @@ def test_complex_weights_are_pairs_of_numbers():
     found = parity(module, given, read)
     assert max(found.value, found.gradient) < 1e-12
     assert lc.cost(lc.layer(read.text), B=5).parameters == found.parameters == 3 * 2 * (24 + 4 + 4)
+
+
+class Masked(nn.Module):
+    """Attention behind a mask that is made of a float input: it says what holds, and is not added."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x, seen):
+        rows, length = x.shape[:2]
+        hidden = torch.arange(length) >= seen.sum(1)[:, None]
+        keep = torch.ones(rows, length, dtype=torch.bool).masked_fill(hidden, False)
+        y = self.linear(x)[:, None]
+        return functional.scaled_dot_product_attention(y, y, y, keep[:, None, None]), ~keep
+
+
+@pytest.mark.parametrize("symbols", [{}, {"x": "B M 6", "seen": "B M"}], ids=["numbers", "letters"])
+def test_a_mask_that_lines_make_hides(symbols):
+    torch.manual_seed(0)
+    module, given = Masked(), (torch.randn(2, 5, 6), torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 0]]))
+    found = parity(module, given, read_module(module, given, symbols))
+    assert max(found.value, found.gradient) < 1e-12

@@ -88,6 +88,24 @@ def test_what_a_length_decides_besides_is_refused(function):
         lc.from_module(Of(function), {"x": "float B M 6"})
 
 
+class Ends(torch.nn.Module):
+    """Parts of a join whose bounds are counted from its end, as those of the text in HunyuanVideo of diffusers."""
+
+    def forward(self, x, y):
+        both, length = torch.cat([x, y], 1), y.shape[1]
+        return both[:, -length:].sin(), both[:, :-length].cos(), both[:, 1 - length :].exp(), both[:, -length].tanh()
+
+
+def test_places_that_open_sizes_count_from_the_end():
+    def given(rows, first, second):
+        return torch.randn(rows, first, 6, requires_grad=True), torch.randn(rows, second, 6, requires_grad=True)
+
+    read = read_module(Ends(), given(2, 5, 3), {"x": "B M 6", "y": "B N 6"})
+    for sizes in ((3, 4, 7), (4, 4, 4)):
+        apart = parity(Ends(), given(*sizes), read)
+        assert max(apart.value, apart.gradient) < 1e-14
+
+
 class Selected(torch.nn.Module):
     def __init__(self):
         super().__init__()

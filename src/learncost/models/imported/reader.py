@@ -462,7 +462,7 @@ class Reader:
             return
         value = known(self, *arguments, **named)
         if isinstance(value, View) and isinstance(result, torch.Tensor):
-            value = self._shaped(value, result, arguments)
+            value = _typed(self._shaped(value, result, arguments), result)
             value = Complex(value, 0.0) if result.dtype.is_complex else value  # a real number among complex ones
         self.values[node] = value
 
@@ -471,7 +471,9 @@ class Reader:
         result = node.meta["val"]
         with suppress(InputError):
             value = known(self, *[self.view(each) if isinstance(each, Whole) else each for each in arguments], **named)
-            if not isinstance(value, View) or result.dtype.is_floating_point or value.stored.kind == "truth":
+            if not isinstance(value, View) or result.dtype.is_floating_point:
+                return value
+            if _typed(value, result).stored.kind == "truth":
                 return value
             return Whole(self._shaped(value, result, arguments), node)
         arguments = [Outside(each.node) if isinstance(each, Whole) else each for each in arguments]
@@ -545,6 +547,13 @@ def _is_complex(value: Any) -> bool:
     if isinstance(value, Outside):
         return bool(getattr(value.node.meta.get("val"), "is_complex", bool)())
     return isinstance(value, Complex | complex)
+
+
+def _typed(value: View, result: Any) -> View:
+    """A value that says what holds is marked so, whichever lines have made it."""
+    if str(result.dtype) == "torch.bool" and value.stored.kind == "value":
+        value.stored.kind = "truth"
+    return value
 
 
 def _is_empty(value: Any) -> bool:

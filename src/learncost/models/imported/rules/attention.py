@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.models.imported.constants import Mask
 from learncost.models.imported.equations import Number, Where
-from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.reader import Reader, rule
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.views import View
 
@@ -76,10 +76,9 @@ def _single(q: View, k: View) -> bool:
 
 
 def masked(reader: Reader, scores: View, mask: Any) -> View:
-    """Scores with a mask: true keeps, or numbers are added."""
+    """Scores with a mask: true keeps, or numbers are added. The graph says which, also of what lines have made."""
     import torch
 
-    node = mask.node if isinstance(mask, Outside) else None
-    if node is not None and node.meta["val"].dtype == torch.bool:
+    if reader.node.args[3].meta["val"].dtype == torch.bool:
         return reader.word("select", mask, scores, -math.inf)
     return reader.add(scores, mask)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from learncost.models.imported.axes import ApartError, Axis, Size, equal, product, quotient
+from learncost.models.imported.axes import ApartError, Axis, Size, equal, product, quotient, simple
 from learncost.models.imported.reader import Masked, Outside, Reader, Whole, rule, shape_of, size_of
 from learncost.models.imported.views import Place, Slot, View
 
@@ -234,27 +234,34 @@ def merged(reader: Reader, view: View, dim: int) -> View:
 @rule("select.int", "select", "select_copy.int")
 def _select(reader: Reader, x: View, dim: int, place: Any) -> View:
     dim %= len(x.dims)
-    at = size_of(place)
-    if isinstance(at, int) and at < 0:
-        at = at + x.shape[dim]
-    taken = narrowed(reader, x, dim, at, 1)
+    taken = narrowed(reader, x, dim, _from_front(place, x.shape[dim]), 1)
     rows = [*taken.dims]
     rows.pop(dim)
     return taken.with_dims(rows)
+
+
+def _from_front(value: Any, total: Size) -> Size:
+    """A place that may be counted from the end of an axis; where symbols cannot tell, as in the example, to which the
+    graph holds.
+    """
+    at = size_of(value)
+    if isinstance(at, int):
+        return at + total if at < 0 else at
+    negative = at.is_negative
+    if negative is None and (hint := getattr(getattr(value, "node", None), "hint", None)) is not None:
+        negative = int(hint) < 0
+    return simple(at + total) if negative else at
 
 
 def bound(value: Any, total: Size, default: Size) -> Size:
     """A bound of a slice as a place from the front, inside of the axis."""
     if value is None:
         return default
-    at = size_of(value)
-    if isinstance(at, int):
-        if at < 0:
-            at = at + total
-        elif isinstance(total, int):
-            at = min(at, total)
-        elif at >= 2**62:
-            at = total
+    at = _from_front(value, total)
+    if isinstance(at, int) and isinstance(total, int):
+        at = min(at, total)
+    elif isinstance(at, int) and at >= 2**62:
+        at = total
     if isinstance(at, int) and isinstance(total, int):
         return max(0, at)
     return at

@@ -50,17 +50,16 @@ def test_the_program_that_is_compiled_is_of_no_module(monkeypatch):
     assert "__name__" not in function.__globals__
 
 
-def test_a_run_goes_on_on_another_device(tmp_path, capsys):
+@pytest.mark.parametrize("devices", [("cpu:0", "cpu"), ("cpu", "cpu:0"), ("cpu:0", "cpu:0")])
+def test_a_run_goes_on_on_another_device(devices, tmp_path):
     """A checkpoint is the same wherever the steps run."""
     (tmp_path / "text.txt").write_text("What one device has begun, another one goes on with. " * 40)
-    tiny = ["--num-hidden-layers", "1", "--hidden-size", "16", "--seq-len", "16", "--batch-size", "2", "--steps", "2"]
-    runs = [tmp_path / name for name in ("one", "other")]
-    for run, devices in zip(runs, (("cpu", "cpu"), ("cpu:0", "cpu")), strict=True):
-        begun = ["train", str(tmp_path / "text.txt"), *tiny, "--device", devices[0], "--out", str(run)]
-        assert main(begun) == 0
-        assert main(["train", "--resume", str(run), "--steps", "4", "--device", devices[1]]) == 0
-    one, other = (
-        [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs
-    )
-    assert len(one) == 4
-    assert other == pytest.approx(one, rel=1e-6)
+    tiny = "--num-hidden-layers 1 --hidden-size 16 --seq-len 16 --batch-size 2 --steps 2".split()
+    losses = []
+    for name, (begun, on) in {"one": ("cpu", "cpu"), "other": devices}.items():
+        run = tmp_path / name
+        assert main(["train", str(tmp_path / "text.txt"), *tiny, "--device", begun, "--out", str(run)]) == 0
+        assert main(["train", "--resume", str(run), "--steps", "4", "--device", on]) == 0
+        losses.append([json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()])
+    assert len(losses[0]) == 4
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)

@@ -178,10 +178,9 @@ class _PlacedStep:
 
     def __call__(self, prepared: Prepared) -> Values:
         pool, arrays = self._runner.pool, self._own(prepared)
-        for name in self._owned:
-            pool.tensor(name, arrays[name])
+        tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
         if isinstance(self._run, Emitted):
-            results_by_name = self._run(pool.held(arrays), arrays)
+            results_by_name = self._run(tensors | pool.held(arrays), arrays)
             for name, new in self._renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))
         else:

@@ -253,7 +253,8 @@ class _Step:
             results_by_name = self._in_place(prepared.values)
         else:
             assert self._emitted
-            results_by_name = self._emitted(pool.held(prepared.values), prepared.values)
+            tensors = {name: pool.tensors[name] for name in self._owned} | pool.held(prepared.values)
+            results_by_name = self._emitted(tensors, prepared.values)
             for name, new in self.renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))
         results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in results_by_name.items()}

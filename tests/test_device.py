@@ -54,7 +54,7 @@ def test_the_program_that_is_compiled_is_of_no_module(monkeypatch):
 def test_a_run_goes_on_on_another_device(devices, tmp_path):
     """A checkpoint is the same wherever the steps run."""
     (tmp_path / "text.txt").write_text("What one device has begun, another one goes on with. " * 40)
-    tiny = "--num-hidden-layers 1 --hidden-size 16 --seq-len 16 --batch-size 2 --steps 2".split()
+    tiny = ["--num-hidden-layers", "1", "--hidden-size", "16", "--seq-len", "16", "--batch-size", "2", "--steps", "2"]
     losses = []
     for name, (begun, on) in {"one": ("cpu", "cpu"), "other": devices}.items():
         run = tmp_path / name

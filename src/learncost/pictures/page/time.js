@@ -163,7 +163,9 @@ function timesAt(time, axes) {
           (work.share * batch * productSeconds(rates.grids[rates.inner], m, n, k)) /
           Math.min(rates.threads, work.together || batch);
     }
-    for (const [name, points] of work.points) compute += work.share * points * (rates.words[name] ?? 0);
+    const timedTogether = rates.queues && work.together && work.products.length;
+    if (!timedTogether)
+      for (const [name, points] of work.points) compute += work.share * points * (rates.words[name] ?? 0);
     let memory = 0;
     for (const [name, amount] of work.moved) memory += amount / onCurve(rates.bandwidth, ago[place].get(name));
     const launch =

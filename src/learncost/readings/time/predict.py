@@ -119,7 +119,8 @@ def parts(works_of_a_step: Sequence[Work], rates: Rates) -> tuple[Seconds, ...]:
 
 def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seconds:
     compute = sum(_product(product, work, rates) for product in work.products)
-    compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
+    if not (rates.queues and work.products and _is_kernel(work)):  # whose products were timed with their words
+        compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
     compute = compute / rates.chosen if work.chosen else compute
     memory = sum(count / rates.bandwidth(ago[name]) for name, count in work.bytes.items())
     if work.macro == "optimizer_step":
@@ -143,7 +144,7 @@ def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seco
 
 def _product(product: MatrixProduct, work: Work, rates: Rates) -> Any:
     shape = product.m, product.n, product.k
-    kernel = hasattr(work.together, "shape") or work.together
+    kernel = _is_kernel(work)
     if not kernel and not hasattr(product.batch, "shape") and product.batch == 1:
         return rates.products[product.orientation].seconds(*shape)
     at_once = smaller(rates.threads, work.together if kernel else product.batch)
@@ -152,6 +153,10 @@ def _product(product: MatrixProduct, work: Work, rates: Rates) -> Any:
         return inside
     alone = product.batch == 1
     return alone * rates.products[product.orientation].seconds(*shape) + ~alone * inside
+
+
+def _is_kernel(work: Work) -> bool:
+    return hasattr(work.together, "shape") or bool(work.together)
 
 
 def _ago(parts: Sequence[Work]) -> list[dict[str, Any]]:

@@ -120,7 +120,8 @@ class Rates(Displayed):
     chosen     what products attain whose factor is read where another value says, as a share of what the others do
     threads    how many turns of a kernel run at once
     operators  whether lines run as PyTorch's operators do: `work` says what that means
-    queues     whether calls return before they are done, as on a GPU: what was called runs while others are called
+    queues     whether calls return before they are done, as on a GPU: what was called runs while others are called, and
+               products inside of a kernel were timed as attention, words among them
     low, high  factors of the time between which it is expected
     name, source  of the device, and what its rates rest on; `dtype`, whose they are, where that is known
     watts      that it draws, lowest, usual and highest, where that is known

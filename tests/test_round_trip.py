@@ -2,22 +2,21 @@
 
 import pytest
 
-from learncost.layers.layer import shipped, shipped_layer
+from learncost.layers.layer import layer, shipped, shipped_layer
 from learncost.models.families import FAMILIES
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.proof.round_trip import round_trip
 from learncost.proof.sample import small_sizes
+from learncost.vocabulary import entries
 
 UNREAD = {"key_distances", "places"}
 """Layers of which every line only makes constants: their programs alone take no array."""
 
 OTHERWISE = {
     "selective_state_space": "the first turn's state is 0, and nobody needs its gradient",
-    "sigmoid_mixture_of_experts": "a share of a sum is written out",
     "state_space_duality": "the first turn's state is 0, and nobody needs its gradient",
     "time_mixing": "the first turn's state is 0, and nobody reads the last one's",
-    "gpt_oss": "a softmax with a sink is written out",
     "mamba": "the first turn's state is 0, and nobody needs its gradient",
     "mamba2": "the first turn's state is 0, and nobody needs its gradient",
     "rwkv": "the first turn's state is 0, and nobody reads the last one's",
@@ -25,15 +24,12 @@ OTHERWISE = {
 """What a program says otherwise than its table, of layers and families that have other elementwise operations read."""
 
 
-LEARNING = [name for name in shipped() if name not in UNREAD and shipped_layer(name).table.weights]
+QUICK = ("attention", "norm", "jiang_block", "alternating_mean", "alibi_slopes", "rotary_halves", "same_chunk")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=() if n in ("attention", "norm", "jiang_block", "alternating_mean") else pytest.mark.slow)
-        for n in LEARNING
-    ],
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in shipped() if n not in UNREAD],
 )
 def test_what_is_emitted_is_read_back(name):
     table = shipped_layer(name).table
@@ -58,3 +54,37 @@ def _check_operations(trip, name):
     assert ((forward, step) == (0, 0)) == (name not in OTHERWISE)
     assert sum(flops for (each, _), flops in trip.apart_by.items() if each == "forward") == forward
     assert sum(trip.apart_by.values()) == step
+
+
+def words():
+    """A line with each word that has a body, and with a mask for those that mean something then."""
+    for word in entries():
+        if not word.body or not word.gradient:
+            continue
+        learns = {term.name for line in word.gradient for term in line.left}
+        more = ["z[B]" if f"d{name}" in learns else "0.25[]" for name in word.inputs[1:]]
+        given = "X z" if "z[B]" in more else "X"
+        out, acts = ("B M", "[n]") if word.reduces else ("B M n", "" if word.pointwise else "[n]")
+        operands = ", ".join(["A[B M n]", *more])
+        lines = f"  A[B M n] = X[B M d] W[d n]\n  Y[{out}] = {word.name}{acts}({operands})"
+        yield word.name, f"t({given}; W) -> Y\n{lines}"
+        if word.makes == "shares":
+            scores = "  Q[B M e] = X[B M d] W[d e]\n  A[B M M'] = Q[B M e] Q[B M' e]"
+            operands = ", ".join(["A[B M M']", *more])
+            line = f"  Y[B M M'] = {word.name}[M']({operands}) where M' <= M"
+            yield f"{word.name} where", f"t({given}; W) -> Y\n{scores}\n{line}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=() if "sink" in name or name == "elu" else pytest.mark.slow)
+        for name, text in words()
+    ],
+)
+def test_a_word_is_read_back(text):
+    """That which PyTorch has a function for, and that of which it has the body alone."""
+    table = layer(text).table
+    trip = round_trip(table, small_sizes(table))
+    assert trip.apart < 1e-12
+    assert trip.read == trip.written, trip.apart_by

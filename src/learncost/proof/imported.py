@@ -58,7 +58,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
     sizes = _sizes(read, imported, flat)
     arrays = arrays_of(read, imported, graph.of_node, weights, flat, sizes)
     nodes = imported.output_nodes
-    results = [graph.of_node[node] for node in nodes]
+    results = [_as_numbers(graph.of_node[node]) for node in nodes]
     generator = torch.Generator().manual_seed(SEED + seed)
     seeds = [
         torch.randn(r.shape, generator=generator, dtype=r.dtype) if r.dim() else torch.ones_like(r) for r in results
@@ -99,6 +99,13 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
         sum(_real(p).numel() for p in paths.values()),
         len(read.text.splitlines()),
     )
+
+
+def _as_numbers(result: Any) -> Any:
+    """A result whose truths are numbers, 1 of what holds."""
+    import torch
+
+    return result.double() if result.dtype is torch.bool else result
 
 
 def _double(value: Any) -> Any:
@@ -224,14 +231,20 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
     row, by_name = as_called(module, given)
     result = module(*row, **by_name)  # under autograd: it may take gradients itself
     tensors = [t.detach() for t in torch.utils._pytree.tree_leaves(plain(result)) if isinstance(t, torch.Tensor)]
-    theirs = [graph.of_node[node].detach() for node in imported.output_nodes]
+    theirs = [_as_numbers(graph.of_node[node].detach()) for node in imported.output_nodes]
     worst = 0.0
     for mine in theirs:
-        near = [t for t in tensors if tuple(t.shape) == tuple(mine.shape) and t.is_floating_point()]
+        near = [t for t in tensors if tuple(t.shape) == tuple(mine.shape) and _has_numbers(t)]
         scale = float(mine.detach().abs().max()) or 1.0
         apart = [float((t.double() - mine).abs().max()) / scale for t in near]
         worst = max(worst, min((each if each == each else float("inf") for each in apart), default=float("inf")))
     return worst
+
+
+def _has_numbers(tensor: Any) -> bool:
+    import torch
+
+    return bool(tensor.is_floating_point()) or tensor.dtype is torch.bool
 
 
 def _gradients_apart(

@@ -66,6 +66,7 @@ define(
             """
         },
         outside=0.0,
+        spelled={"torch": "torch.linalg.vector_norm({X}, dim={axis}, keepdim=True)"},
         source="the root of the sum of squares; where all are 0 its derivative is taken as 0, as PyTorch has it",
     )
 )
@@ -139,14 +140,13 @@ define(
         "at_most",
         ("X", "Z"),
         ("Y",),
-        body_text="""
-        C[_] = less(Z[_], X[_])
-        Y[_] = select(C[_], Z[_], X[_])
-        """,
+        body_text="Y[_] = minimum(Z[_], X[_])",
         gradient_text="""
+        C[_] = less(Z[_], X[_])
         dX[_] = select(C[_], 0[], dY[_])
         """,
         pointwise=True,
+        spelled={"torch": "torch.clamp({X}, max={Z})"},
         source="the smaller of X and a bound Z without a gradient; at the bound the gradient passes, as torch.clamp's",
     )
 )

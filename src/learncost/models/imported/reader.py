@@ -141,14 +141,18 @@ class Reader:
 
     letters         what the dimensions of inputs are called, by symbol
     allows_unknown  whether an operator may be taken down of which nobody knows the cost
+    makes           whether the module has no weights, and inputs that want no gradient: it makes numbers for others,
+                    and what it computes of positions and settings is in its table, where that of others is given
     """
 
     graph: Any
     allows_unknown: bool = False
+    makes: bool = False
     recorder: Recorder = field(default_factory=Recorder)
     values: dict[Any, Any] = field(default_factory=dict)
     given: dict[Any, Stored] = field(default_factory=dict)  # what is given from outside, by node and use
     kept: dict[Stored, Sequence[int]] = field(default_factory=dict)  # of a weight: the dimensions that are axes
+    of_masked: list[tuple[View, Masked]] = field(default_factory=list)  # lines of masked scores
     node: Any = None
 
     # Values
@@ -189,10 +193,20 @@ class Reader:
 
     def unmasked(self, value: Masked) -> View:
         """Masked scores as a line, for what is no softmax."""
-        if value.value is None:
-            return self.add(value.view, value.by)
-        kept, hidden = (value.value, value.view) if value.hides else (value.view, value.value)
-        return self.word("select", value.by, kept, hidden)
+        known = next((view for view, each in self.of_masked if each is value), None)
+        if known is None:
+            if value.value is None:
+                known = self.add(value.view, value.by)
+            else:
+                kept, hidden = (value.value, value.view) if value.hides else (value.view, value.value)
+                known = self.word("select", value.by, kept, hidden)
+            self.of_masked.append((known, value))
+        return known.fresh()
+
+    @property
+    def masked(self) -> Mapping[Stored, Masked]:
+        """How the scores are masked that a line masks."""
+        return {view.stored: value for view, value in self.of_masked}
 
     def outside(self, value: Outside, kind: str) -> View:
         """A tensor from outside as an input: numbers, or an index."""
@@ -205,12 +219,40 @@ class Reader:
         key = (value.node, kind)
         if kind == "constant" and (number := self.constant(value)) in (0.0, 1.0):
             return self.filled(value.shape, number)
+        if kind == "constant" and (made := self.made(value)) is not None:
+            return made
         if key not in self.given:
             axes = [Axis(size) for size in value.shape if not equal(size, 1)]
             name = {"share": "share", "unlike": "is_no_padding"}.get(kind.partition(" ")[0], str(value.node.name))
             self.given[key] = Stored(name, tuple(axes), kind, str(value.node.name))
         stored = self.given[key]
         return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])
+
+    def made(self, value: Outside) -> View | None:
+        """The lines of what is computed in floats of positions and settings alone, and of what holds of these, in a
+        module that makes such numbers; None where it is given: in others, and where no rule reads it.
+        """
+        node = value.node
+        if not self.makes or node.op != "call_function" or not _is_real(node):
+            return None
+        if node not in self.lines_of_made:
+            self.lines_of_made[node] = None
+            known = _rule_of(operator_name(node.target), RULES)
+            reading, self.node = self.node, node
+            arguments = [self.argument(each) for each in node.args]
+            arguments = [self.view(e) if isinstance(e, Outside) and _is_real(e.node) else e for e in arguments]
+            if known is not None and any(map(_inside, arguments)):
+                self._stand_at(node)
+                with suppress(InputError):
+                    view = known(self, *arguments, **{name: self.argument(each) for name, each in node.kwargs.items()})
+                    if isinstance(view, View):
+                        self.lines_of_made[node] = self._shaped(view, node.meta["val"], arguments)
+            self.node = reading
+            self._stand_at(reading)
+        made = self.lines_of_made[node]
+        return None if made is None else made.fresh()
+
+    lines_of_made: dict[Any, View | None] = field(default_factory=dict)
 
     def filled(self, shape: Sequence[Size], number: float | None) -> View:
         """A tensor of zeros or of ones, as a line."""
@@ -238,7 +280,7 @@ class Reader:
     def looked(self, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Outside:
         """What a node outside is: a view of another, where it only looks at it otherwise."""
         name = operator_name(node.target)
-        look = RULES.get(name) or RULES.get(name.partition(".")[0])
+        look = _rule_of(name, RULES)
         first = arguments[0] if arguments else None
         if look is None or not look.__module__.endswith("rules.views") or not isinstance(first, Outside):
             return Outside(node)
@@ -426,13 +468,11 @@ class Reader:
             self.values[node] = result
             return
         name = operator_name(node.target)
-        self.recorder.module, self.recorder.operator = module_of(node), name.partition(".")[0]
-        self.recorder.name = name.partition(".")[0]
-        self.recorder.place = place_of(node)
-        known = RULES.get(name) or RULES.get(name.partition(".")[0])
+        self._stand_at(node)
+        known = _rule_of(name, RULES)
         if _is_complex([*arguments, *named.values()]):
-            known = COMPLEX_RULES.get(name) or COMPLEX_RULES.get(name.partition(".")[0])
-            if known is None and (name in RULES or name.partition(".")[0] in RULES):
+            known = _rule_of(name, COMPLEX_RULES)
+            if known is None and _rule_of(name, RULES) is not None:
                 raise self.refusal(f"{name} of complex numbers")
         if known is None and name in COURSES:
             raise self.refusal(f"torch.{name}, whose course depends on values,", f"; {COURSES[name]}")
@@ -465,6 +505,14 @@ class Reader:
             value = _typed(self._shaped(value, result, arguments), result)
             value = Complex(value, 0.0) if result.dtype.is_complex else value  # a real number among complex ones
         self.values[node] = value
+
+    def _stand_at(self, node: Any) -> None:
+        """The lines that follow are from this node."""
+        if node.op != "call_function":
+            return
+        name = operator_name(node.target).partition(".")[0]
+        self.recorder.module, self.recorder.operator, self.recorder.name = module_of(node), name, name
+        self.recorder.place = place_of(node)
 
     def _of_whole(self, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """What a rule makes of whole numbers: they may be an operand, an index from outside, or refused."""
@@ -507,6 +555,19 @@ TAKES_CHOSEN = ("indexing",)
 
 TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
 """Operators that may read masked scores as they are."""
+
+
+def _rule_of(name: str, rules: Mapping[str, Rule]) -> Rule | None:
+    """The rule of an operator, or of all its overloads."""
+    return rules.get(name) or rules.get(name.partition(".")[0])
+
+
+def _is_real(node: Any) -> bool:
+    """Whether a node gives a tensor of real numbers, or of what holds."""
+    import torch
+
+    kind = getattr(node.meta.get("val"), "dtype", None)
+    return kind is torch.bool or bool(getattr(kind, "is_floating_point", False))
 
 
 def _expression(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.models.imported import rules  # they register themselves
 from learncost.models.imported.axes import Axis, Size
+from learncost.models.imported.bodies import with_words
 from learncost.models.imported.constants import Constants
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
@@ -111,7 +112,8 @@ def read_exported(
     """
     SAME_SIZES.set(exported.same_sizes)
     constants = Constants(_tensors(exported, module))
-    reader = Reader(exported.program.graph, allows_unknown=unknown == "zero", constants=constants)
+    makes = not exported.parameters and not any(exported.wants_gradient.values())
+    reader = Reader(exported.program.graph, allows_unknown=unknown == "zero", makes=makes, constants=constants)
     weights: dict[Stored, str] = {}
     graph = exported.program.graph
     outputs: list[tuple[str, View, str]] = []
@@ -220,14 +222,19 @@ def _input(name: str, sizes: Sequence[Size], kept: Sequence[int], kind: str) -> 
 
 
 def _outputs(reader: Reader, exported: Exported, node: Any) -> list[tuple[str, View, str]]:
-    """The float outputs that follow from what is in the table, by name.
+    """The float outputs that follow from what is in the table, by name; of a module that makes numbers for others, what
+    holds and what does not, too.
 
     A number to which all others lead is the loss, and stands alone.
     """
     every: list[tuple[str, View, str]] = []
     for number, (source, name) in enumerate(zip(node.args[0], exported.outputs, strict=False)):
         value = reader.values.get(source)
-        if name is None or not isinstance(value, View) or not source.meta["val"].dtype.is_floating_point:
+        if isinstance(value, Outside):
+            value = reader.made(value)
+        if name is None or not isinstance(value, View):
+            continue
+        if not source.meta["val"].dtype.is_floating_point and not (reader.makes and value.stored.kind == "truth"):
             continue
         every.append((name or f"output_{number}", value, str(source.name)))
     if not every:
@@ -267,6 +274,7 @@ def _written(
     while before := [each for each in _behind(reader, exported, equations) if each not in kept]:
         kept += before
         equations = needed(recorder.equations, kept)
+    equations = needed(with_words(equations, kept, reader.masked), kept)
     equations = needed(read_in_products(equations, kept), kept)
     items: list[Item] = list(equations)
     if fold:

@@ -168,9 +168,9 @@ class Tensor(Laid):
     def bincount(self, minlength: int) -> Rows:
         return Rows(self.like((minlength,), np.int64), self.numel())
 
-    def _reduced(self, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    def _reduced(self, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         rank = len(self.shape)
-        axes = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
+        axes = range(rank) if dim is None else (dim,) if isinstance(dim, int) else dim
         reduced = {axis % rank for axis in axes}
         sizes = [1 if at in reduced else size for at, size in enumerate(self.shape) if keepdim or at not in reduced]
         return self.like(sizes, dtype)

@@ -35,12 +35,13 @@ class Torch:
         self.Tensor, self.bool, self.bfloat16 = Tensor, np.dtype("bool"), BFLOAT16
         self.distributed, self.ops = distributed(), SimpleNamespace(_c10d_functional=Collectives())
         self.nn = SimpleNamespace(functional=Functional())
+        self.linalg = SimpleNamespace(vector_norm=Tensor.sum)
         self.float32, self.float64, self.int64 = np.dtype("float32"), np.dtype("float64"), np.dtype("int64")
         self.uint8, self.int8 = np.dtype("uint8"), np.dtype("int8")
 
     def __getattr__(self, name: str) -> Function:
         if f"torch.{name}" in _elementwise():
-            return lambda *operands: elementwise(self._account, operands)
+            return lambda *operands, **_: elementwise(self._account, operands)
         raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
     def of_each(self, *tensors: Tensor) -> Tensor:

@@ -185,8 +185,8 @@ def clamp(reader: Reader, x: View, low: Any = None, high: Any = None, **named: A
     low, high = named.get("min", low), named.get("max", high)
     if any(isinstance(bound, View | Outside) for bound in (low, high)):
         if low is not None:
-            x = reader.word("maximum", x, low)
-        return x if high is None else reader.word("minimum", x, high)
+            x = reader.word("maximum", low, x)  # at a bound the second has the gradient, as with torch.clamp
+        return x if high is None else reader.word("minimum", high, x)
     return clamped(reader, x, low, high)
 
 
@@ -252,6 +252,8 @@ def prelu(reader: Reader, x: Any, slope: Any) -> View:
 @rule("elu", "elu_")
 def elu(reader: Reader, x: View, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> View:
     """scale (max(x, 0) + alpha (exp(min(x, 0) input_scale) - 1))."""
+    if scale == input_scale == 1:
+        return reader.word("elu", x, alpha)
     above = reader.word("relu", x)
     below = reader.add(x, above, signs=[1, -1])
     if input_scale != 1:

@@ -125,13 +125,14 @@ class Angles(nn.Module):
 
     def forward(self, positions):
         angles = positions.float()[:, None] * self.frequencies
+        angles = torch.cat([angles, angles], -1)
         return angles.cos(), angles.sin(), angles < 1
 
 
 class Turned(nn.Module):
     def __init__(self):
         super().__init__()
-        self.angles, self.project = Angles(), nn.Linear(4, 4)
+        self.angles, self.project = Angles(), nn.Linear(4, 8)
 
     def forward(self, x, positions):
         cosine, sine, _ = self.angles(positions)
@@ -143,8 +144,8 @@ def test_what_makes_numbers_of_positions_is_its_own_table():
     positions = torch.arange(5)
     imported = read_module(Angles(), (positions,))
     assert parity(Angles(), (positions,), imported).value < 1e-7  # which is 1 in fp32, of angles up to 4
-    assert lc.cost(lc.layer(imported.text)).total.flops == 4 * 5 * 4  # a product, a cosine, a sine, a comparison
+    assert lc.cost(lc.layer(imported.text)).total.flops == 5 * (4 + 3 * 8)  # products; cosines, sines and comparisons
     x = torch.randn(5, 4)
     turned = read_module(Turned(), (x, positions))
     forward = lc.cost(lc.layer(turned.text)).macro_operations["forward"][1].flops
-    assert forward == 5 * 4 * (2 * 4 + 1 + 2)  # the projection and its bias, and what is turned
+    assert forward == 5 * 8 * (2 * 4 + 1 + 2)  # the projection and its bias, and what is turned

@@ -239,8 +239,7 @@ class Reader:
             self.lines_of_made[node] = None
             known = _rule_of(operator_name(node.target), RULES)
             reading, self.node = self.node, node
-            arguments = [self.argument(each) for each in node.args]
-            arguments = [self.view(e) if isinstance(e, Outside) and _is_real(e.node) else e for e in arguments]
+            arguments = [self._in_lines(self.argument(each)) for each in node.args]
             if known is not None and any(map(_inside, arguments)):
                 self._stand_at(node)
                 with suppress(InputError):
@@ -253,6 +252,12 @@ class Reader:
         return None if made is None else made.fresh()
 
     lines_of_made: dict[Any, View | None] = field(default_factory=dict)
+
+    def _in_lines(self, value: Any) -> Any:
+        """A tensor of real numbers from outside, or several, as views."""
+        if isinstance(value, list) and all(isinstance(each, Outside) and _is_float(each.node) for each in value):
+            return [self.view(each) for each in value]
+        return self.view(value) if isinstance(value, Outside) and _is_real(value.node) else value
 
     def filled(self, shape: Sequence[Size], number: float | None) -> View:
         """A tensor of zeros or of ones, as a line."""
@@ -562,12 +567,16 @@ def _rule_of(name: str, rules: Mapping[str, Rule]) -> Rule | None:
     return rules.get(name) or rules.get(name.partition(".")[0])
 
 
+def _is_float(node: Any) -> bool:
+    """Whether a node gives a tensor of real numbers."""
+    return bool(getattr(getattr(node.meta.get("val"), "dtype", None), "is_floating_point", False))
+
+
 def _is_real(node: Any) -> bool:
     """Whether a node gives a tensor of real numbers, or of what holds."""
     import torch
 
-    kind = getattr(node.meta.get("val"), "dtype", None)
-    return kind is torch.bool or bool(getattr(kind, "is_floating_point", False))
+    return _is_float(node) or getattr(node.meta.get("val"), "dtype", None) is torch.bool
 
 
 def _expression(value: Any) -> Any:

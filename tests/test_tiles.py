@@ -29,7 +29,31 @@ def test_what_is_read_twice_at_a_place_is_added_there_alone():
 
 
 def test_a_place_that_nothing_reads_has_a_gradient_of_zero():
-    assert reversed_lines(STACK.format(last=0))[-1] == "dW[n d d'] = dW+1[n d d'] + dW+2[n d d'] + dW+3[n d d']"
+    assert reversed_lines(STACK.format(last=0))[-1] == "dW[n d d'] = dW+1:put[n d d'] + dW+2[n d d']"
+
+
+def test_what_is_read_at_places_of_two_axes_is_joined_along_both():
+    text = """two(X) -> Y
+  A[d] = X[n=0[] m=0[] d] X[n=1[] m=0[] d]
+  C[d] = X[n=0[] m=1[] d] X[n=1[] m=1[] d]
+  Y[d] = A[d] + C[d]
+sizes: n=2 m=2 d=3
+"""
+    assert "dX+1:sum[1 m d] = dX+3[1 1'=m d] + dX+1[1 1'=(m - #1) d]" in reversed_lines(text)
+    assert reversed_lines(text)[-1] == "dX[n m d] = dX+1:sum[1=n m d] + dX+2:sum[1=(n - #1) m d]"
+    assert lc.check_layer(lc.layer(text)).passed
+    assert lc.price(lc.derive(lc.layer(text)).reverse, {"n": 2, "m": 2, "d": 3}, "run").flops == 4 * 3  # none is added
+
+
+def test_parts_at_the_same_places_are_added_before_they_are_put_there():
+    text = """same(X) -> Y
+  A[d] = X[n=0[] d] X[n=0[] d]
+  C[n d] = exp(X[n d])
+  Y[n d] = C[n d] A[d]
+"""
+    merges = [row for row in lc.price(lc.derive(lc.layer(text)).step, {}, "run").rows if row.line == "merge"]
+    assert [str(row.flops) for row in merges] == ["d", "d n"]
+    assert lc.check_layer(lc.layer(text)).passed
 
 
 def test_the_joined_gradient_is_that_of_finite_differences():

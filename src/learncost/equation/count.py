@@ -363,11 +363,11 @@ _ONE: Mapping[Monomial, int] = {(): 1}
 @lru_cache(maxsize=4096)
 def _of(axes: tuple[str, ...], coefficient: Coefficient) -> Count:
     names = []
-    for axis in axes:
-        if axis.isdigit():
-            coefficient *= int(axis)
+    for size in map(base, axes):
+        if size.isdigit():
+            coefficient *= int(size)
         else:
-            names.append(base(axis))
+            names.append(size)
     return Count({tuple(sorted(names)): coefficient}) if coefficient else ZERO
 
 

@@ -17,58 +17,68 @@ class Adding:
     out     the lines so far, to which it adds
     made    of a part that a line gives: which of the lines
     values  the gradients and their parts
+    sizes   those that are known
     tag     what is said of a line that adds
     """
 
     out: list[Statement]
     made: MutableMapping[str, int]
     values: MutableMapping[str, Value]
+    sizes: Mapping[str, int]
     tag: Tag
 
-    def sum(self, name: str, terms: Iterable[str], axes: Sequence[Axis]) -> None:
-        """A gradient as the sum of terms that have all of its axes."""
+    def add(self, name: str, parts: Sequence[str]) -> None:
+        """A gradient of all of its parts, one behind another or added."""
+        if self._tile(name, parts):
+            return
+        together = self._put_once(name, parts)
+        if together != [name]:
+            self._sum(name, together, self.values[name].axes)
+
+    def _sum(self, name: str, terms: Iterable[str], axes: Sequence[Axis]) -> None:
         right = tuple(Term(term, tuple(axes)) for term in terms)
         self.out.append(Sum((Term(name, tuple(axes)),), right, (), self.tag, (1,) * len(right)))
 
-    def put_once(self, parts: Sequence[str], total: str | None) -> list[str]:
-        """The parts, of which those at the same places are added before they are put there.
+    def _tile(self, name: str, parts: Sequence[str]) -> bool:
+        """The parts one behind another, where each is of one place of an axis, and every place has one; whether so."""
+        lefts = [left for part in parts if (left := self._left(part))]
+        number = tiled(lefts, self.sizes) if len(lefts) == len(parts) else None
+        if number is None:
+            return False
+        at: dict[int, list[str]] = {}
+        for part, left in zip(parts, lefts, strict=True):
+            self._write(part, with_one(left.axes, number), with_one(self.values[part].axes, number))
+            at.setdefault(place_of(left.axes[number]) or 0, []).append(part)
+        names = []
+        for _, several in sorted(at.items()):
+            names.append(several[0])
+            if len(several) > 1:
+                names[-1] = f"{several[0]}:sum"
+                self.values[names[-1]] = self.values[several[0]]
+                self.add(names[-1], several)
+        self.out.append(behind_another(Term(name, self.values[name].axes), names, number, self.tag))
+        return True
 
-        total   what the gradient is called where nothing but these parts is in it: where all are at the same places
-        """
+    def _put_once(self, name: str, parts: Sequence[str]) -> list[str]:
+        """The parts, those at the same places added before they are put there; the gradient itself where all are."""
         groups: dict[tuple[Axis, ...] | str, list[str]] = {}
         for part in parts:
             left = self._left(part)
             groups.setdefault(left.axes if left and left.indexed and left.apart else part, []).append(part)
-        return [
-            several[0] if isinstance(axes, str) or len(several) == 1 else self._put(several, axes, total, len(groups))
-            for axes, several in groups.items()
-        ]
-
-    def _put(self, parts: Sequence[str], axes: tuple[Axis, ...], total: str | None, groups: int) -> str:
-        left, added = Term(total if total and groups == 1 else f"{parts[0]}:put", axes), f"{parts[0]}:sum"
-        whole = self.values[parts[0]]
-        for part in parts:
-            self._write(part, left.loops, left.loops)
-        self.values[added] = self.values[parts[0]]
-        self.sum(added, parts, left.loops)
-        self.values[left.name] = self.values.get(left.name, whole)
-        self.made[left.name] = len(self.out)
-        self.out.append(Product((left,), (Term(added, left.loops),), (), replace(self.tag, local="")))
-        return left.name
-
-    def tiled(self, name: str, parts: Sequence[str], sizes: Mapping[str, int]) -> bool:
-        """Write a gradient as its parts one behind another, where each is of one place of an axis; whether it is so."""
-        lefts = [left for part in parts if (left := self._left(part))]
-        number = tiled(lefts, sizes) if len(lefts) == len(parts) else None
-        if number is None:
-            return False
-        at: dict[int, str] = {}
-        for part, left in zip(parts, lefts, strict=True):
-            self._write(part, with_one(left.axes, number), with_one(self.values[part].axes, number))
-            at[place_of(left.axes[number]) or 0] = part
-        names = [part for _, part in sorted(at.items())]
-        self.out.append(behind_another(Term(name, self.values[name].axes), names, number, self.tag))
-        return True
+        together = []
+        for axes, several in groups.items():
+            if isinstance(axes, str) or len(several) == 1:
+                together += several
+                continue
+            left, added = Term(f"{several[0]}:put" if len(groups) > 1 else name, axes), f"{several[0]}:sum"
+            self.values.setdefault(left.name, self.values[several[0]])
+            for part in several:
+                self._write(part, left.loops, left.loops)
+            self.values[added] = self.values[several[0]]
+            self._sum(added, several, left.loops)
+            self.out.append(Product((left,), (Term(added, left.loops),), (), replace(self.tag, local="")))
+            together.append(left.name)
+        return together
 
     def _left(self, part: str) -> Term | None:
         """What the line writes that makes a part and nothing else."""

@@ -35,7 +35,7 @@ def join_of(line: Sum) -> Word | None:
         if {*at.parts} != {*total((Part(1, (), along), *ends))}:
             return None
         parts.append(Term(term.name, term.declared))
-        ends.append(Part(-1, (reads[0].axis,)))
+        ends.append(Part(-1, (base(reads[0].axis),)))
     if len(parts) < 2 or line.where or left.indexed or {*line.signs} != {1}:
         return None
     return Word((left,), tuple(parts), (), line.tag, "join", (along,), "body", ("X", "Z"), ("Y",))

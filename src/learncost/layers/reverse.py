@@ -95,11 +95,8 @@ class Reverse:
         total = self._make(f"d{name}.total" if name in self.seeded else f"d{name}", name)
         macro = "weight_update" if name in self.reach.weights else "backward"
         tag = tag if tag.layer else self.readers.get(name, tag)
-        adding = Adding(self.out, self.made, self.derived_values, merging(tag, macro))
-        alone = total if name not in self.seeded else None
-        terms = ([f"d{name}"] if name in self.seeded else []) + adding.put_once(parts, alone)
-        if terms != [total] and not adding.tiled(total, terms, self.sizes):
-            adding.sum(total, terms, self.derived_values[total].axes)
+        seed = [f"d{name}"] if name in self.seeded else []
+        Adding(self.out, self.made, self.derived_values, self.sizes, merging(tag, macro)).add(total, [*seed, *parts])
         return total
 
     def _given(self, name: str) -> str:

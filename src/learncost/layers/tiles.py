@@ -5,7 +5,7 @@ No two parts of such a gradient have a place in common, so they stand one behind
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from learncost.equation.affine import Affine, Part, total
 from learncost.equation.count import base
@@ -41,8 +41,20 @@ def read_place_by_place(lines: Iterable[Statement], sizes: Mapping[str, int]) ->
         for term in line.right:
             if isinstance(term, Term) and term.indexed:
                 read.setdefault(term.name, []).append(term)
-    places = (terms[0].axes[number] for terms in read.values() if (number := tiled(terms, sizes)) is not None)
-    return {base(axis.axis) for axis in places if isinstance(axis, Read)}
+    return {base(axis) for terms in read.values() for axis in _tiled_axes(terms, sizes)}
+
+
+def _tiled_axes(terms: Sequence[Term], sizes: Mapping[str, int]) -> Iterator[str]:
+    """The axes along which reads of a value are tiles, and those along which what is read in a tile is tiles again."""
+    number = tiled(terms, sizes)
+    if number is None:
+        return
+    yield terms[0].declared[number]
+    tiles: dict[int | None, list[Term]] = {}
+    for term in terms:
+        tiles.setdefault(place_of(term.axes[number]), []).append(Term(term.name, with_one(term.axes, number)))
+    for tile in tiles.values():
+        yield from _tiled_axes(tile, sizes)
 
 
 def with_one(axes: Sequence[Axis], number: int) -> tuple[Axis, ...]:

@@ -116,7 +116,23 @@ def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
     key = way.name, *sorted(sizes.items())
     if step.ran and step.ran[0] == key:
         return step.ran[1]
-    layer, running = step.model.configuration.layer, Running(way.device)
+    try:
+        running = _ran_on(way.device, way, step, sizes)
+    except InputError as error:
+        if way.device != Running().device:  # there is no such device here, or not for all that it does
+            step.instead = str(error)
+            return _ran(replace(way, device=Running().device), step, sizes)
+        if step.module_asked:
+            raise
+        step.module, step.instead = Module.name, str(error)
+        return None
+    step.ran = key, running
+    return running
+
+
+def _ran_on(device: str, way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running:
+    """The step as the module runs it on a device. Raises `InputError` where it cannot."""
+    layer, running = step.model.configuration.layer, Running(device)
     assert layer is not None
     assert layer.steps is not None
     running.label = "optimizer state"
@@ -126,18 +142,11 @@ def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
         running.given[BUCKETS] = BUCKETS
         learned = bytes_of(step.model.table, step.model.learning, sizes, lambda _: step.kind.weight)
         state.append(Room(running.account, learned))
-    try:
-        layer.steps(_here(step, sizes), step.kind.values, running)
-    except InputError as error:
-        if step.module_asked:
-            raise
-        step.module, step.instead = Module.name, str(error)
-        return None
+    layer.steps(_here(step, sizes), step.kind.values, running)
     running.label = "optimizer step"
     width = BYTES[step.kind.states]
     step_weights(_adamw(way, step), running.learned, lambda elements: Room(running.account, elements * width))
     del state
-    step.ran = key, running
     return running
 
 
@@ -209,7 +218,10 @@ def _taken(way: Stepping, step: Step, running: Running) -> Taken:
     table = _plain(step.model).table
     curve, stays = Logs(account.log, table, running.given, state, {}).account()
     rooms = ((array.bytes, array.label) for array in there)
-    said = _CONVENTION.format(Itself.said, way.place, way.gone, way.said)
+    place = way.place if running.device == way.device else Stepping.place
+    said = _CONVENTION.format(Itself.said, place, way.gone, way.said)
+    if step.instead:
+        said += f" Not on {way.place}: {step.instead}."
     return Taken(account.peak, at_line(str(account.line), account.peak), parts, grouped(rooms), curve, stays, said)
 
 

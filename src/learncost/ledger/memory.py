@@ -241,9 +241,9 @@ def memory(
         How many bytes there are, as 8GB or 256MiB. The largest batch and the longest sequence that fit are then shown.
     engine
         Who runs the step: autograd, which is PyTorch's on a processor with AdamW fused, autograd-foreach or
-        autograd-for-loop; autograd-cuda, on a GPU; table, as the step is written; numpy, torch (in place where it can be) or torch-operators, which run this package's
-        programs. The default is autograd where it has an answer, else table. Several with commas between stand side by
-        side, with what makes the difference.
+        autograd-for-loop; autograd-cuda, on a GPU; table, as the step is written; numpy, torch (in place where it can
+        be) or torch-operators, which run this package's programs. The default is autograd where it has an answer, else
+        table. Several with commas between stand side by side, with what makes the difference.
     module
         Whose code autograd trains: transformers (the default), transformers-uncached, with use_cache=False,
         transformers-reentrant, whose checkpoints are the older ones (use_reentrant=True), or plain, which is written

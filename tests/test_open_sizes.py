@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from learncost.models.imported.as_run import straight  # noqa: E402 - it needs torch
 from learncost.models.imported.walk import read_module  # noqa: E402
-from learncost.proof.imported import parity  # noqa: E402
+from learncost.proof.imported import parity, products  # noqa: E402
 from own_modules import Of  # noqa: E402
 
 
@@ -104,6 +104,34 @@ def test_places_that_open_sizes_count_from_the_end():
     for sizes in ((3, 4, 7), (4, 4, 4)):
         apart = parity(Ends(), given(*sizes), read)
         assert max(apart.value, apart.gradient) < 1e-14
+
+
+class Strides(torch.nn.Module):
+    """Pads to whole steps of a stride that a buffer holds, as EnCodec of transformers does, and counts its batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = torch.nn.Conv1d(2, 4, 3, stride=2), torch.nn.BatchNorm1d(4, momentum=None)
+        self.register_buffer("stride", torch.tensor(2))
+
+    def forward(self, x):
+        length = x.shape[-1]
+        steps = torch.ceil((length - 3) / self.stride).to(torch.int64)
+        missing = steps * self.stride + 3 - length
+        return self.norm(self.convolution(torch.nn.functional.pad(x, (0, missing)) if missing > 0 else x))
+
+
+@pytest.mark.parametrize("length", [8, 9])
+def test_a_whole_number_in_a_buffer_is_known(length):
+    module, given = Strides(), (torch.randn(3, 2, length),)
+    read = read_module(module, given, {"x": f"B 2 {length}"})
+    apart = parity(module, (torch.randn(4, 2, length),), read)
+    assert max(apart.value, apart.gradient, apart.module) < 1e-5
+    assert products(module, given, read).equal
+    with torch.device("meta"):
+        unknown = Strides()
+    with pytest.raises(lc.InputError, match=r"`.*if missing > 0.*` depends on values"):
+        lc.from_module(unknown, {"x": "float B 2 9"})
 
 
 class Selected(torch.nn.Module):

@@ -18,6 +18,7 @@ from learncost.models.imported.refusals import FUNC, GradientTakenError, is_by_f
 from learncost.models.imported.sized import exact
 from learncost.models.imported.temporal import written_out
 from learncost.models.imported.unseen import check_changes
+from learncost.models.imported.whole_buffers import known
 from learncost.models.imported.wrappers import named_inputs, plain, readable
 
 
@@ -215,6 +216,7 @@ def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, se
             held_to_their_lines() as taken,
             learning_kept(module) as places,
             unchecked(),
+            known(),
             written_out(),
             named_inputs(module, by_name),
         ):

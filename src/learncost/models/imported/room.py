@@ -27,18 +27,29 @@ def give_room(module: Any) -> None:
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.device.type == "meta":
-                setattr(part, name, torch.zeros_like(buffer, device="cpu"))
+                there = torch.zeros_like(buffer, device="cpu")
+                setattr(there, INVENTED, True)
+                setattr(part, name, there)
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
             if type(parameter) is not nn.Parameter or parameter.device.type != "meta":
                 continue
-            if (there := instead.get(id(parameter))) is None:
-                there = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
+            if (empty := instead.get(id(parameter))) is None:
+                empty = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
                 try:
-                    swap(parameter, there)
+                    swap(parameter, empty)
                     continue
                 except RuntimeError:
-                    instead[id(parameter)] = there
-            setattr(part, name, there)
+                    instead[id(parameter)] = empty
+            setattr(part, name, empty)
+
+
+INVENTED = "_is_invented"
+"""What marks a buffer whose numbers nobody gave."""
+
+
+def has_numbers(buffer: Any) -> bool:
+    """Whether the numbers of a buffer are the module's own."""
+    return buffer.device.type != "meta" and not hasattr(buffer, INVENTED)
 
 
 @contextmanager

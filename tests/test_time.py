@@ -39,6 +39,14 @@ def test_calls_of_a_device_that_queues_are_hidden_behind_what_runs():
     assert [part.bound for part in waiting.parts] == ["memory", "memory"]
 
 
+def test_attention_on_a_published_device_has_about_the_rate_that_was_measured():
+    # An H100 in bf16, forward and backward, by heads of 64 and of 128 (benchmarks/on_cuda.py).
+    inner = lc.rates("H100-SXM", "bf16").inner
+    assert inner.rate(1024, 1024, 64) == pytest.approx(2.6e14, rel=0.15)
+    assert inner.rate(64, 1024, 1024) == inner.rate(1024, 1024, 64)
+    assert inner.rate(1024, 1024, 128) == pytest.approx(5.9e14, rel=0.4)
+
+
 def test_half_the_type_moves_half_the_bytes():
     rates = flat(flops=1e15, bandwidth=1e5)
     assert time(rows_of(PRODUCT), SIZES, rates, "bf16").total == pytest.approx(2_560 / 1e5)

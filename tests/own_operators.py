@@ -91,6 +91,8 @@ def losses_and_bags(a, b, c):
     return (
         functional.multilabel_margin_loss(a, labels),
         functional.cross_entropy(a, torch.tensor([1, 4, -100]), weight=weights, label_smoothing=0.1),
+        functional.hinge_embedding_loss(a, labels.clamp(0, 1) * 2 - 1, reduction="none"),
+        functional.hinge_embedding_loss(a, labels.clamp(0, 1) * 2 - 1, margin=0.5, reduction="sum"),
         functional.embedding_bag(places, b, mode="mean", **bags),
         functional.embedding_bag(places, b, mode="sum", per_sample_weights=c[:5], **bags),
         a.masked_scatter(torch.tensor([True, False, True, True, False]), c),

@@ -10,6 +10,7 @@ from learncost.models.imported.export import as_called
 from learncost.models.imported.functions import held_to_their_lines
 from learncost.models.imported.gradients import written_through
 from learncost.models.imported.learning import ChangedError, learning_kept
+from learncost.models.imported.packed import unpacked
 from learncost.models.imported.refusals import GradientTakenError
 from learncost.models.imported.temporal import written_out
 
@@ -26,7 +27,7 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     given = [values[name].detach().requires_grad_(values[name].requires_grad) for name in names]
     unkept = "its forward pass asks for a gradient of an input, which one run does not keep"
     try:
-        with held_to_their_lines() as taken, learning_kept(module) as asked, written_out():
+        with held_to_their_lines() as taken, learning_kept(module) as asked, written_out(), unpacked(numbers=True):
             ran = trace(*given)
         if taken:  # above autograd, what it keeps for a gradient is no value of the graph
             raise GradientTakenError(taken[0])

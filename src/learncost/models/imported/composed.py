@@ -80,6 +80,14 @@ def normalized_in_groups(
     return result, mean.squeeze(-1), share.squeeze(-1)
 
 
+def hinge_embedding_loss(x: Any, target: Any, margin: float = 1.0, reduction: int = 1) -> Any:
+    """As its kernel has it; PyTorch 2.13 takes it apart for a mean alone."""
+    import torch
+
+    each = torch.where(target != 1, (margin - x).clamp_min(0), 0.0) + torch.where(target != -1, x, 0.0)
+    return (each, each.mean(), each.sum())[reduction]
+
+
 def put(x: Any, places: Any, source: Any, accumulate: bool = False) -> Any:
     """`x.put(places, source)`: places of all numbers in a row."""
     return x.reshape(-1).index_put((places.reshape(-1),), source.reshape(-1), accumulate).reshape(x.shape)
@@ -184,6 +192,19 @@ def logarithm_of_a_determinant(x: Any) -> Any:
     return torch.linalg.slogdet(x)[1]
 
 
+def pseudo_inverse(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    """`linalg_pinv` by singular values, of which those no larger than a bound count for nothing."""
+    import torch
+
+    left, values, right = torch.linalg.svd(x, full_matrices=False)
+    largest = values.amax(-1, keepdim=True)
+    if rtol is None:
+        rtol = 0.0 if atol is not None else torch.finfo(x.dtype).eps * max(x.shape[-2:])
+    bound = largest * rtol if atol is None else torch.maximum(largest * rtol, torch.zeros_like(largest) + atol)
+    shares = torch.where(values > bound, 1 / values, 0.0)
+    return (right.mT * shares.unsqueeze(-2)) @ left.mT
+
+
 def sampled_in_space(x: Any, grid: Any, interpolation: int, padding: int, align_corners: bool) -> Any:
     """`grid_sampler_3d`, as the kernels of PyTorch have it: eight corners, or the nearest place."""
     import torch
@@ -282,6 +303,7 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "_pdist_forward": (distances_of_rows, _always),
     "multilabel_margin_loss": (several_labels_with_a_margin, _always),
     "multilabel_margin_loss_forward": (lambda *given: (several_labels_with_a_margin(*given), given[1]), _always),
+    "hinge_embedding_loss": (hinge_embedding_loss, _always),
     "masked_scatter": (masked_scatter, _always),
     "put": (put, _always),
     "diagonal_scatter": (onto_a_diagonal, _always),
@@ -290,6 +312,7 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "prims.as_strided_scatter": (onto_strides, _lies_in_a_row),
     "logdet": (logarithm_of_a_determinant, _always),
     "grid_sampler_3d": (sampled_in_space, _always),
+    "linalg_pinv.atol_rtol_tensor": (pseudo_inverse, _always),
     "native_layer_norm": (_of_pytorch("native_layer_norm"), _with_what_it_divides_by),
     "native_group_norm": (normalized_in_groups, _with_what_it_divides_by),
 }

@@ -14,6 +14,7 @@ from learncost.models.imported.distributions import unchecked
 from learncost.models.imported.functions import check_hooks, check_registered, held_to_their_lines
 from learncost.models.imported.gradients import written_through
 from learncost.models.imported.learning import ChangedError, learning_kept
+from learncost.models.imported.packed import unpacked
 from learncost.models.imported.refusals import FUNC, GradientTakenError, is_by_func
 from learncost.models.imported.sized import exact
 from learncost.models.imported.temporal import written_out
@@ -218,6 +219,7 @@ def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, se
             unchecked(),
             known(),
             written_out(),
+            unpacked(),
             named_inputs(module, by_name),
         ):
             try:

@@ -35,6 +35,11 @@ def held_to_their_lines() -> Iterator[list[str]]:
         if kind is torch.utils.checkpoint.CheckpointFunction:  # it computes again, and nothing else
             compute, _, *given = arguments
             return compute(*given)
+        if kind.__name__ == "CrossMapLRN2d":
+            raise InputError(
+                "nn.CrossMapLRN2d of PyTorch never takes the first channel off its window, and no export takes it: "
+                "nn.LocalResponseNorm is what it is meant to be"
+            )
         if not kind.__module__.startswith("torch."):
             key = kind, tuple(_described(each) for each in arguments)
             if key not in known:

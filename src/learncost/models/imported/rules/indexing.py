@@ -275,14 +275,32 @@ def scatter(
     number, source = source, _fitting(reader, source, places)
     if name == "scatter_add" or (how in ("sum", "add") and include_self):
         return written(reader, base, dim, places, source)
-    new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
     if how == "mean":
-        if include_self:
-            return reader.word("divide", reader.add(base, new), reader.add(count, 1.0))
-        new = reader.word("divide", new, reader.word("maximum", count, 1.0))
-    elif isinstance(number, int | float):  # the same number, however often it is written at a place
+        return _averaged(reader, base, dim, places, source, include_self)
+    new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
+    if isinstance(number, int | float):  # the same number, however often it is written at a place
         new = reader.multiply(reader.word("at_most", count, 1.0), float(number))
     return over(reader, base, count, new)
+
+
+@rule("index_reduce")
+def index_reduce(
+    reader: Reader, base: Any, dim: int, places: Any, source: Any, how: str, *, include_self: bool = True
+) -> View:
+    """Rows at places, averaged; of their products, their largest and smallest the cost is stated."""
+    if how != "mean":
+        return opaque(reader, reader.node, [base, places, source])  # type: ignore[no-any-return]
+    view = reader.view(source)
+    view = reader.recorder.whole_spread(view, range(len(view.dims)))
+    dim %= len(reader.node.meta["val"].shape)
+    return _averaged(reader, base, dim, places, view, include_self)
+
+
+def _averaged(reader: Reader, base: Any, dim: int, places: Any, source: View, include_self: bool) -> View:
+    new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
+    if include_self:
+        return reader.word("divide", reader.add(base, new), reader.add(count, 1.0))
+    return over(reader, base, count, reader.word("divide", new, reader.word("maximum", count, 1.0)))
 
 
 @rule("index_put", "_unsafe_index_put", "index_put_")

@@ -1,0 +1,69 @@
+"""Sequences that are packed by their lengths: of one run, and refused where lengths are values."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import rnn
+
+import learncost as lc
+from learncost.models.imported.as_run import straight
+from learncost.models.imported.walk import read_module
+from learncost.proof.imported import parity, products
+
+LENGTHS = torch.tensor([2, 4, 1])
+
+
+class Packed(nn.Module):
+    """A recurrence over sequences of these lengths, padded again, and the last state of each."""
+
+    def __init__(self, kind, sorts, **settings):
+        super().__init__()
+        self.recurrence, self.sorts = getattr(nn, kind)(3, 5, batch_first=True, **settings), sorts
+
+    def forward(self, x, lengths):
+        if not self.sorts:
+            lengths = lengths.sort(descending=True)[0]
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=not self.sorts)
+        states, last = self.recurrence(packed)
+        padded, _ = rnn.pad_packed_sequence(states, batch_first=True, padding_value=0.5, total_length=6)
+        return padded, last[0] if isinstance(last, tuple) else last
+
+
+@pytest.mark.parametrize("sorts", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("LSTM", {"num_layers": 2, "bidirectional": True}),
+        ("LSTM", {"proj_size": 2}),
+        ("GRU", {"bidirectional": True}),
+        ("RNN", {"nonlinearity": "relu"}),
+        ("RNN", {"bias": False}),
+    ],
+)
+def test_one_run_has_the_places_of_its_lengths(kind, settings, sorts):
+    module, given = Packed(kind, sorts, **settings), (torch.randn(3, 4, 3, requires_grad=True), LENGTHS)
+    run = straight(module, {"x": given[0], "lengths": LENGTHS})
+    imported = read_module(run, given)
+    found = parity(run, given, imported)
+    assert max(found.value, found.gradient) < 1e-12
+    assert products(run, given, imported).equal
+    ends = [sum(each.square().sum() for each in whole(*given)) for whole in (run, module)]
+    gradients = [torch.autograd.grad(end, [given[0], *module.parameters()]) for end in ends]
+    torch.testing.assert_close(ends[0], ends[1])
+    torch.testing.assert_close(*gradients)
+
+
+def test_it_costs_what_its_places_do():
+    """A recurrence over all places of sequences as long as each other costs what it does without packing."""
+    x, lengths = torch.randn(3, 4, 3), torch.tensor([4, 4, 4])
+    packed = lc.from_module(Packed("GRU", False), (x, lengths), as_run=True)
+    padded = lc.from_module(nn.GRU(3, 5, batch_first=True), (x,))
+    assert lc.cost(packed, price_book="matmul").total.flops == lc.cost(padded, price_book="matmul").total.flops
+    shorter = lc.from_module(Packed("GRU", True), (x, LENGTHS), as_run=True)
+    places = lc.cost(shorter, price_book="matmul").total.flops / lc.cost(packed, price_book="matmul").total.flops
+    assert places < 8 / 12  # 7 of 12, and less: no state before the first
+
+
+def test_lengths_that_are_values_are_refused_in_one_line():
+    with pytest.raises(lc.InputError, match=r"test_imported_packed.py:\d+: pack_padded_sequence packs .* --as-run"):
+        lc.from_module(Packed("LSTM", True), (torch.randn(3, 4, 3), LENGTHS))

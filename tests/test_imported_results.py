@@ -300,3 +300,26 @@ def test_a_mask_that_lines_make_hides(symbols):
     module, given = Masked(), (torch.randn(2, 5, 6), torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 0]]))
     found = parity(module, given, read_module(module, given, symbols))
     assert max(found.value, found.gradient) < 1e-12
+
+
+class ByParts(nn.Module):
+    """Rows at places that are chosen in two halves and taken apart, as the experts of Doge of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.rows = nn.Linear(6, 8), nn.Parameter(torch.randn(4, 6))
+
+    def forward(self, x):
+        share, place = self.router(x).view(*x.shape[:-1], 2, 4).topk(2, -1)
+        one, other = place.unbind(-2)
+        first, _ = place.split(1, -2)
+        both = (one + other)[..., None]
+        return self.rows[one] * share[..., 0, :, None], self.rows[other] + both, self.rows[first]
+
+
+def test_places_that_are_chosen_are_taken_apart():
+    torch.manual_seed(0)
+    module = ByParts()
+    read = read_module(module, (torch.randn(2, 5, 6),), {"x": "B M 6"})
+    found = parity(module, (torch.randn(4, 4, 6),), read)
+    assert max(found.value, found.gradient) < 1e-12

@@ -457,7 +457,8 @@ class Reader:
         arguments = [self.argument(value) for value in node.args]
         named = {name: self.argument(value) for name, value in node.kwargs.items()}
         if node.target is operator.getitem:
-            self.values[node] = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else Outside(node)
+            part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else Outside(node)
+            self.values[node] = Chosen(part.view, node) if isinstance(part, Chosen) else part
             return
         result = node.meta.get("val")
         if "val" not in node.meta or result is None:  # it checks something, and gives nothing
@@ -489,8 +490,14 @@ class Reader:
             return
         kind = known.__module__.rpartition(".")[2]
         if any(isinstance(each, Chosen) for each in arguments) and kind not in TAKES_CHOSEN:
-            if kind == "views" and isinstance(arguments[0], Chosen) and result.dtype is not torch.bool:
-                self.values[node] = Chosen(known(self, arguments[0].view, *arguments[1:], **named), node)
+            if (
+                kind == "views"
+                and isinstance(arguments[0], Chosen)
+                and getattr(result, "dtype", None) is not torch.bool
+            ):
+                looked = known(self, arguments[0].view, *arguments[1:], **named)
+                several = isinstance(looked, list)
+                self.values[node] = [Chosen(each, node) for each in looked] if several else Chosen(looked, node)
                 return
             arguments = [Outside(each.node) if isinstance(each, Chosen) else each for each in arguments]
             if not any(map(_inside, [*arguments, *named.values()])):

@@ -1,6 +1,7 @@
 """Sizes that stay open where a module's code computes with them, or makes numbers of them while it is exported."""
 
 import math
+from functools import partial
 
 import pytest
 
@@ -132,6 +133,47 @@ def test_a_whole_number_in_a_buffer_is_known(length):
         unknown = Strides()
     with pytest.raises(lc.InputError, match=r"`.*if missing > 0.*` depends on values"):
         lc.from_module(unknown, {"x": "float B 2 9"})
+
+
+class Positions(torch.nn.Module):
+    """Learned positions, from the third on: 18 of 20 rows are there for a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.places = torch.nn.Embedding(20, 6), torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.places(x + self.rows(torch.arange(2, 2 + x.shape[1])))
+
+
+@pytest.mark.parametrize(
+    ("module", "taken", "refused", "said"),
+    [
+        (Positions(), 18, 19, "M is 19, and Positions takes at most 18"),
+        (Of(lambda x: x.sin() if x.shape[1] > 50 else x.cos()), 50, 51, "M is 51, and Of takes at most 50"),
+        (Of(lambda x: x + torch.ones(16, 6)[: x.shape[1]]), 16, 17, "M is 17, and Of takes at most 16"),
+        (Of(lambda x: x[:, -4:].sin()), 4, 3, "M is 3, and Of takes at least 4"),
+    ],
+)
+def test_sizes_for_which_code_does_something_else_are_refused(module, taken, refused, said):
+    read = lc.from_module(module, {"x": "float B M 6"})
+    number = lc.from_module(module, {"x": f"float 2 {taken} 6"})
+    assert lc.cost(read, B=2, M=taken).total == lc.cost(number).total
+    for asked in (lc.cost, lc.memory, partial(lc.sweep, procedure="bp")):
+        with pytest.raises(lc.InputError, match=said):
+            asked(read, B=2, M=refused)
+    assert lc.layer(read.text).limits == read.limits != {}
+
+
+def test_limits_of_a_table_are_checked_when_it_is_read():
+    text = "rows(X; W) -> Y\nsizes: d=4\nlimits: {}\nY[B M d] = X[B M d] W[d]"
+    layer = lc.layer(text.format("M<=8 M >= 2 B<=3"))
+    assert {letter: limit.text(letter) for letter, limit in layer.limits.items()} == {"M": "M>=2 M<=8", "B": "B<=3"}
+    with pytest.raises(lc.InputError, match="B is 4, and rows takes at most 3"):
+        lc.cost(layer, B=4, M=8)
+    for wrong, said in (("M<8", "as in `limits: M<=1024`"), ("M<=2 M>=3", "no M is within"), ("K<=2", "names K")):
+        with pytest.raises(lc.NotationError, match=said):
+            lc.layer(text.format(wrong))
 
 
 class Selected(torch.nn.Module):

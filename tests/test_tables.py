@@ -389,3 +389,21 @@ def test_the_explorer_takes_a_table_that_comes_along():
     assert refused.status == 400
     assert "leaves s, c, f open" in json.loads(refused.content)["error"]
     assert answer("document", [("on", "/etc/hostname")], PATHS).status == 400  # never a path
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "said"),
+    [
+        ("d=4", {"B": 2, "E": 3}, "B = 2, E = 3"),
+        ("d=4 E=3", {"B": 2}, "B = 2"),
+        ("B=2 d=4 E=3", {}, "B = 2"),
+    ],
+)
+def test_a_heading_has_the_sizes_that_a_run_says(sizes, given, said):
+    layer = lc.layer(f"edges(X; W) -> Y\nsizes: {sizes}\nY[B E d] = X[B E d'] W[d d']")
+    assert lc.cost(layer, **given).letters == said
+
+
+def test_a_heading_of_a_table_that_leaves_nothing_open_speaks_of_no_sequences():
+    cost = lc.cost(lc.layer("alone(X; W) -> Y\nsizes: d=4 e=3\nY[e] = X[d] W[d e]"))
+    assert "one step of bp: at the sizes of its table" in str(cost)

@@ -1,4 +1,4 @@
-"""What a layer states of the whole: `sizes: d=768 f=3072`, `frozen: W1 W2`, `unread: 4096`."""
+"""What a layer states of the whole: `sizes: d=768 f=3072`, `limits: M<=1024`, `frozen: W1 W2`, `unread: 4096`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,26 @@ from learncost.equation.value import Same
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard
 
-_STATEMENT = re.compile(r"^\s*(sizes|frozen|unread|follows|undecided)\s*:(.*)$")
+_STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|follows|undecided)\s*:(.*)$")
 _FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")
 _SIZE = re.compile(r"([^\W\d]\w*)=(\d[\d_]*)")
+_LIMIT = re.compile(r"([^\W\d]\w*)(<=|>=)(\d[\d_]*)")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The sizes that a letter may have: those that its lines are written for."""
+
+    least: int = 1
+    most: int = LARGEST
+
+    def __and__(self, other: Limit) -> Limit:
+        return Limit(max(self.least, other.least), min(self.most, other.most))
+
+    def text(self, letter: str) -> str:
+        """`M>=4 M<=1024`."""
+        least = [f"{letter}>={self.least}"] if self.least > 1 else []
+        return " ".join([*least, *([f"{letter}<={self.most}"] if self.most < LARGEST else [])])
 
 
 @dataclass
@@ -28,6 +45,7 @@ class Stated:
     """What lines state of the whole layer.
 
     sizes   of its axes, counts and windows: those that it fixes
+    limits  of sizes that it leaves open: `limits: M<=1024 H>=32`
     frozen  weights that do not learn
     follows  sizes that follow from others, with an expression each: `follows: y=(H-1)//2+1`
     unread  how many parameters are stored with it that no line reads; None: nothing is said
@@ -35,6 +53,7 @@ class Stated:
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, Limit] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
     unread: int | None = None
     follows: dict[str, str] = field(default_factory=dict)
@@ -46,6 +65,7 @@ class Stated:
         if match:
             takes = {
                 "sizes": self._sizes,
+                "limits": self._limits,
                 "frozen": self._frozen,
                 "unread": self._unread,
                 "follows": self._follows,
@@ -62,6 +82,18 @@ class Stated:
                 raise NotationError(f"{problem}, not {item!r}", line)
             if self.sizes.setdefault(match[1], int(match[2])) != int(match[2]):
                 raise NotationError(f"{match[1]} is {self.sizes[match[1]]} already", line)
+
+    def _limits(self, text: str, line: str) -> None:
+        for item in split_names(re.sub(r"\s*([<>]=)\s*", r"\1", text)):
+            match = _LIMIT.fullmatch(item)
+            if match is None or not 1 <= int(match[3]) <= LARGEST:
+                raise NotationError(
+                    f"a limit is a size and a number that it does not pass, as in `limits: M<=1024`, not {item!r}", line
+                )
+            said = Limit(most=int(match[3])) if match[2] == "<=" else Limit(int(match[3]))
+            both = self.limits[match[1]] = self.limits.get(match[1], Limit()) & said
+            if both.least > both.most:
+                raise NotationError(f"no {match[1]} is within {both.text(match[1])}", line)
 
     def _frozen(self, text: str, line: str) -> None:
         self.frozen += [name for name in split_names(text) if name not in self.frozen]
@@ -89,9 +121,14 @@ class Stated:
     def check(self, table: Table) -> None:
         """Refuse what the table does not have: sizes of no axis, frozen names that are no weights."""
         sizes, of_none = tuple(size_names(table)), "the size of no axis, count or window"
-        known = {"sizes": sizes, "undecided": sizes, "frozen": table.weights}
-        meant = {"sizes": of_none, "undecided": of_none, "frozen": "no weight"}
-        stated = {"sizes": [*self.sizes, *self.follows], "undecided": self.undecided, "frozen": self.frozen}
+        known = {"sizes": sizes, "limits": sizes, "undecided": sizes, "frozen": table.weights}
+        meant = {"sizes": of_none, "limits": of_none, "undecided": of_none, "frozen": "no weight"}
+        stated = {
+            "sizes": [*self.sizes, *self.follows],
+            "limits": self.limits,
+            "undecided": self.undecided,
+            "frozen": self.frozen,
+        }
         for kind, given in stated.items():
             for name in given:
                 if name not in known[kind]:

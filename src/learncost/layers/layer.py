@@ -16,7 +16,7 @@ from learncost.equation.parse import Call, Header, Parsed, parse_header, parse_l
 from learncost.equation.roles import check as check_roles
 from learncost.equation.roles import role, spelled
 from learncost.equation.scope import Axes, Expanded, bind
-from learncost.equation.stated import Stated
+from learncost.equation.stated import Limit, Stated
 from learncost.equation.table import (
     Line,
     Literal,
@@ -62,6 +62,8 @@ class Layer(Displayed):
         Values that decoding keeps for every position of a key.
     sizes
         The sizes that it fixes, of axes, counts and windows; the others are given where it is priced or run.
+    limits
+        Sizes that its lines are written for, where they are not any.
     follows
         Sizes that follow from others, by their names, each as an expression such as `(H-1)//2+1`.
     undecided
@@ -90,6 +92,7 @@ class Layer(Displayed):
     source: str = ""
     cache: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     follows: Mapping[str, str] = field(default_factory=dict)
     undecided: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
@@ -109,8 +112,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     printed equations to derived lines, and `cache: K V` the values that decoding keeps. Of inputs, `constants: S` names
     those that have no gradient, `targets: index of v` those that are read at places of an axis, `share: share of
     targets` what each target counts in the loss, -1/count where there is one (`learncost.equation.roles`). Of the
-    whole, `sizes: d=768 f=3072` fixes sizes, `frozen: W` names weights that do not learn, and `unread: 4096` says how
-    many parameters no line reads.
+    whole, `sizes: d=768 f=3072` fixes sizes, `limits: M<=1024` says which sizes it is written for, `frozen: W` names
+    weights that do not learn, and `unread: 4096` says how many parameters no line reads.
 
     Parameters
     ----------
@@ -182,6 +185,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         source=" ".join(remarks),
         cache=(*parsed.cache, *cache),
         sizes=stated.sizes,
+        limits=stated.limits,
         follows=stated.follows,
         undecided=tuple(stated.undecided),
         frozen=tuple(stated.frozen),

@@ -236,6 +236,8 @@ def compare(
     one_target = target_len is not None or any(name in sizes for name in ("M", "target_length"))
     varied = _varied(run, bool(family_of(configuration).fixed), one_target)
     learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
+    if configuration.layer is not None and (limit := family_of(configuration).limit):
+        learned = int(limit)
     overtakings = tuple(_overtaking(run, books, names, varied, learned)) if varied else ()
     return Comparison(run.book.name, costs, overtakings, varied, learned, left_out, run)
 

@@ -15,9 +15,10 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration, configure, family_of, in_order, size_meant
 from learncost.models.expression import evaluate, names, quotients
+from learncost.models.families import Family
 from learncost.models.files import LARGEST_FILE
 from learncost.models.sizes import CANONICAL, LARGEST, RUN_SIZES, check_size, spelled
-from learncost.models.tables import check_open
+from learncost.models.tables import check_open, passed
 from learncost.models.wording import shown
 
 if TYPE_CHECKING:
@@ -222,6 +223,9 @@ def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iter
             np.asarray(sizes["seq_len"] != fixed),
             lambda i: f"{configuration.name} reads {at(fixed, i):,} positions, not {at(sizes['seq_len'], i):,}",
         )
+    if family.layer is not None:
+        yield from _within(family, configuration.name, sizes, at)
+        return
     longest = evaluate(family.limit, sizes) if family.limit else 0
     for name in ("seq_len", "target_len"):
         if name in sizes and not (family.fixed and name == "seq_len"):
@@ -232,6 +236,17 @@ def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iter
                     f"{at(longest, i)} positions that {configuration.name} learns"
                 ),
             )
+
+
+def _within(family: Family, called: str, sizes: Mapping[str, Any], at: Callable[[Any, int], int]) -> Iterator[_Wrong]:
+    """The limits of the sizes of a layer that is the model."""
+    assert family.layer is not None
+    for letter, limit in family.layer.limits.items():
+        size = sizes.get(size_meant(family, letter), limit.least)
+        yield (
+            np.asarray((size < limit.least) | (size > limit.most)),
+            lambda i, letter=letter, size=size, limit=limit: passed(letter, at(size, i), limit, called),  # type: ignore[misc]
+        )
 
 
 def _checked(combinations: Grid, wrong: list[_Wrong], skip_invalid: bool) -> Grid:

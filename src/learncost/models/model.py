@@ -19,7 +19,7 @@ from learncost.models.compose import Plan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.rewritings import REWRITINGS
-from learncost.models.tables import RUN, check_open, letters
+from learncost.models.tables import RUN, check_limits, check_open, letters
 from learncost.readings.price import parameters
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
         if None not in (seq_len, target_len) and seq_len != target_len:
             raise InputError(f"{configuration.name} has one length, not {seq_len} and {target_len}")
         seq_len, target_len = seq_len or target_len, None
-    longest = evaluate(family.limit, values) if family.limit else 0
+    longest = evaluate(family.limit, values) if family.limit and family.layer is None else 0
     fixed = evaluate(family.fixed, values) if family.fixed else 0
     if fixed and seq_len not in (None, fixed):
         raise InputError(f"{configuration.name} reads {fixed:,} positions, not {seq_len:,}: {family.fixed}")
@@ -250,7 +250,10 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
     if family.layer is not None:
         run = {"N": seq_len} | run
     late = {axis: _size(axis, rule, {**values, **run}) for axis, rule in model.rules.items() if axis not in model.sizes}
-    return {**model.sizes, **run, **late}
+    every = {**model.sizes, **run, **late}
+    if family.layer is not None:
+        check_limits(family.layer, configuration.name, every)
+    return every
 
 
 def _check_run(configuration: Configuration, layer: Layer, lengths: Mapping[str, int | None]) -> None:

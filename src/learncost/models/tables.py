@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from functools import lru_cache
 
 from learncost.equation.errors import InputError
-from learncost.equation.stated import size_names
+from learncost.equation.stated import Limit, size_names
 from learncost.equation.table import Line, Table, walk
 from learncost.equation.value import Same
 from learncost.layers.layer import Layer
@@ -56,10 +56,27 @@ def check_open(layer: Layer, name: str, given: Container[str]) -> None:
     raise InputError(f"{name} leaves {', '.join(left)} open: {flags}")
 
 
+def passed(letter: str, size: int, limit: Limit, name: str) -> str:
+    """What is said of a size that passes a limit."""
+    takes = f"at least {limit.least:,}" if size < limit.least else f"at most {limit.most:,}"
+    return f"{letter} is {size:,}, and {name} takes {takes}"
+
+
+def check_limits(layer: Layer, name: str, sizes: Mapping[str, int]) -> None:
+    """Refuse sizes that the lines of a layer are not written for."""
+    for letter, limit in layer.limits.items():
+        if letter in sizes and not limit.least <= sizes[letter] <= limit.most:
+            raise InputError(passed(letter, sizes[letter], limit, name))
+
+
 def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
     """The sizes of a run as a layer that is the model calls them, `B = 2, M = 16`; "" for another model."""
-    names = letters(layer) if layer else {}
-    return ", ".join(f"{axis} = {axes[axis]:,}" for axis in ("B", "N", "M") if axis in names)
+    if layer is None:
+        return ""
+    names, usual = letters(layer), ("B", *LENGTHS)
+    others = (name for name in names if name not in {*usual, *layer.sizes, *layer.follows})
+    said = (f"{name} = {axes[name]:,}" for name in (*(name for name in usual if name in names), *others))
+    return ", ".join(said) or "at the sizes of its table"
 
 
 def addable(table: Table) -> tuple[str, ...]:
@@ -94,6 +111,7 @@ def _family(same: Same[Layer]) -> Family:
         axes={name: layer.follows.get(name, name) for name in names if name not in ("B", *LENGTHS)},
         positions="",
         batch=usual("B"),
+        limit=str(layer.limits[lengths[0]].most) if len(lengths) == 1 and lengths[0] in layer.limits else "",
         length=usual(lengths[0] if lengths else "M"),
         target_length=("M" in layer.sizes and len(lengths) > 1 and usual("M")) or "",
         frozen=layer.frozen,

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.equation.stated import LARGEST, Limit
 from learncost.models.imported.composed import WRITTEN_OUT
 from learncost.models.imported.distributions import unchecked
 from learncost.models.imported.functions import check_hooks, check_registered, held_to_their_lines
@@ -33,6 +34,7 @@ class Exported:
     symbols         the letters of sizes, by the graph's symbols
     same            of a parameter that has several paths: the others, with the first
     learns, counts  whether a parameter learns, and how many numbers it has, a complex one two for each, by path
+    limits          the sizes that a letter may have, where the code does not do the same for all
     wants_gradient  whether a float input requires a gradient, by placeholder
     """
 
@@ -48,6 +50,7 @@ class Exported:
     where_open: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # a letter's dimension in an input
     fixed: Mapping[str, int] = field(default_factory=dict)  # letters that the module allows one size alone
     same_sizes: Mapping[Any, Any] = field(default_factory=dict)  # symbols of one letter, with the first of them
+    limits: Mapping[str, Limit] = field(default_factory=dict)
 
 
 def arguments(module: Any, inputs: Any) -> dict[str, Any]:
@@ -120,6 +123,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     same_sizes: dict[Any, Any] = {}
     first_of: dict[str, Any] = {}
     fixed: dict[str, int] = {}
+    limits: dict[str, Limit] = {}
     for place, name in inputs_by_place.items():
         value = placeholders[place].meta["val"] if place in placeholders else None
         for dim, (word, size) in enumerate(
@@ -136,6 +140,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
                 same_sizes[expression] = first_of[word]
             first_of.setdefault(word, expression)
             letters.setdefault(str(first_of[word]), word)
+            limits[word] = limits.get(word, Limit()) & _limit(program.range_constraints.get(expression))
     same_sizes |= exact(program.graph.nodes)
     outputs = [
         spec.arg.name if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name") else None
@@ -169,7 +174,16 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         where_open,
         fixed,
         same_sizes,
+        limits,
     )
+
+
+def _limit(values: Any) -> Limit:
+    """The sizes that an export holds for: PyTorch takes none for 1, whose code may be another, and says 2 at least."""
+    if values is None:
+        return Limit()
+    least, most = (int(end) if end.is_Integer else None for end in (values.lower, values.upper))
+    return Limit(least if least is not None and least > 2 else 1, LARGEST if most is None else min(most, LARGEST))
 
 
 def flattened(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from learncost.equation.stated import Limit
 from learncost.models.imported.equations import Equation
 from learncost.models.imported.export import Exported
 from learncost.models.imported.fold import Fold, Item, carried_again, made_of, reads_of
@@ -16,6 +17,7 @@ from learncost.models.imported.views import Stored
 class LayerText:
     """Writes a layer of items, of which `weights` are parameters by their paths.
 
+    limits  sizes that open letters may have
     given   inputs and weights in their order in the header; a stack stands for all of its turns
     stacks  of what a repeat has of its own for every turn: by the first, all
     """
@@ -25,6 +27,7 @@ class LayerText:
     exported: Exported
     weights: Mapping[Stored, str]
     writer: Writer
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     given: list[Stored] = field(default_factory=list)
     stacks: dict[Stored, list[Stored]] = field(default_factory=dict)
     outer: dict[Stored, str] = field(default_factory=dict)  # of a stack of inputs: its name in the header
@@ -177,6 +180,10 @@ class LayerText:
             lines.append(f"sizes: {' '.join(fixed)}")
         if follows := writer.follows():
             lines.append(f"follows: {' '.join(follows)}")
+        used = set(writer.letters.values())
+        said = [each.text(letter) for letter, each in self.limits.items() if letter in used]
+        if limits := " ".join(filter(None, said)):
+            lines.append(f"limits: {limits}")
         if undecided := writer.undecided():
             lines.append(f"undecided: {' '.join(undecided)}")
         if frozen := [writer.name(s) for s in self.given if s in self.weights and not exported.learns[self.weights[s]]]:

@@ -150,6 +150,7 @@ class Reader:
     makes: bool = False
     recorder: Recorder = field(default_factory=Recorder)
     values: dict[Any, Any] = field(default_factory=dict)
+    limits: dict[Size, int] = field(default_factory=dict)  # of sizes: how many places there are to look up
     given: dict[Any, Stored] = field(default_factory=dict)  # what is given from outside, by node and use
     kept: dict[Stored, Sequence[int]] = field(default_factory=dict)  # of a weight: the dimensions that are axes
     of_masked: list[tuple[View, Masked]] = field(default_factory=list)  # lines of masked scores

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.equation.stated import Limit
 from learncost.models.imported import rules  # they register themselves
 from learncost.models.imported.axes import Axis, Size
 from learncost.models.imported.bodies import with_words
@@ -280,7 +281,8 @@ def _written(
     if fold:
         learned = _learned(equations, exported, weights)
         items = folded(items, kept, learned.__contains__)
-    layer_text = LayerText(items, results, exported, weights, Writer(exported.symbols, stated))
+    limits = _limits(exported, reader)
+    layer_text = LayerText(items, results, exported, weights, Writer(exported.symbols, stated), limits)
     writer = layer_text.writer
     writer.values.taken |= set(exported.symbols.values())
     layer_text.prepare([label for label, *_ in outputs])
@@ -298,6 +300,15 @@ def _written(
         {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
         writer.met,
     )
+
+
+def _limits(exported: Exported, reader: Reader) -> Mapping[str, Limit]:
+    """The sizes that open letters may have: those that the export holds for, and places that there are to look up."""
+    limits = dict(exported.limits)
+    for size, most in reader.limits.items():
+        if letter := exported.symbols.get(str(size)):
+            limits[letter] = limits.get(letter, Limit()) & Limit(most=most)
+    return limits
 
 
 def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -> list[Stored]:

@@ -77,6 +77,9 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_fr
     called(weight, "v", "d")
     if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
         shape = list(shape_of(reader.node))
+        rows = weight.dims[0][0].axis.size
+        if isinstance(rows, int):
+            reader.limits[shape[-2]] = min(rows - start, reader.limits.get(shape[-2], rows))
         new = tuple(Slot(Axis(size)) for size in shape[:-1] if not equal(size, 1))
         dims = [(new[0],) if not equal(size, 1) else () for size in shape[:-1]]
         read = weight.at(weight.dims[0][0], tuple((1, slot) for slot in new), start)

@@ -134,7 +134,7 @@ def test_two_joins_along_one_axis_are_tried_at_sizes_that_agree():
         ({}, "leaves B, M open: give --B N --M N"),
         ({"M": 3}, "leaves B open: give --B N"),
         ({"batch_size": 3}, "leaves M open: give --M N"),
-        ({"B": 1, "M": 3, "q": 4}, "mlp has no size 'q'; its sizes are B, M, d, f, and no flag here is called so"),
+        ({"B": 1, "M": 3, "q": 4}, "mlp has no size 'q'; its sizes are B, M, d, f, and nothing else here is called so"),
         ({"B": 1, "M": 3, "seq_len": 4}, "has one length, not 4 and 3"),
         ({"B": 0, "M": 3}, "must be a whole number from 1"),
         ({"B": 1, "M": 3, "d": "x"}, "d must be a whole number from 1"),

@@ -302,7 +302,7 @@ def _canonical(family: Family, spelling: str) -> str | None:
 def _no_such_key(family: Family, spelling: str) -> str:
     if family.layer is not None:
         sizes = ", ".join(letters(family.layer))
-        return f"{family.name} has no size {shown(spelling)}; its sizes are {sizes}, and no flag here is called so"
+        return f"{family.name} has no size {shown(spelling)}; its sizes are {sizes}, and nothing else here is called so"
     if spelled(spelling) in CANONICAL:
         return f"{family.name} has no {spelling}; its sizes are {', '.join(family.sizes)}"
     spellings = [*(name for name in CANONICAL if CANONICAL[name] in family.sizes), *SETTINGS, *family.dropout]

@@ -14,9 +14,11 @@ import pytest
 
 import learncost as lc
 from browsing import Watched, chromium
+from learncost.devices.calibration import Calibration, save
 from learncost.faces.command import main
 from learncost.pictures.data.curve import curve
 from learncost.pictures.report import Report, report
+from timings import flat
 
 DEVICE = "A100-SXM-40GB"
 
@@ -389,6 +391,24 @@ def test_models_of_other_kinds(
     assert page.evaluate("document.documentElement.scrollWidth") <= 900
     assert watched.errors == []
     assert watched.requests == []
+    page.close()
+
+
+@pytest.mark.parametrize("launch", [1e-7, 1e-2])
+def test_a_device_that_queues(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: float) -> None:
+    """Calls are hidden behind kernels, or kernels behind calls; attention's words were timed with it."""
+    nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
+    monkeypatch.setattr("learncost.pictures.document.comparisons", lambda *_: nothing)
+    rates = flat(1e12, 1e11, launch, words={"gelu_tanh": 1e-9, "softmax": 1e-9}, queues=True)
+    device = str(tmp_path / "gpu.json")
+    save(Calibration("A GPU", "2026-11-26", "PyTorch 9", {"operators": {"fp32": rates}}, 1), Path(device))
+    given: dict[str, Any] = {"plan": "flash", "num_hidden_layers": 2, "seq_len": 64}
+    report("gpt2", on=device, output=str(tmp_path / "report.html"), **given)
+    watched = Watched(browser)
+    page = watched.open((tmp_path / "report.html").as_uri())
+    agree(page, {}, "gpt2", "bp", device, **given)
+    agree(page, {"batch_size": 7, "num_hidden_layers": 3}, "gpt2", "bp", device, **given)
+    assert watched.errors == []
     page.close()
 
 

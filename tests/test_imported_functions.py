@@ -109,3 +109,35 @@ def test_what_pytorch_has_no_gradient_of_is_one_line():
     given, imported = read(lambda x: x * torch.heaviside(x, x), [0.5, -1.0, 2.0])
     with pytest.raises(lc.InputError, match=r"derivative for aten::heaviside is not implemented\): what it is"):
         products(Of(lambda x: x * torch.heaviside(x, x)), given, imported)
+
+
+def variances(x):
+    return torch.nn.functional.gaussian_nll_loss(x, x.roll(1), x.square() * 1e-3, full=True, eps=1e-4, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cov(x) + x.cov(correction=0),
+        lambda x: torch.corrcoef(x) + x.corrcoef(),
+        lambda x: torch.combinations(x[0], 3),
+        lambda x: torch.combinations(x[0], with_replacement=True) * 2,
+        lambda x: torch.nn.functional.hinge_embedding_loss(x, x.sign().detach(), margin=0.3, reduction="none"),
+        lambda x: torch.nn.functional.cross_entropy(
+            x[0], torch.tensor(1), weight=torch.arange(1.0, 5).to(x), label_smoothing=0.1
+        ),
+        variances,
+    ],
+)
+def test_what_asks_for_values_is_read(function):
+    given = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True),)
+    module = Of(function)
+    found = parity(module, given, read_module(module, given))
+    assert max(found.value, found.gradient, found.module) < 1e-12
+
+
+def test_a_hinge_at_open_sizes():
+    module = nn.HingeEmbeddingLoss(margin=0.4, reduction="sum")
+    given = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.ones(3, 4).tril() * 2 - 1)
+    found = parity(module, given, read_module(module, given, {"input": "B M", "target": "B M"}))
+    assert max(found.value, found.gradient, found.module) < 1e-12

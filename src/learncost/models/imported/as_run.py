@@ -12,7 +12,7 @@ from learncost.models.imported.gradients import written_through
 from learncost.models.imported.learning import ChangedError, learning_kept
 from learncost.models.imported.packed import unpacked
 from learncost.models.imported.refusals import GradientTakenError
-from learncost.models.imported.temporal import written_out
+from learncost.models.imported.replaced import written_out
 
 
 def straight(module: Any, values: Mapping[str, Any]) -> Any:

@@ -80,14 +80,6 @@ def normalized_in_groups(
     return result, mean.squeeze(-1), share.squeeze(-1)
 
 
-def hinge_embedding_loss(x: Any, target: Any, margin: float = 1.0, reduction: int = 1) -> Any:
-    """As its kernel has it; PyTorch 2.13 takes it apart for a mean alone."""
-    import torch
-
-    each = torch.where(target != 1, (margin - x).clamp_min(0), 0.0) + torch.where(target != -1, x, 0.0)
-    return (each, each.mean(), each.sum())[reduction]
-
-
 def put(x: Any, places: Any, source: Any, accumulate: bool = False) -> Any:
     """`x.put(places, source)`: places of all numbers in a row."""
     return x.reshape(-1).index_put((places.reshape(-1),), source.reshape(-1), accumulate).reshape(x.shape)
@@ -145,7 +137,8 @@ def cross_entropy(
     logarithms = torch.log_softmax(x, classes)
     counts = target != ignore_index
     label = torch.where(counts, target, 0)
-    shares = torch.where(counts, weight[label], 0.0)
+    of_class = weight.index_select(0, label.reshape(-1)).reshape(label.shape)
+    shares = torch.where(counts, of_class, 0.0)
     of_label = logarithms.gather(classes, label.unsqueeze(classes)).squeeze(classes) * shares
     by_class = weight.reshape([-1] + [1] * (x.dim() - classes - 1))
     of_all = torch.where(counts, (logarithms * by_class).sum(classes), 0.0)
@@ -303,7 +296,6 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "_pdist_forward": (distances_of_rows, _always),
     "multilabel_margin_loss": (several_labels_with_a_margin, _always),
     "multilabel_margin_loss_forward": (lambda *given: (several_labels_with_a_margin(*given), given[1]), _always),
-    "hinge_embedding_loss": (hinge_embedding_loss, _always),
     "masked_scatter": (masked_scatter, _always),
     "put": (put, _always),
     "diagonal_scatter": (onto_a_diagonal, _always),

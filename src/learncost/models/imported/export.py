@@ -17,8 +17,8 @@ from learncost.models.imported.gradients import written_through
 from learncost.models.imported.learning import ChangedError, learning_kept
 from learncost.models.imported.packed import unpacked
 from learncost.models.imported.refusals import FUNC, GradientTakenError, is_by_func
+from learncost.models.imported.replaced import written_out
 from learncost.models.imported.sized import exact
-from learncost.models.imported.temporal import written_out
 from learncost.models.imported.unseen import check_changes
 from learncost.models.imported.whole_buffers import known
 from learncost.models.imported.wrappers import named_inputs, plain, readable

@@ -14,8 +14,8 @@ from typing import Any
 from learncost.models.imported.functions import held_to_their_lines
 from learncost.models.imported.learning import learning_kept
 from learncost.models.imported.refusals import FUNC, GradientTakenError
+from learncost.models.imported.replaced import written_out
 from learncost.models.imported.running.ends import ends
-from learncost.models.imported.temporal import written_out
 
 TOLERANCE = 1e-3
 """Of the largest gradient: what both may be apart in the module's own precision, and no more."""

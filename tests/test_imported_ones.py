@@ -115,3 +115,21 @@ class Listed(nn.Linear):
 
     def forward(self, xs):
         return super().forward(xs[0])
+
+
+class Sampled(nn.Module):
+    """Maps of one place, and of one row, at places that a flow gives, as DETR's smallest ones are."""
+
+    def forward(self, one, row, flow, places):
+        apart = [nn.functional.grid_sample(each, flow, align_corners=False) for each in (one, row)]
+        return *apart, one[:, :, places, places], row[:, :, places], row[:, :, places[:, None], places]
+
+
+def test_the_only_place_of_an_axis_is_read_by_many():
+    def given(rows):
+        maps = (torch.randn(rows, 3, 1, width, requires_grad=True) for width in (1, 5))
+        return *maps, torch.randn(rows, 4, 6, 2, requires_grad=True), torch.zeros(3, dtype=torch.long)
+
+    read = read_module(Sampled(), given(2), {"one": "B 3 1 1", "row": "B 3 1 5", "flow": "B 4 6 2"})
+    found = parity(Sampled(), given(4), read)
+    assert max(found.value, found.gradient) < 1e-12

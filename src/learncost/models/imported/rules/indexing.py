@@ -137,6 +137,9 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
         for letter, row in zip(read.letters, read.view.dims, strict=True):
             if row and not rows_of_index[letter]:  # type: ignore[call-overload]
                 rows_of_index[letter] = row  # type: ignore[call-overload]
+    for letter, size in enumerate(shape_of(reader.node)[first : first + most]):
+        if not rows_of_index[letter] and not equal(size, 1):  # many read the only place
+            rows_of_index[letter] = (Slot(Axis(size)),)
     index = list(result.index)
     real: set[Slot] = set()
     for (slot, _), read in zip(bound, reads, strict=True):

@@ -225,6 +225,39 @@ def test_transforms_and_factorizations_have_the_flops_of_textbooks():
     assert [(float(forward), float(backward)) for forward, backward in stated] == known
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.linalg.det,
+        torch.linalg.slogdet,
+        lambda x: torch.linalg.solve_triangular(x.tril(), x, upper=False),
+    ],
+)
+def test_matrices_of_an_open_number_cost_what_they_do_at_fixed_ones(function):
+    class Of(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return function(self.linear(x))
+
+    opened = lc.from_module(Of(), (torch.ones(2, 4, 4),), symbols={"x": "B 4 4"})
+    fixed = lc.from_module(Of(), (torch.ones(3, 4, 4),))
+    assert lc.cost(opened, B=3).total.flops == lc.cost(fixed).total.flops
+
+
+def test_a_factorization_whose_gradient_takes_no_open_size_says_what_to_do():
+    class Of(torch.nn.Module):
+        def forward(self, x):
+            return torch.linalg.cholesky(x @ x.mT)
+
+    with pytest.raises(
+        lc.InputError, match="of the gradient of aten::linalg_cholesky_ex are not known: at fixed sizes"
+    ):
+        lc.from_module(Of(), (torch.ones(2, 4, 4),), symbols={"x": "B 4 4"})
+
+
 def test_a_transform_of_open_length_is_refused():
     with pytest.raises(lc.InputError, match="a Fourier transform need its length as a number"):
         lc.from_module(Transformed(), (torch.ones(2, 8, 8),), symbols={"x": "B M 8"})

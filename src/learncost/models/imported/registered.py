@@ -33,6 +33,10 @@ def registered(node: Any) -> tuple[Opaque, str]:
         forward, backward, unknown = _counted(node)
     except OpenError as error:
         return Opaque(), str(error)
+    except RuntimeError:  # of PyTorch, where it takes no open size
+        if not open_before:
+            raise
+        return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
     if _open_sizes(node) != open_before:  # PyTorch itself made a number of one
         return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
     texts = [None if count is None else polynomial(count) for count in (forward, backward)]
@@ -43,7 +47,8 @@ def registered(node: Any) -> tuple[Opaque, str]:
         if count is not None and text is None:
             return Opaque(), f"the FLOPs of {of}{name} are no polynomial in the sizes that stay open: give them numbers"
     unknown = name if texts[0] is None else "" if texts[1] is not None else unknown or f"the gradient of {name}"
-    missing = f"the FLOPs of {unknown} are not known: register_flop_formula says them" if unknown else ""
+    sizes = "at fixed sizes they may be, else " if open_before and texts[0] is not None else ""
+    missing = f"the FLOPs of {unknown} are not known: {sizes}register_flop_formula says them" if unknown else ""
     return Opaque() if texts[0] is None else Opaque(texts[0], texts[1], source), missing
 
 

@@ -396,6 +396,34 @@ def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
         lc.from_module(Branches(), inputs, **more)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda lc: lc.from_module(Branches, {"x": "float B 4"}), r"is needed, not <class .*: call it, as in Branches"),
+        (lambda lc: lc.from_module(Branches), "call it, as in Branches"),
+        (lambda lc: lc.cost(Branches()), r"lc.from_module\(module, inputs\) makes one of it"),
+        (lambda lc: lc.report({"model_type": "gpt2"}), "a report quotes what its models are called"),
+        (
+            lambda lc: lc.train(".", model=lc.layer("one(X) -> Y\nY[B d] = tanh(X[B d])")),
+            "one is a table, which no",
+        ),
+    ],
+)
+def test_what_is_no_model_in_python_is_told_in_one_line(asked, said):
+    import learncost as lc
+
+    with pytest.raises(lc.InputError, match=said):
+        asked(lc)
+
+
+def test_a_report_in_python_takes_a_module_that_was_read(tmp_path):
+    import learncost as lc
+
+    read = lc.from_module(torch.nn.Linear(4, 4), {"input": "float B 4"})
+    report = lc.report(read, procedure="bp", B=2, output=tmp_path / "page.html")
+    assert report.models == ("Linear",)
+
+
 class Several(torch.nn.Module):
     def forward(self, *several):
         return sum(several)

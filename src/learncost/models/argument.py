@@ -107,7 +107,8 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
     if hasattr(model, "__fspath__"):
         model = model.__fspath__()
     if not isinstance(model, str):
-        raise InputError(f"a model is a preset's name, a path or a generic name, or a layer, not {shown(model)}")
+        read = "; lc.from_module(module, inputs) makes one of it" if hasattr(model, "named_parameters") else ""
+        raise InputError(f"a model is a preset's name, a path or a generic name, or a layer, not {shown(model)}{read}")
     if model == "-":
         return _nested(Argument(model, "standard input", read_stream(stdin or sys.stdin), "standard input"))
     name = model.lower()

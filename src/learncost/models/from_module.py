@@ -70,6 +70,9 @@ def from_module(
     >>> lc.cost(lc.from_module(module), seq_len=16).parameters
     1096
     """
+    if isinstance(module, type) or not callable(getattr(module, "named_parameters", None)):
+        hint = f": call it, as in {module.__name__}(...)" if isinstance(module, type) else ""
+        raise InputError(f"a torch.nn.Module is needed, not {shown(module)}{hint}")
     if inputs is not None:
         return _read(module, inputs, symbols or {}, as_run, unknown, fold)
     if symbols:
@@ -77,8 +80,6 @@ def from_module(
     if callable(getattr(module, "get_base_model", None)):  # peft's wrapper around an adapted model
         module = module.get_base_model()
     kind = type(module).__name__
-    if not callable(getattr(module, "named_parameters", None)):
-        raise InputError(f"a torch.nn.Module is needed, not {shown(module)}")
     config: Any = getattr(module, "config", None)
     if not callable(getattr(config, "to_dict", None)):
         raise InputError(
@@ -110,8 +111,6 @@ def from_module(
 
 def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, unknown: str, fold: bool) -> Layer:
     """The table of a module with what it reads."""
-    if not callable(getattr(module, "named_parameters", None)):
-        raise InputError(f"a torch.nn.Module is needed, not {shown(module)}")
     from learncost.models.imported.inputs import examples, sized
     from learncost.models.imported.room import with_room
     from learncost.models.imported.running import Stepping

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
+from learncost.models.argument import NamedLayer
+from learncost.models.wording import shown
 from learncost.pictures.document import document
 from learncost.pictures.page import page
 from learncost.pictures.views import VIEWS, pictures
@@ -123,6 +127,7 @@ def report(
     """
     if not models:
         raise InputError("a report is of a model: name one, such as gpt2 (learncost list models)")
+    models = tuple(map(_called, models))
     names = several(procedure) or tuple(PROCEDURES)
     learning = [name for name in names if name not in INFERENCE] if procedure else []
     side_by_side = ",".join(learning) if len(learning) > 1 else None
@@ -159,8 +164,19 @@ def report(
         with written(path) as temporary:
             temporary.write_text(html, encoding="utf-8")
     procedures = tuple(dict.fromkeys(each["said"]["procedure"] for each in documents))
-    shown = dict.fromkeys(each["asked"]["model"] for each in documents)
-    return Report(html, path, tuple(shown), procedures, tuple(refused))
+    named = dict.fromkeys(each["asked"]["model"] for each in documents)
+    return Report(html, path, tuple(named), procedures, tuple(refused))
+
+
+def _called(model: object) -> str:
+    """A model as a report quotes it: by its name or its path."""
+    if isinstance(model, Layer):
+        return NamedLayer(model.name, model)
+    if isinstance(model, str):
+        return model
+    if isinstance(model, PathLike):
+        return str(model)
+    raise InputError(f"a report quotes what its models are called: a name, a path or a table, not {shown(model)}")
 
 
 def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer
 from learncost.ledger.memory import Memory, memory
 from learncost.models.argument import find, layer_given
 from learncost.models.configuration import Configuration, configure
@@ -162,8 +163,12 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
                 f"tokenizer has {tokenizer.size:,}: give the checkpoint's own with --tokenizer FILE"
             )
         return configuration, tokenizer
-    model = presets()[options.model].config if options.model in presets() else options.model
-    if layer_given(model) is not None or ".py:" in model:
+    model = options.model
+    if isinstance(model, Layer):
+        model = model.name
+    elif model in presets():
+        model = presets()[model].config
+    if isinstance(options.model, Layer) or layer_given(model) is not None or ".py:" in model:
         kind = "module" if ".py:" in model else "table"
         raise InputError(
             f"{model} is a {kind}, which no checkpoint keeps: lc.Training and lc.LayerTraining train tables"

@@ -14,6 +14,7 @@ import learncost as lc
 from learncost.equation.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.pictures.document import document
 from learncost.pictures.serve.answers import answer
 from learncost.proof.sample import small_sizes
 from learncost.readings.rooms import Account, Array
@@ -407,3 +408,12 @@ def test_a_heading_has_the_sizes_that_a_run_says(sizes, given, said):
 def test_a_heading_of_a_table_that_leaves_nothing_open_speaks_of_no_sequences():
     cost = lc.cost(lc.layer("alone(X; W) -> Y\nsizes: d=4 e=3\nY[e] = X[d] W[d e]"))
     assert "one step of bp: at the sizes of its table" in str(cost)
+
+
+def test_a_page_of_a_table_has_its_one_length_as_it_was_given(mlp):
+    """By whatever name, and whether it was typed or follows from nothing."""
+    for given in ({"M": 5}, {"seq_len": 5}, {"target_len": 5}):
+        page = document(str(mlp), B=2, **given)
+        (length,) = (size for size in page["sizes"] if size["name"] == "seq_len")
+        assert (length["value"], length["rule"]) == (5, None)
+        assert "--seq-len 5" in page["command"]

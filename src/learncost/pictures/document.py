@@ -107,6 +107,8 @@ def document(
     family = family_of(step.built.configuration)
     sizes = {size_meant(family, name): value for name, value in sizes.items()}  # as controls call them
     arguments |= {name: sizes.pop(name) for name in RUN if name in sizes}
+    if size_meant(family, "target_len") == "seq_len" and arguments["seq_len"] is None:  # its one length, called M
+        arguments |= {"seq_len": arguments["target_len"], "target_len": None}
     lines, monomials = cost_lines(step), Monomials()
     formulas: dict[str, int] = {}
     lengths = {name for name in (*RUN, "context") if arguments[name] is not None}

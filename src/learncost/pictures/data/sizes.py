@@ -118,9 +118,10 @@ def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str
         new = "target_len" if step.built.two_sided else "seq_len"
         rule = f"{family.target_length or family.length} - {new}" if name == "context" else None
     try:
-        return tree(rule, {**values, "seq_len": step.seq_len, "target_len": step.target_len}, free) if rule else None
+        usual = tree(rule, {**values, "seq_len": step.seq_len, "target_len": step.target_len}, free) if rule else 0
     except InputError:
         return None
+    return usual or None  # 0 where a run has to say it
 
 
 def _axes(

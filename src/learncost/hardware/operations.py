@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
 from learncost.vocabulary import entries
+from learncost.vocabulary.entry import Entry
 
 Doing: TypeAlias = Callable[[], object]
 
@@ -14,17 +15,27 @@ Doing: TypeAlias = Callable[[], object]
 def timed_words() -> dict[str, str]:
     """The words whose time a device can tell, as right sides of a layer's line: those that PyTorch has a function for.
 
-    Primitives that choose, and those that are timed as moves, are not among them.
+    Primitives that choose, and those that are timed as moves, are not among them; nor are words that take an axis away,
+    and those of which an operand has no gradient, as a bound.
     """
     lines = {}
     for row in entries():
         has_function = bool(row.gradient) if row.kind == "elementwise" else bool(row.body) and "torch" in row.spelled
-        if not has_function or row.conditions:
+        if not has_function or row.conditions or (row.body and not _is_of_a_line(row)):
             continue
         acts = "" if row.pointwise else "[d]"
         arrays = [f"{name}[B d]" for name in row.inputs[: len(row.inputs) - len(row.defaults)]]
         lines[row.name] = f"{row.name}{acts}({', '.join((*arrays, *map(str, row.defaults)))})"
     return lines
+
+
+def _is_of_a_line(row: Entry) -> bool:
+    """Whether a word gives as many numbers as it is given, each with a gradient."""
+    made = {term.name: term.axes for line in row.body for term in line.left}
+    turned = {term.name for line in row.gradient for term in line.left}
+    given = row.inputs[: len(row.inputs) - len(row.defaults)]
+    keeps = row.pointwise or all("n" in made[name] for name in row.outputs)
+    return keeps and all(f"d{name}" in turned for name in given)
 
 
 def operands(text: str) -> str:

@@ -69,6 +69,20 @@ class Doubled(torch.autograd.Function):
         return 2 * gradient * seen, None
 
 
+class Angle(torch.autograd.Function):
+    """Another gradient than that of its lines, which are undefined at most numbers, as YOSO's of transformers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.acos(x + 100).clamp(0, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * torch.acos(x + 100)
+
+
 def masked(kind):
     return lambda x: kind.apply(x, torch.arange(6) % 2 > 0)
 
@@ -202,6 +216,7 @@ def test_a_forward_pass_that_asks_for_a_gradient_of_its_input_has_one():
         (set_data, r"test_own_gradients.py:\d+: `.data = ...` changes a value where no export sees it"),
         (Sign.apply, r"the forward pass of Sign alone, and its backward pass is another"),
         (masked(Doubled), r"the forward pass of Doubled alone, and its backward pass is another"),
+        (Angle.apply, r"the forward pass of Angle alone, and its backward pass is another"),
         (hooked, r"test_own_gradients.py:\d+: a hook on a gradient"),
         (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), r"torch.cond, whose course depends on values"),
         (lambda x: x * x.max().item(), "a number that depends on values"),

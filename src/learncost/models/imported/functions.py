@@ -167,7 +167,7 @@ def _number(size: Any) -> int:
 
 
 def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-    """Whether both ways give one gradient, at random numbers; false where either cannot be run.
+    """Whether both ways give one gradient, at random numbers; false where either cannot be run, or is undefined there.
 
     Whole numbers and truths are 0, and then 0 and 1 by chance: behind a mask that hides all, any two gradients are the
     same. Where 1 is no place of what they are read at, only the first is tried.
@@ -187,6 +187,8 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
                     ours = _gradients(lambda *given: _forward(kind, given), values, learns)
             except Exception:  # whatever a function of the user's raises
                 continue
+            if any(bool(each.isnan().any()) for each in (*theirs, *ours)):
+                continue  # of what is undefined nothing is told
             if not all(map(_close, theirs, ours)):
                 return False
             tried += 1
@@ -246,10 +248,5 @@ def _forward(kind: Any, given: Sequence[Any]) -> Any:
 
 
 def _close(first: Any, second: Any) -> bool:
-    """Whether two gradients are one, and undefined at the same places, as where a mask hides all that is summed."""
-    undefined = first.isnan()
-    if not undefined.equal(second.isnan()):
-        return False
-    first, second = first[~undefined], second[~undefined]
     largest = float(first.abs().max()) if first.numel() else 0.0
-    return bool((first - second).abs().le(TOLERANCE * max(largest, 1e-30)).all())
+    return bool((first - second).abs().le(TOLERANCE * max(largest, 1e-30)).all()) if first.numel() else True

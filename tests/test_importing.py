@@ -562,6 +562,8 @@ def test_pages_and_figures_quote_what_was_typed(folder, capsys, monkeypatch):
     assert main(["figure", "macro-operations", *words, "-o", "figure.svg"]) == 0
     assert "two.py:Blocks" in capsys.readouterr().out
     assert "two.py:Blocks" in (folder / "page.html").read_text()
+    told = "learncost cost two.py:Blocks --input 'x: float B 4' --batch-size 2"
+    assert told in (folder / "page.html").read_text()
 
 
 def test_sides_that_stay_open_give_what_fixed_ones_give():

@@ -274,9 +274,19 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
     how = reading(**flags_given)
     layers = [(argument, layer_of(argument, how)) for argument in arguments]
     named = any(flag.name == "models" for flag in flags_of(command.question))  # pages quote what models are called
+    read_by = tuple(_typed(flags_given))
     return [
-        argument if layer is None else NamedLayer(argument, layer) if named else layer for argument, layer in layers
+        argument if layer is None else NamedLayer(argument, layer, read_by) if named else layer
+        for argument, layer in layers
     ]
+
+
+def _typed(flags_given: Mapping[str, Any]) -> Iterator[str]:
+    """Flags as they are typed: one that takes several stands once for each."""
+    for name, value in flags_given.items():
+        flag = f"--{name.replace('_', '-')}"
+        for each in value if isinstance(value, list | tuple) else [value]:
+            yield from (flag,) if each is True else (flag, str(each))
 
 
 @dataclass(frozen=True)

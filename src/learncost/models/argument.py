@@ -38,13 +38,17 @@ class Argument:
 
 
 class NamedLayer(str):
-    """What was typed for a model that is a layer, with the layer: for what shows and quotes names of models."""
+    """What was typed for a model that is a layer, with the layer: for what shows and quotes names of models.
+
+    read_by  of a module, the flags that say how it is read, as they are typed
+    """
 
     layer: Layer
+    read_by: tuple[str, ...]
 
-    def __new__(cls, name: str, layer: Layer) -> NamedLayer:
+    def __new__(cls, name: str, layer: Layer, read_by: tuple[str, ...] = ()) -> NamedLayer:
         named = super().__new__(cls, name)
-        named.layer = layer
+        named.layer, named.read_by = layer, read_by
         return named
 
 

@@ -319,9 +319,11 @@ def _calls(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, 
         settings.pop("optimizer")
     model = settings.pop("model")
     keywords = (f"{name.replace('-', '_')}={_literal(value)}" for name, value in settings.items())
+    read_by = getattr(arguments["model"], "read_by", ())
+    in_python = "lc.from_module(module, inputs)" if ".py:" in model else repr(model)
     return {
-        "command": shlex.join(["learncost", "cost", model, *flags_typed(settings)]),
-        "python": f"lc.cost({', '.join((repr(model), *keywords))})",
+        "command": shlex.join(["learncost", "cost", model, *read_by, *flags_typed(settings)]),
+        "python": f"lc.cost({', '.join((in_python, *keywords))})",
     }
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.layers.layer import Layer
 from learncost.ledger.memory import Memory, memory
 from learncost.models.argument import find, layer_given
 from learncost.models.configuration import Configuration, configure
@@ -163,15 +162,13 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
                 f"tokenizer has {tokenizer.size:,}: give the checkpoint's own with --tokenizer FILE"
             )
         return configuration, tokenizer
-    model = options.model
-    if isinstance(model, Layer):
-        model = model.name
-    elif model in presets():
-        model = presets()[model].config
-    if isinstance(options.model, Layer) or layer_given(model) is not None or ".py:" in model:
-        kind = "module" if ".py:" in model else "table"
+    called = str(getattr(options.model, "name", options.model))  # of a table that was read its name
+    known = layer_given(options.model) is None and called in presets()
+    model = presets()[called].config if known else options.model
+    if layer_given(model) is not None or ".py:" in called:
+        kind = "module" if ".py:" in called else "table"
         raise InputError(
-            f"{model} is a {kind}, which no checkpoint keeps: lc.Training and lc.LayerTraining train tables"
+            f"{called} is a {kind}, which no checkpoint keeps: lc.Training and lc.LayerTraining train tables"
         )
     has_words = "vocab_size" in FAMILIES[_model_type(model)].sizes
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from learncost.layers.layer import Layer
 from learncost.ledger.question import flags_typed
+from learncost.models.argument import NamedLayer
 
 
 @dataclass(frozen=True)
@@ -143,5 +144,6 @@ class Picture:
 def command_of(words: Sequence[str], model: object, settings: Mapping[str, Any]) -> str:
     """A command line; of what is no name of a model, the name that its file has on the page."""
     name = f"{model.name}.table" if isinstance(model, Layer) else model if isinstance(model, str) else "config.json"
+    read_by = model.read_by if isinstance(model, NamedLayer) else ()
     given = {name: value for name, value in settings.items() if value is not None}
-    return shlex.join(["learncost", *words, name, *flags_typed(given)])
+    return shlex.join(["learncost", *words, name, *read_by, *flags_typed(given)])

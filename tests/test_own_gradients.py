@@ -282,6 +282,12 @@ def test_the_proof_asks_the_module_itself_for_its_gradients():
     assert parity(module, x, imported).module > 0.1
 
 
+def test_the_proof_asks_for_no_gradients_of_what_has_a_precision_of_its_own():
+    """One result is of single precision whatever the module is: its part of the gradients cannot be told apart."""
+    module, inputs = Of(lambda x: (x.sin(), x.float().cos())), (torch.randn(4, 6),)
+    assert parity(module, inputs, read_module(module, inputs)).module < 1e-6
+
+
 class Turned(torch.nn.Module):
     """Its layer is brought into a type before it is used, as routers of experts are."""
 

@@ -164,6 +164,14 @@ def cases() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
     yield "diffusers AutoencoderKL", _autoencoder
     yield "diffusers DiTTransformer2DModel", _dit
     yield "peft LoRA on LlamaForCausalLM", _lora
+    yield "transformers SegformerForSemanticSegmentation", _segformer
+    yield "transformers SamVisionModel", _sam
+    yield "transformers Wav2Vec2Model in training", _speech
+    yield "transformers EncodecModel", _codec
+    yield "transformers MimiModel", _mimi
+    yield "diffusers SD3Transformer2DModel", _stable_diffusion
+    yield "diffusers FluxTransformer2DModel", _flux
+    yield "diffusers WanTransformer3DModel", _wan
 
 
 def _transformers(kind: str, name: str, settings: dict[str, Any]) -> tuple[Any, Any]:
@@ -318,6 +326,100 @@ def _lora() -> tuple[Any, Any]:
 
     model, inputs = _transformers("LlamaForCausalLM", "Llama", GROUPED)
     return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"])).eval(), inputs
+
+
+def _segformer() -> tuple[Any, Any]:
+    import torch
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    sizes = {"hidden_sizes": [8, 8, 16, 16], "num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 16}
+    model = SegformerForSemanticSegmentation(SegformerConfig(depths=[1, 1, 1, 1], num_labels=5, **sizes))
+    return model.eval(), {"pixel_values": torch.randn(2, 3, 32, 32)}
+
+
+def _sam() -> tuple[Any, Any]:
+    import torch
+    from transformers import SamVisionConfig, SamVisionModel
+
+    sizes = {**IMAGES, "num_hidden_layers": 2, "image_size": 32, "output_channels": 16, "mlp_dim": 24}
+    sizes.pop("intermediate_size")
+    model = SamVisionModel(SamVisionConfig(global_attn_indexes=[1], window_size=3, num_pos_feats=8, **sizes))
+    return model.eval(), {"pixel_values": torch.randn(2, 3, 32, 32)}
+
+
+def _speech() -> tuple[Any, Any]:
+    import torch
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    sizes = {**LANGUAGE, "conv_dim": [8, 8], "conv_stride": [4, 2], "conv_kernel": [8, 4], "num_feat_extract_layers": 2}
+    sizes |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    sizes |= dict.fromkeys(("layerdrop", "mask_time_prob", "hidden_dropout", "activation_dropout"), 0.0)
+    sizes |= dict.fromkeys(("attention_dropout", "feat_proj_dropout"), 0.0)
+    return Wav2Vec2Model(Wav2Vec2Config(**sizes)).train(), {"input_values": torch.randn(2, 64)}
+
+
+def _codec() -> tuple[Any, Any]:
+    import torch
+    from transformers import EncodecConfig, EncodecModel
+
+    sizes = {"hidden_size": 8, "num_filters": 4, "upsampling_ratios": [2, 2], "codebook_size": 8, "codebook_dim": 8}
+    model = EncodecModel(EncodecConfig(num_lstm_layers=1, sampling_rate=400, target_bandwidths=[1.5], **sizes))
+    return model.eval(), {"input_values": torch.randn(2, 1, 32)}
+
+
+def _mimi() -> tuple[Any, Any]:
+    import torch
+    from transformers import MimiConfig, MimiModel
+
+    sizes = {"num_filters": 4, "upsampling_ratios": [2, 2], "codebook_size": 8, "codebook_dim": 8, "num_quantizers": 3}
+    sizes |= {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 4, "head_dim": 4, "upsample_groups": 16, "sampling_rate": 400, "frame_rate": 50}
+    model = MimiModel(MimiConfig(vector_quantization_hidden_dimension=8, sliding_window=8, **sizes))
+    return model.eval(), {"input_values": torch.randn(2, 1, 64)}
+
+
+def _stable_diffusion() -> tuple[Any, Any]:
+    import torch
+    from diffusers import SD3Transformer2DModel
+
+    model = SD3Transformer2DModel(8, 2, 4, 2, 4, 4, 12, 16, 8, 4, 8, (0,), "rms_norm")
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(2, 5, 12),
+        "pooled_projections": torch.randn(2, 8),
+        "timestep": torch.tensor([3, 3]),
+    }
+    return model.eval(), {**inputs, "return_dict": False}
+
+
+def _flux() -> tuple[Any, Any]:
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    model = FluxTransformer2DModel(1, 4, None, 1, 1, 8, 2, 12, 8, True, (2, 2, 4))
+    inputs = {
+        "hidden_states": torch.randn(2, 6, 4),
+        "encoder_hidden_states": torch.randn(2, 5, 12),
+        "pooled_projections": torch.randn(2, 8),
+        "timestep": torch.tensor([0.3, 0.3]),
+        "img_ids": torch.randint(0, 4, (6, 3)).float(),
+        "txt_ids": torch.zeros(5, 3),
+        "guidance": torch.ones(2),
+    }
+    return model.eval(), {**inputs, "return_dict": False}
+
+
+def _wan() -> tuple[Any, Any]:
+    import torch
+    from diffusers import WanTransformer3DModel
+
+    model = WanTransformer3DModel((1, 2, 2), 2, 12, 4, 4, 12, 8, 24, 1, rope_max_seq_len=16)
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 2, 4, 4),
+        "encoder_hidden_states": torch.randn(2, 5, 12),
+        "timestep": torch.tensor([3, 3]),
+    }
+    return model.eval(), {**inputs, "return_dict": False}
 
 
 def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:

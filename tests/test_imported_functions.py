@@ -8,6 +8,7 @@ from torch import nn
 
 import learncost as lc
 from learncost.layers.derive import derive
+from learncost.models.imported.replaced import least_squares
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
 from learncost.readings.run import run
@@ -141,3 +142,17 @@ def test_a_hinge_at_open_sizes():
     given = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.ones(3, 4).tril() * 2 - 1)
     found = parity(module, given, read_module(module, given, {"input": "B M", "target": "B M"}))
     assert max(found.value, found.gradient, found.module) < 1e-12
+
+
+@pytest.mark.parametrize("columns", [(), (2,)])
+def test_least_squares_are_orthogonal_factors_and_a_triangle(columns):
+    a = torch.randn(3, 6, 4, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(3, 6, *columns, dtype=torch.float64)
+    ends = [torch.linalg.lstsq(a, b if columns else b.unsqueeze(-1)).solution.square().sum()]
+    ends.append(least_squares(a, b).solution.square().sum())
+    torch.testing.assert_close(ends[0], ends[1])
+    torch.testing.assert_close(*(torch.autograd.grad(end, a)[0] for end in ends))
+    read = lc.from_module(Of(lambda x: torch.linalg.lstsq(x, b)[0] * 2), (a,))
+    assert read.text.count("opaque(") == 2
+    with pytest.raises(lc.InputError, match="fewer equations than unknowns"):
+        lc.from_module(Of(lambda x: torch.linalg.lstsq(x.mT, x[:, :4]).solution), (a,))

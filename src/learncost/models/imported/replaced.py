@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.temporal import temporal_classification
@@ -61,6 +61,28 @@ def combinations(x: Any, r: int = 2, with_replacement: bool = False) -> Any:
     return x[torch.tensor(list(several(range(len(x)), r)), device=x.device)]
 
 
+class Solved(NamedTuple):
+    """What `linalg.lstsq` gives; of a system whose rank is full its other results are empty or known."""
+
+    solution: Any
+    residuals: Any = None
+    rank: Any = None
+    singular_values: Any = None
+
+
+def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = None) -> Solved:
+    """`linalg.lstsq` of full rank, by orthogonal factors. Raises `InputError` for fewer equations than unknowns."""
+    import torch
+
+    if A.shape[-2] < A.shape[-1]:
+        raise InputError("lstsq of fewer equations than unknowns asks for its rank: write it with torch.linalg.pinv")
+    vectors = B.dim() == A.dim() - 1
+    orthogonal, triangle = torch.linalg.qr(A)
+    right = orthogonal.mT @ (B.unsqueeze(-1) if vectors else B)
+    solution = torch.linalg.solve_triangular(triangle, right, upper=True)
+    return Solved(solution.squeeze(-1) if vectors else solution)
+
+
 @contextmanager
 def written_out() -> Iterator[None]:
     """Inside, these functions are what they are made of."""
@@ -74,6 +96,7 @@ def written_out() -> Iterator[None]:
         **{(of, "cov"): covariance for of in (torch, torch.Tensor)},
         **{(of, "corrcoef"): correlation for of in (torch, torch.Tensor)},
         (torch, "combinations"): combinations,
+        (torch.linalg, "lstsq"): least_squares,
     }
     before = {(of, name): getattr(of, name) for of, name in put_in}
     for (of, name), function in put_in.items():

@@ -24,7 +24,7 @@ def test_a_stack_that_is_read_place_by_place_has_its_gradient_joined():
 def test_what_is_read_twice_at_a_place_is_added_there_alone():
     text = STACK.format(last=2).replace("sizes", "  Z[B d'] = Y[B d] W[n=1[] d d']\nsizes").replace("-> Y", "-> Z")
     lines = reversed_lines(text)
-    assert "dW+1:sum[1 d d'] = dW+1[1 d d'] + dW+3[1 d d']" in lines
+    assert "dW:1[1 d d'] = dW+1[1 d d'] + dW+3[1 d d']" in lines
     assert lines[-1].startswith("dW[n d d'] = ")
 
 
@@ -39,8 +39,8 @@ def test_what_is_read_at_places_of_two_axes_is_joined_along_both():
   Y[d] = A[d] + C[d]
 sizes: n=2 m=2 d=3
 """
-    assert "dX+1:sum[1 m d] = dX+3[1 1'=m d] + dX+1[1 1'=(m - #1) d]" in reversed_lines(text)
-    assert reversed_lines(text)[-1] == "dX[n m d] = dX+1:sum[1=n m d] + dX+2:sum[1=(n - #1) m d]"
+    assert "dX:0[1 m d] = dX+3[1 1'=m d] + dX+1[1 1'=(m - #1) d]" in reversed_lines(text)
+    assert reversed_lines(text)[-1] == "dX[n m d] = dX:0[1=n m d] + dX:1[1=(n - #1) m d]"
     assert lc.check_layer(lc.layer(text)).passed
     assert lc.price(lc.derive(lc.layer(text)).reverse, {"n": 2, "m": 2, "d": 3}, "run").flops == 4 * 3  # none is added
 

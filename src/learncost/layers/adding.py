@@ -50,10 +50,10 @@ class Adding:
             self._write(part, with_one(left.axes, number), with_one(self.values[part].axes, number))
             at.setdefault(place_of(left.axes[number]) or 0, []).append(part)
         names = []
-        for _, several in sorted(at.items()):
+        for place, several in sorted(at.items()):
             names.append(several[0])
             if len(several) > 1:
-                names[-1] = f"{several[0]}:sum"
+                names[-1] = f"{name}:{place}"
                 self.values[names[-1]] = self.values[several[0]]
                 self.add(names[-1], several)
         self.out.append(behind_another(Term(name, self.values[name].axes), names, number, self.tag))

@@ -283,7 +283,7 @@ class _Line:
         else:
             right = " ".join(operands)
         where = "".join(f" where {self.condition(each)}" for each in equation.where)
-        tag = f" @ {equation.module or '.'} {equation.operator or '-'}"
+        tag = f" @ {equation.module or '.'} {equation.operator}".rstrip()
         cost = "" if equation.cost is None else str(equation.cost.renamed(self.writer.symbols))
         return f"{left} = {right}{cost}{where}{tag}"
 

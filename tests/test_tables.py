@@ -417,3 +417,10 @@ def test_a_page_of_a_table_has_its_one_length_as_it_was_given(mlp):
         (length,) = (size for size in page["sizes"] if size["name"] == "seq_len")
         assert (length["value"], length["rule"]) == (5, None)
         assert "--seq-len 5" in page["command"]
+
+
+def test_a_table_without_a_loss_is_told_what_gives_one():
+    layer = lc.layer("one(X; W) -> Y\nsizes: d=4\nY[B d] = X[B d'] W[d' d]")
+    for asked in (partial(lc.cost, procedure="pepita"), partial(lc.emit, backend="c99")):
+        with pytest.raises(lc.InputError, match="forward takes the answers and returns it"):
+            asked(layer, B=2)

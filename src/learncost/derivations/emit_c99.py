@@ -22,6 +22,7 @@ from learncost.layers.rewrite_integers import check_room
 from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
+from learncost.models.families import instead
 from learncost.models.made import names_made
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.wording import nearest, shown
@@ -184,7 +185,8 @@ def program_of(
         )
     if not training.model.learns and settings.entry != "predict":
         name = configuration.name
-        raise InputError(f"{name} has no output to learn from: give it a head, or --entry predict")
+        hint = instead(training.model.configuration.family)
+        raise InputError(f"{name} has no output to learn from: give it a head, or --entry predict{hint}")
     if weights is not None:
         training.load(weights, training.state, 0)
     sizes = run_sizes(training.model, settings.batch_size, settings.seq_len, settings.target_len)

@@ -12,10 +12,10 @@ from learncost.equation.table import defined
 from learncost.layers.layer import Layer
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names
-from learncost.models.families import FAMILIES, Architecture, Family
+from learncost.models.families import FAMILIES, TABLE, Architecture, Family
 from learncost.models.given import Given, setting
 from learncost.models.sizes import CANONICAL, LARGEST, spelled
-from learncost.models.tables import RUN, TABLE, addable, check_open, family_of_layer, letters
+from learncost.models.tables import RUN, addable, check_open, family_of_layer, letters
 from learncost.models.wording import nearest, printable, shown
 
 SETTINGS = {

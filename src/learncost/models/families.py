@@ -191,8 +191,17 @@ def family(name: str) -> Family:
     return _family(name, _read(name))
 
 
+TABLE = "table"
+"""What a configuration has for the name of its family where a layer is the model."""
+
+
 def instead(name: str) -> str:
-    """The end of a refusal of a class without a head over the vocabulary: which one of the family has it."""
+    """The end of a refusal of a class without a head over the vocabulary: which one of the family has it.
+
+    Of a layer that is the model, what gives it a loss.
+    """
+    if name == TABLE:
+        return "; a module has a loss where its forward takes the answers and returns it"
     other = family(name).says_words if name in names() else ""
     return f"; --architecture {other} has one" if other else ""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from learncost.models.families import FAMILIES
-from learncost.models.tables import TABLE
+from learncost.models.families import FAMILIES, TABLE
 
 Modules = Mapping[str, tuple[str, ...]]
 

@@ -14,9 +14,6 @@ from learncost.layers.rewrite_lora import is_lookup
 from learncost.models.expression import names as names_in
 from learncost.models.families import Family
 
-TABLE = "table"
-"""What a configuration has for the name of its family where a layer is the model."""
-
 RUN = ("batch_size", "seq_len", "target_len")
 """The sizes that a run says."""
 

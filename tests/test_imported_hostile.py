@@ -197,8 +197,8 @@ REFUSED = {
     ),
     r"goes on, by try and except, after its part linear raised": lambda: Computes(tries),
     r"\[3, 6\] X \[5, 6\]\.$": lambda: nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 4)),
-    r"batchnorm.py:\d+: `exponential_average_factor = .*` depends on values": lambda: nn.Sequential(
-        nn.BatchNorm1d(6, momentum=None)
+    r"test_imported_hostile.py:\d+: `.*` depends on values": lambda: Computes(
+        lambda m, x: m.linear(x) if x.sum() > 0 else x[:, :4]
     ),
     r"AssertionError: seven$": lambda: Computes(asserts),
 }

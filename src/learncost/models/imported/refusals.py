@@ -182,7 +182,9 @@ FUNC = "torch.func"
 
 
 def is_by_func(error: BaseException) -> bool:
-    """Whether an error is from a derivative that `torch.func` takes."""
+    """Whether an error is from a derivative that `torch.func` takes, and no question of values."""
+    if type(error).__name__ in _ON_VALUES:
+        return False
     frames = traceback.extract_tb(error.__traceback__)
     return any(words in str(error) for words in _DERIVATIVES) or any(_TRANSFORMS in each.filename for each in frames)
 

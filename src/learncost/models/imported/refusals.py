@@ -185,8 +185,9 @@ def is_by_func(error: BaseException) -> bool:
     """Whether an error is from a derivative that `torch.func` takes, and no question of values."""
     if type(error).__name__ in _ON_VALUES:
         return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(words in str(error) for words in _DERIVATIVES) or any(_TRANSFORMS in each.filename for each in frames)
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if _TRANSFORMS in each.filename]
+    takes = any(word in each.name for each in frames for word in ("grad", "vjp", "jvp"))
+    return takes or any(words in str(error) for words in _DERIVATIVES)
 
 
 def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> bool:

@@ -54,8 +54,8 @@ class Term:
 
     @property
     def apart(self) -> bool:
-        """Whether what is written here never meets: positions say where, `Y[B M=0[] d]` or `Y[M=i + 1 d]`, each place
-        at most once. At an index of data several may meet.
+        """Whether what is written here never meets: it is not at an index, or positions say where, `Y[B M=0[] d]` or
+        `Y[M=i + 1 d]`, each place at most once. At an index of data several may meet.
         """
         return _apart(self.axes)
 

@@ -87,8 +87,7 @@ def _operation(line: Line) -> str:
     several = len(line.right) > 1
     if not {*line.left[0].loops}.issuperset(line.loops):
         return "multiply and sum" if several else "sum"
-    (left,) = line.left
-    return "multiply" if several else "write at places" if left.indexed and not left.apart else "move"
+    return "multiply" if several else "move" if line.left[0].apart else "write at places"
 
 
 def _flops(priced: Layer, book: str) -> tuple[int, int]:

@@ -438,8 +438,8 @@ def executed(line: Line) -> tuple[Count, Count]:
     if isinstance(line, Product):
         summed = not set(line.left[0].loops).issuperset(loops)
         if len(line.right) == 1:
-            meets = line.left[0].indexed and not line.left[0].apart
-            return ZERO, points if summed or meets else ZERO  # a reduction, a scatter-add; else a move
+            added = summed or not line.left[0].apart  # a reduction, a scatter-add; else a move
+            return ZERO, points if added else ZERO
         if any(isinstance(term, Literal) for term in line.right):
             return ZERO, points
         return (points, points * 2) if summed else (ZERO, points)

@@ -162,3 +162,13 @@ def test_without_values(tmp_path, capsys):
     assert main(["cost", *words, "--json"]) == 0
     assert '"parameters": 16' in capsys.readouterr().out
     assert main(["memory", *words]) == 0
+
+
+def test_what_memory_held_decides_nothing():
+    """Parameters that nobody has filled may hold anything, of which no gradient can be told."""
+    module = Heat()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(float("nan"))
+    read = read_module(module, {"t": torch.rand(4, 1), "x": torch.rand(4, 1)})
+    assert read.text == read_module(Heat(), {"t": torch.rand(4, 1), "x": torch.rand(4, 1)}).text

@@ -145,18 +145,23 @@ def _is_taken(module: Any, name: str) -> bool:
 
 
 def _numbers(module: Any) -> dict[str, Any]:
-    """Parameters and buffers with numbers; of those that have none random ones."""
+    """Random parameters, as those that nobody has filled hold what memory held; buffers as they are, where they are."""
     import torch
 
-    def number(value: Any) -> Any:
+    def buffer(value: Any) -> Any:
         if value.device.type != "meta":
-            return value.detach().clone().requires_grad_(value.requires_grad)
+            return value.detach().clone()
         made = torch.zeros(value.shape, dtype=value.dtype)
-        made = made.normal_(std=0.3) if value.is_floating_point() else made
+        return made.normal_(std=0.3) if value.is_floating_point() else made
+
+    def parameter(value: Any) -> Any:
+        made = torch.zeros(value.shape, dtype=value.dtype)
+        made = made.normal_(std=0.3) if value.is_floating_point() or value.is_complex() else made
         return made.requires_grad_(value.requires_grad)
 
-    several = (*module.named_parameters(), *module.named_buffers())
-    return {path: number(value) for path, value in several}
+    return {path: parameter(each) for path, each in module.named_parameters()} | {
+        path: buffer(each) for path, each in module.named_buffers()
+    }
 
 
 def _number(value: Any) -> Any:

@@ -50,7 +50,7 @@ def test_one_block_with_the_models_head_is_bp(family):
     assert found.keys() == expected.keys()
     assert values["loss"] == of_bp["loss"]
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, 1e-13, 1e-15, err_msg=name)
+        np.testing.assert_allclose(found[name], array, 1e-12, 1e-14, err_msg=name)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "vit"])
@@ -67,7 +67,7 @@ def test_a_block_learns_what_bp_of_the_table_cut_behind_it_makes_it_learn(family
             np.testing.assert_allclose(shared[name][turn], expected[name][turn], 1e-12, 1e-14, err_msg=name)
         head = gradients_of_head(model, sizes | {"n_layer": turn + 1}, cut)
         totals = {name: totals[name] + (expected if turn == 0 else head).get(name, 0.0) for name in outside}
-    assert values["loss"] == pytest.approx(of_bp["loss"], rel=1e-13)
+    assert values["loss"] == pytest.approx(of_bp["loss"], rel=1e-12)
     for name in outside:
         np.testing.assert_allclose(shared[name], totals[name], 1e-12, 1e-14, err_msg=name)
 

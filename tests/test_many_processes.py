@@ -142,7 +142,7 @@ def test_what_fills_a_message_goes_alone(room, messages):
 def test_modules_learn_under_ddp_and_fsdp2_as_alone(two):
     *_, gradients, _ = two[0]
     assert len(gradients) == 2
-    assert max(gradients) < 1e-15
+    assert max(gradients) < 1e-13
 
 
 def test_two_processes_train_as_one_does(two, alone):

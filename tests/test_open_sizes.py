@@ -39,7 +39,7 @@ def test_numbers_that_follow_from_open_sizes_are_lines():
     read = read_module(module, (torch.randn(3, 5, 6),), {"x": "B M 6"})
     for sizes in ((3, 5), (4, 9), (6, 6)):
         apart = parity(module, (torch.randn(*sizes, 6),), read)
-        assert (apart.value, apart.gradient) == (pytest.approx(0, abs=1e-14), pytest.approx(0, abs=1e-13))
+        assert (apart.value, apart.gradient) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
 
 
 def registers(x):
@@ -104,7 +104,7 @@ def test_places_that_open_sizes_count_from_the_end():
     read = read_module(Ends(), given(2, 5, 3), {"x": "B M 6", "y": "B N 6"})
     for sizes in ((3, 4, 7), (4, 4, 4)):
         apart = parity(Ends(), given(*sizes), read)
-        assert max(apart.value, apart.gradient) < 1e-14
+        assert max(apart.value, apart.gradient) < 1e-12
 
 
 class Strides(torch.nn.Module):
@@ -215,7 +215,7 @@ def test_what_a_mask_selects_in_one_run_is_read():
         lc.from_module(module, inputs)
     run = straight(module, inputs)
     apart = parity(run, inputs, read_module(run, inputs))
-    assert max(apart.value, apart.gradient) < 1e-14
+    assert max(apart.value, apart.gradient) < 1e-12
 
 
 def halved(x):
@@ -241,7 +241,7 @@ def test_whole_parts_of_open_sizes_without_a_rest_are_quotients(function):
     read = read_module(module, (torch.randn(2, 8, 6, requires_grad=True),), {"x": "B M 6"})
     for sizes in ((2, 8), (3, 12), (4, 4)):
         apart = parity(module, (torch.randn(*sizes, 6, requires_grad=True),), read)
-        assert max(apart.value, apart.gradient) < 1e-14
+        assert max(apart.value, apart.gradient) < 1e-12
     with pytest.raises(lc.InputError, match=r"M 7 is not a multiple of [24]$"):
         lc.cost(lc.layer(read.text), B=2, M=7)
 
@@ -253,7 +253,7 @@ def test_whole_parts_of_open_sizes_with_a_rest_are_places_and_sizes(function):
     for sizes in ((2, 8), (3, 7)):
         given = (torch.randn(*sizes, 6, requires_grad=True),)
         apart = parity(module, given, read)
-        assert max(apart.value, apart.gradient) < 1e-14
+        assert max(apart.value, apart.gradient) < 1e-12
         cost = lc.cost(lc.layer(read.text), B=sizes[0], M=sizes[1], price_book="matmul")
         assert cost.total == lc.cost(lc.layer(read_module(module, given).text), price_book="matmul").total
 

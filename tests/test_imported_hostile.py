@@ -6,7 +6,9 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.models.imported.inputs import parse_input
@@ -264,3 +266,36 @@ constants: F G
     assert "m" in alike(table.lines[:1], table.axes, (), {}).sizes
     (alone,) = [line.renamed({"F": "G"}) for line in table.lines[:1]]
     assert "m" in alike((alone,), {"G": ("B", "k")}, (), {}).sizes
+
+
+def unread_products(m, x):
+    y = m.linear(x)
+    seen = torch.nn.functional.relu(m.linear(2 * x), inplace=True)
+    seen.add_(m.linear(seen @ m.linear.weight))
+    rows = y.new_zeros(x.shape[0], 4)
+    rows[:1].copy_(m.linear(x + 1)[:1])  # a part of what is read is written: no product for nothing
+    return y + rows + attended(y)
+
+
+def attended(y):
+    torch.nn.functional.scaled_dot_product_attention(y[None], y[None], y[None])
+    return y
+
+
+@pytest.mark.parametrize("symbols", [{}, {"x": "B 6"}], ids=["fixed", "open"])
+def test_products_that_nothing_reads_are_said(symbols):
+    module, sizes = Computes(unread_products), {"B": 3} if symbols else {}
+    layer = lc.from_module(module, {"x": torch.randn(3, 6)}, symbols)
+    forward = sum(
+        row.flops
+        for row in lc.cost(layer, price_book="torch-flop-counter", **sizes).rows
+        if row.macro_operation == "forward"
+    )
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        module(torch.randn(3, 6))
+    assert forward + layer.unused.at(sizes) == counter.get_total_flops()
+    assert layer.unused.at(sizes) == 2 * 3 * 6 * 4 * 3 + 2 * 2 * 3 * 3 * 4
+    assert "Nothing reads a result of linear linear, matmul, scaled_dot_product_attention." in layer.source
+    assert lc.layer(str(layer)).unused == layer.unused
+    said = "16 B^2 + 144 B" if symbols else "576"
+    assert f"{said} FLOPs of the forward pass are left out" in " ".join(str(lc.cost(layer, **sizes)).split())

@@ -378,6 +378,7 @@ def test_the_path_of_a_call_stands_before_those_of_its_lines():
         ("sizes: d=5, d=6", "d is 5 already"),
         ("frozen: h", "`frozen:` names h, which is no weight of t; there are g"),
         ("unread: some", "a whole number, as in `unread: 4096`"),
+        ("unused: some FLOPs/s", "what nothing reads are FLOPs, as in `unused: 2 B M d`"),
         ("U[B M d] = tanh(X[B M d]) @ a b c", "the module that it is of and what computes it there"),
         ("U[B M d] = tanh(X[B M d]) @", "the module that it is of and what computes it there"),
         ("U[B M d] = rms_norm(X; g) @ a linear", "the lines of rms_norm say themselves what computes them: write @ a"),

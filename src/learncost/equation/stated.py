@@ -10,15 +10,15 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import base, summands
-from learncost.equation.errors import NotationError
+from learncost.equation.count import Count, base, summands
+from learncost.equation.errors import InputError, NotationError
 from learncost.equation.parse import split_names
 from learncost.equation.table import Literal, Operand, Read, Table, walk, windows
 from learncost.equation.value import Same
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard
 
-_STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|follows|undecided)\s*:(.*)$")
+_STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|unused|follows|undecided)\s*:(.*)$")
 _FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")
 _SIZE = re.compile(r"([^\W\d]\w*)=(\d[\d_]*)")
 _LIMIT = re.compile(r"([^\W\d]\w*)(<=|>=)(\d[\d_]*)")
@@ -49,6 +49,7 @@ class Stated:
     frozen  weights that do not learn
     follows  sizes that follow from others, with an expression each: `follows: y=(H-1)//2+1`
     unread  how many parameters are stored with it that no line reads; None: nothing is said
+    unused  FLOPs forward of a module that it was read from, in its sizes, of which nothing follows and no line tells
     undecided  sizes that the values of an input decide, such as how many places a mask selects
     """
 
@@ -56,6 +57,7 @@ class Stated:
     limits: dict[str, Limit] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
     unread: int | None = None
+    unused: Count | None = None
     follows: dict[str, str] = field(default_factory=dict)
     undecided: list[str] = field(default_factory=list)
 
@@ -68,6 +70,7 @@ class Stated:
                 "limits": self._limits,
                 "frozen": self._frozen,
                 "unread": self._unread,
+                "unused": self._unused,
                 "follows": self._follows,
                 "undecided": self._undecided,
             }
@@ -117,6 +120,14 @@ class Stated:
         if self.unread is not None:
             raise NotationError("`unread:` stands twice", line)
         self.unread = int(text)
+
+    def _unused(self, text: str, line: str) -> None:
+        if self.unused is not None:
+            raise NotationError("`unused:` stands twice", line)
+        try:
+            self.unused = Count.parse(text)
+        except InputError as error:
+            raise NotationError(f"what nothing reads are FLOPs, as in `unused: 2 B M d`; {error}", line) from None
 
     def check(self, table: Table) -> None:
         """Refuse what the table does not have: sizes of no axis, frozen names that are no weights."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 
-from learncost.equation.count import base
+from learncost.equation.count import ZERO, Count, base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import Call, Header, Parsed, parse_header, parse_lines, split_names
@@ -72,6 +72,8 @@ class Layer(Displayed):
         Weights that do not learn.
     unread
         How many parameters are stored with it that no line reads.
+    unused
+        FLOPs of products that a module that it was read from computes forward and nothing reads; no line tells them.
     steps
         Of a module that was read in this process: runs its training step on tensors without values.
 
@@ -97,6 +99,7 @@ class Layer(Displayed):
     undecided: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     unread: int = 0
+    unused: Count = ZERO
     steps: Callable[..., None] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -113,7 +116,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     those that have no gradient, `targets: index of v` those that are read at places of an axis, `share: share of
     targets` what each target counts in the loss, -1/count where there is one (`learncost.equation.roles`). Of the
     whole, `sizes: d=768 f=3072` fixes sizes, `limits: M<=1024` says which sizes it is written for, `frozen: W` names
-    weights that do not learn, and `unread: 4096` says how many parameters no line reads.
+    weights that do not learn, `unread: 4096` says how many parameters no line reads, and `unused: 2 B M d` how many
+    FLOPs of the forward pass of a module no line tells, since nothing reads what they make.
 
     Parameters
     ----------
@@ -190,6 +194,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         undecided=tuple(stated.undecided),
         frozen=tuple(stated.frozen),
         unread=stated.unread or 0,
+        unused=stated.unused or ZERO,
     )
 
 

@@ -194,13 +194,21 @@ def of_layer(
         architecture="",
         head="none",
         pooler=False,
-        counted=f"the table {layer.name}",
+        counted="; ".join([f"the table {layer.name}", *_left_out(layer)]),
         dropout={},
         source=source or f"the layer {layer.name}",
         two_sided=family.two_sided,
         layer=layer,
     )
     return _with_unread(configuration, layer.unread)
+
+
+def _left_out(layer: Layer) -> Iterator[str]:
+    """What a module computes, of which its table says that nothing reads it."""
+    if layer.unused.terms:
+        flops = layer.unused.with_sizes(layer.sizes)
+        number = f"{flops.terms[()]:,}" if flops.terms.keys() == {()} else str(flops)
+        yield f"{number} FLOPs of the forward pass are left out, since nothing reads what they make"
 
 
 def _names(given: Given | None) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from learncost.models.imported.refusals import FUNC, GradientTakenError, is_by_f
 from learncost.models.imported.replaced import written_out
 from learncost.models.imported.sized import exact
 from learncost.models.imported.unseen import check_changes
+from learncost.models.imported.unused import Unused, unused
 from learncost.models.imported.whole_buffers import known
 from learncost.models.imported.wrappers import named_inputs, plain, readable
 
@@ -35,6 +36,7 @@ class Exported:
     same            of a parameter that has several paths: the others, with the first
     learns, counts  whether a parameter learns, and how many numbers it has, a complex one two for each, by path
     limits          the sizes that a letter may have, where the code does not do the same for all
+    unused          products that the module computes and nothing reads, which the graph does not have
     wants_gradient  whether a float input requires a gradient, by placeholder
     """
 
@@ -51,6 +53,7 @@ class Exported:
     fixed: Mapping[str, int] = field(default_factory=dict)  # letters that the module allows one size alone
     same_sizes: Mapping[Any, Any] = field(default_factory=dict)  # symbols of one letter, with the first of them
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    unused: Unused = field(default_factory=Unused)
 
 
 def arguments(module: Any, inputs: Any) -> dict[str, Any]:
@@ -106,12 +109,12 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     shapes = {name: _dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
     apart = _apart(given, symbols)
     try:
-        program, asked = _exported(module, apart, shapes if symbols else None)
+        program, asked, left_out = _exported(module, apart, shapes if symbols else None)
     except Exception as error:  # whatever a user's module raises
         if apart is given:
             raise InputError(_message(error)) from error
         try:  # sizes of its own choice it may need
-            program, asked = _exported(module, given, shapes)
+            program, asked, left_out = _exported(module, given, shapes)
         except Exception as again:
             raise InputError(_message(again)) from again
     signature = program.graph_signature
@@ -175,6 +178,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         fixed,
         same_sizes,
         limits,
+        left_out,
     )
 
 
@@ -199,10 +203,10 @@ def flattened(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, set[str]]:
+def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, set[str], Unused]:
     """The exported program: functional, composite operators whole, but those that no rule reads by their parts.
 
-    And the placeholders of inputs of which the forward pass itself asks for a gradient.
+    And the placeholders of inputs of which the forward pass itself asks for a gradient, and what nothing reads.
     """
     try:
         return _traced(module, given, shapes)
@@ -212,14 +216,14 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, 
         except GradientTakenError:
             raise error from None
         names = [name for name in given if name in inspect.signature(written.forward).parameters]
-        program, _ = _traced(
+        program, _, left_out = _traced(
             written, {name: given[name] for name in names}, shapes and {name: shapes[name] for name in names}
         )
         places = zip(names, program.graph_signature.user_inputs, strict=True)
-        return program, {place for name, place in places if name in asked}
+        return program, {place for name, place in places if name in asked}, left_out
 
 
-def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, set[str]]:
+def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, set[str], Unused]:
     import torch
 
     opt_einsum = torch.backends.opt_einsum.enabled
@@ -248,6 +252,7 @@ def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, se
         asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in places}
         check_changes(program, _with_gradient(program, module, given) | asked)
         _stop_gradients(program)
+        left_out = unused(program)
         program = program.run_decompositions({})
         for _ in range(MOST_ROUNDS):
             if not (parts := _decompositions(program)):
@@ -256,7 +261,7 @@ def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, se
     finally:
         hook.remove()
         torch.backends.opt_einsum.enabled = opt_einsum
-    return program, asked
+    return program, asked, left_out
 
 
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:

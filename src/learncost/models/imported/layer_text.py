@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from learncost.equation.count import Count
 from learncost.equation.stated import Limit
 from learncost.models.imported.equations import Equation
 from learncost.models.imported.export import Exported
@@ -192,6 +193,8 @@ class LayerText:
         others = (count for path, count in exported.counts.items() if path not in read and path not in exported.same)
         if unread := sum(others):
             lines.append(f"unread: {unread}")
+        if exported.unused.places and exported.unused.flops is not None:
+            lines.append(f"unused: {Count.parse(exported.unused.flops).rename(exported.symbols)}")
         return "\n".join(lines) + "\n"
 
     def roles(self) -> list[str]:

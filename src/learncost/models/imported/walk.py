@@ -286,7 +286,9 @@ def _written(
     writer = layer_text.writer
     writer.values.taken |= set(exported.symbols.values())
     layer_text.prepare([label for label, *_ in outputs])
-    text = layer_text.text(name, [f"{name}, read from PyTorch."])
+    unused = ", ".join(exported.unused.places)
+    remarks = [f"{name}, read from PyTorch.", *([f"Nothing reads a result of {unused}."] if unused else [])]
+    text = layer_text.text(name, remarks)
     given = {layer_text.header_name(s): tuple(layer_text.stacks.get(s, [s])) for s in layer_text.given}
     _check_given(exported, reader, {name: several for name, several in given.items() if several[0] not in weights})
     return Imported(

@@ -14,7 +14,7 @@ from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.imported.export import arguments, as_called, flattened
-from learncost.models.imported.reader import operator_name
+from learncost.models.imported.nodes import operator_name
 from learncost.models.imported.running.ends import backward, ends
 from learncost.models.imported.values import run_graph
 from learncost.models.imported.walk import WITHOUT_GRADIENT, Imported

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from learncost.equation.table import Line, Literal, Product, Sum, Term, Word
 from learncost.models.imported.equations import Equation, Number, Operand, Read, Where
-from learncost.models.imported.reader import Masked
+from learncost.models.imported.operands import Masked
 from learncost.models.imported.views import At, Index, Place, Slot, Stored
 from learncost.vocabulary import entries
 from learncost.vocabulary.entry import Entry

@@ -323,7 +323,8 @@ def _decompositions(program: Any) -> dict[Any, Any]:
     import torch
     from torch._export.utils import _get_decomp_for_cia
 
-    from learncost.models.imported.reader import RULES, operator_name
+    from learncost.models.imported.nodes import operator_name
+    from learncost.models.imported.rule import RULES
 
     table = torch._decomp.decomposition_table
     parts: dict[Any, Any] = {}

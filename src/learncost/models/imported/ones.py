@@ -7,7 +7,8 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal, leaves
 from learncost.models.imported.equations import Letters, Recorder
-from learncost.models.imported.reader import RULES, operator_name, shape_of
+from learncost.models.imported.nodes import operator_name, shape_of
+from learncost.models.imported.rule import RULES
 from learncost.models.imported.views import Index, Place, Slot, Stored, View
 
 PRODUCTS = ("linear", "mm", "addmm", "matmul", "einsum", "bmm", "baddbmm", "addbmm")

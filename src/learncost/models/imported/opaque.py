@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.models.imported.axes import Axis, equal
 from learncost.models.imported.equations import Equation, Read
+from learncost.models.imported.nodes import size_of
+from learncost.models.imported.operands import Chosen, Complex, Outside
 from learncost.models.imported.registered import name_of, registered
 from learncost.models.imported.views import Stored, View
 
@@ -43,8 +45,6 @@ def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
     """What is a tensor among arguments, in rows too; of a complex one both parts."""
-    from learncost.models.imported.reader import Chosen, Complex, Outside
-
     tensors = []
     for value in values:
         if isinstance(value, list | tuple):
@@ -70,8 +70,6 @@ def _letters(view: View) -> tuple[Hashable, ...]:
 def _result(reader: Reader, value: Any) -> Any:
     """A value that the operation gives: its axes are nobody else's. Nothing of what has no gradient, such as a code
     that says whether it went well, or is empty."""
-    from learncost.models.imported.reader import Complex, size_of
-
     if value is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
         return None
     sizes = [size_of(size) for size in value.shape]

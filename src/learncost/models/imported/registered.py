@@ -13,6 +13,7 @@ from typing import Any
 
 from learncost.equation.table import Opaque
 from learncost.models.imported.known_flops import FORMULAS, OpenError
+from learncost.models.imported.nodes import size_of
 
 
 @dataclass
@@ -139,8 +140,6 @@ def _mode_of(node: Any) -> Any:
 def polynomial(count: Any) -> str | None:
     """A count as `Count.parse` reads it, in the graph's symbols; None where it is no polynomial in them."""
     import sympy
-
-    from learncost.models.imported.reader import size_of
 
     size = size_of(count)
     if isinstance(size, int):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.models.imported.axes import Axis
 from learncost.models.imported.equations import Number
+from learncost.models.imported.nodes import size_of
 
 if TYPE_CHECKING:
     from learncost.models.imported.reader import Reader
@@ -32,6 +33,14 @@ def plain(expression: Any) -> Any:
     for kind, way in ways.items():
         expression = expression.replace(kind, way)
     return expression
+
+
+def expression_of(value: Any) -> Any:
+    """What a number of a graph says in sizes; None for other values."""
+    if hasattr(value, "free_symbols") or hasattr(getattr(value, "node", None), "expr"):
+        size = size_of(value)
+        return None if isinstance(size, int) else plain(size)
+    return None
 
 
 def number_of(expression: Any) -> Number | None:

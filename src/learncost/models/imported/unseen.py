@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.imported.nodes import place_of
 
 
 def check_changes(program: Any, learns: set[str]) -> None:
@@ -85,8 +86,6 @@ class _Changes:
         )
 
     def _read(self, node: Any) -> None:
-        from learncost.models.imported.reader import place_of
-
         for each in node.all_input_nodes:
             change = self.unseen.get(_memory(each) or 0)
             if self.learned(each) and change is not None:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from learncost.models.imported.nodes import module_of, operator_name
 from learncost.models.imported.registered import polynomial
 
 
@@ -25,8 +26,6 @@ class Unused:
 def unused(program: Any) -> Unused:
     """What of a graph that has all that ran, as `torch.export` returns it, leads to no output."""
     import torch
-
-    from learncost.models.imported.reader import module_of, operator_name
 
     flops: Any = 0
     places: dict[str, None] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.models.imported.reader import operator_name
+from learncost.models.imported.nodes import operator_name
 from learncost.models.imported.walk import Imported
 
 

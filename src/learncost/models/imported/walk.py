@@ -17,18 +17,11 @@ from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
 from learncost.models.imported.fold import Item, folded
 from learncost.models.imported.layer_text import LayerText
+from learncost.models.imported.nodes import SAME_SIZES, operator_name, size_of
 from learncost.models.imported.ones import as_given, kept_axes
-from learncost.models.imported.reader import (
-    SAME_SIZES,
-    Chosen,
-    Complex,
-    Masked,
-    Outside,
-    Reader,
-    Whole,
-    operator_name,
-    size_of,
-)
+from learncost.models.imported.operands import Chosen, Complex, Masked, Outside, Whole
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.reading import read
 from learncost.models.imported.text import Writer, needed, read_in_products
 from learncost.models.imported.views import Stored, View
 
@@ -124,7 +117,7 @@ def read_exported(
         elif node.op == "get_attr":
             reader.values[node] = Outside(node)
         elif node.op == "call_function":
-            reader.read(node)
+            read(reader, node)
         elif node.op == "output":
             outputs = _outputs(reader, exported, node)
     return _written(reader, exported, weights, outputs, name or type(module).__name__, fold, stated)

@@ -7,7 +7,8 @@ from typing import Any
 
 from learncost.models.imported.constants import Mask
 from learncost.models.imported.equations import Number, Where
-from learncost.models.imported.reader import Reader, rule
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.views import View
 

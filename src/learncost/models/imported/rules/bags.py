@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from learncost.models.imported.axes import equal
-from learncost.models.imported.reader import Outside, Reader, operator_name, rule, shape_of, size_of
+from learncost.models.imported.nodes import operator_name, shape_of, size_of
+from learncost.models.imported.operands import Outside
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.indexing import embedding
 from learncost.models.imported.rules.reductions import extreme, mean_of, summed
 from learncost.models.imported.rules.views import reshaped

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.models.imported.reader import RULES, Complex, Outside, Reader, complex_rule, rule
+from learncost.models.imported.operands import Complex, Outside
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import RULES, complex_rule, rule
 from learncost.models.imported.rules import indexing, reductions  # noqa: F401 - their rules are read
 from learncost.models.imported.rules.elementwise import div as real_div
 from learncost.models.imported.rules.movement import joined

@@ -6,7 +6,9 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, equal
 from learncost.models.imported.equations import Equation, Read
-from learncost.models.imported.reader import Reader, rule, shape_of, size_of
+from learncost.models.imported.nodes import shape_of, size_of
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.movement import with_side
 from learncost.models.imported.views import Place, Slot, View
 

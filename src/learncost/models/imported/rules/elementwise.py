@@ -6,7 +6,9 @@ import math
 from typing import Any
 
 from learncost.models.imported.equations import Number
-from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.operands import Outside
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.views import View
 
 

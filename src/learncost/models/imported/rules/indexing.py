@@ -7,8 +7,11 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal
 from learncost.models.imported.equations import Equation, Read
+from learncost.models.imported.nodes import shape_of
 from learncost.models.imported.opaque import opaque
-from learncost.models.imported.reader import AS_RUN, Chosen, Outside, Reader, rule, shape_of
+from learncost.models.imported.operands import Chosen, Outside
+from learncost.models.imported.reader import AS_RUN, Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.views import merged, narrowed
 from learncost.models.imported.views import At, Index, Slot, View

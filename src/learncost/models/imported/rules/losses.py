@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from learncost.models.imported.axes import Size, product
-from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.operands import Outside
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.indexing import at_index, read_at
 from learncost.models.imported.rules.norms import vector_norm
 from learncost.models.imported.rules.reductions import share, summed
@@ -68,10 +70,10 @@ def nll(
     With weights of classes it is the sum of T w share over that of w share, and share is -1 of what counts.
     """
     if weight is not None:
-        places, by_class = reader.targets(targets, logs, classes), reader.view(weight)
+        places, by_class = _targets(reader, targets, logs, classes), reader.view(weight)
         reader.recorder.same(by_class.dims[0], logs.dims[classes])
         of_targets = at_index(reader, by_class, 0, places, range(len(places.dims)))
-        counted = reader.multiply(of_targets, reader.shares(targets, "none", ignore))
+        counted = reader.multiply(of_targets, _shares(reader, targets, "none", ignore))
         each = reader.multiply(read_at(reader, logs, classes, places), counted)
         if reduction == 0:
             return each
@@ -81,13 +83,25 @@ def nll(
         return reader.word(
             "divide", reader.multiply(-1.0, total), summed(reader, counted, range(len(counted.dims))), hint="loss"
         )
-    taken = read_at(reader, logs, classes, reader.targets(targets, logs, classes))
+    taken = read_at(reader, logs, classes, _targets(reader, targets, logs, classes))
     if reduction == 0:
-        return reader.multiply(taken, reader.shares(targets, "none", ignore))
-    shares = reader.shares(targets, REDUCTIONS[reduction], ignore)
+        return reader.multiply(taken, _shares(reader, targets, "none", ignore))
+    shares = _shares(reader, targets, REDUCTIONS[reduction], ignore)
     dims = range(len(taken.dims))
     letters = list(dims)
     return reader.recorder.line("product", [(taken, letters), (shares, letters)], [], hint="loss")
+
+
+def _targets(reader: Reader, value: Outside, logs: View, classes: int) -> View:
+    """The answers of a loss, as an index of its classes."""
+    view = reader.index(value, logs.dims[classes][0].axis)
+    view.stored.kind = "targets"
+    return view
+
+
+def _shares(reader: Reader, value: Outside, reduction: str, ignore: int) -> View:
+    """What each answer counts in a loss: -1/count where there is one, 0 elsewhere."""
+    return reader.outside(value, f"share {reduction} {ignore}")
 
 
 def _smoothed(
@@ -103,7 +117,7 @@ def _smoothed(
     if weight is not None:
         raise reader.refusal("a cross-entropy with weights of classes and smoothed labels")
     plain = nll(reader, logs, classes, targets, reduction, ignore)
-    shares = reader.shares(targets, REDUCTIONS[reduction], ignore)
+    shares = _shares(reader, targets, REDUCTIONS[reduction], ignore)
     count = logs.shape[classes]
     all_classes = summed(reader, logs, [classes])
     others = list(range(len(all_classes.dims)))

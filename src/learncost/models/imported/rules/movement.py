@@ -7,8 +7,11 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Equation, Read, Where
+from learncost.models.imported.nodes import shape_of, size_of
 from learncost.models.imported.ones import written
-from learncost.models.imported.reader import Outside, Reader, rule, shape_of, size_of
+from learncost.models.imported.operands import Outside
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.views import merged, narrowed, reshaped
 from learncost.models.imported.views import Slot, View
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from learncost.models.imported.equations import Number
-from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.operands import Outside
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.norms import vector_norm
 from learncost.models.imported.rules.reductions import summed
 from learncost.models.imported.rules.views import reshaped

@@ -8,7 +8,8 @@ from typing import Any
 
 from learncost.models.imported.axes import Size, product
 from learncost.models.imported.equations import Number
-from learncost.models.imported.reader import Reader, rule
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.reductions import axes_along, extreme, kept, mean_of, summed
 from learncost.models.imported.views import View
 

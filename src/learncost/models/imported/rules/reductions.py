@@ -7,7 +7,9 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, equal, product
 from learncost.models.imported.equations import Number, Where
-from learncost.models.imported.reader import Chosen, Masked, Outside, Reader, rule
+from learncost.models.imported.operands import Chosen, Masked, Outside
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.views import Stored, View
 
 
@@ -101,8 +103,6 @@ def max_along(reader: Reader, x: View, dim: int, keepdim: bool = False) -> list[
 
 
 def _outside_part(reader: Reader, number: int) -> Any:
-    from learncost.models.imported.reader import Outside
-
     for user in reader.node.users:
         if user.args[1] == number:
             return Outside(user)

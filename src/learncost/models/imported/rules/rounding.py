@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from learncost.models.imported.reader import Outside, Reader, rule
+from learncost.models.imported.operands import Outside
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.elementwise import _truth, clamped
 from learncost.models.imported.views import View
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from learncost.models.imported.reader import Reader, rule
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.views import View
 
 

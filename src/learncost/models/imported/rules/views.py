@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from learncost.models.imported.axes import ApartError, Axis, Size, equal, product, quotient, simple
-from learncost.models.imported.reader import Masked, Outside, Reader, Whole, rule, shape_of, size_of
+from learncost.models.imported.nodes import shape_of, size_of
+from learncost.models.imported.operands import Masked, Outside, Whole
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.views import Place, Slot, View
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Number
+from learncost.models.imported.nodes import shape_of, size_of
 from learncost.models.imported.ones import at_its_place, matrix_product, written
-from learncost.models.imported.reader import Reader, rule, shape_of, size_of
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.normalization import channels, scaled
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.reductions import summed

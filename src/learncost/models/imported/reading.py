@@ -1,0 +1,132 @@
+"""Reads the nodes of an exported graph in turn: which stay outside, and which rule takes down the lines of others."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.imported.nodes import is_empty, operator_name
+from learncost.models.imported.opaque import opaque
+from learncost.models.imported.operands import Chosen, Complex, Masked, Outside, Whole, is_complex, is_inside, learns
+from learncost.models.imported.reader import Reader
+from learncost.models.imported.rule import COMPLEX_RULES, RULES, Rule, rule_of
+from learncost.models.imported.views import View
+
+COURSES = {
+    "cond": "torch.where computes both branches",
+    "while_loop": "a loop in Python runs as often as it says",
+    "scan": "a loop in Python runs once for each place",
+}
+"""Operators that run parts of a graph, and how a table may have their lines."""
+
+TAKES_CHOSEN = ("indexing",)
+"""Kinds of rules that read at chosen places; for others the places are outside."""
+
+TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
+"""Operators that may read masked scores as they are."""
+
+
+def read(reader: Reader, node: Any) -> None:
+    """Take down what a node does. Raises `InputError` for what cannot be read."""
+    reader.node = node
+    reader.values[node] = _value(reader, node)
+
+
+def _value(reader: Reader, node: Any) -> Any:
+    """What a node gives: views of lines, or what is outside of the table."""
+    import torch
+
+    result = node.meta.get("val")
+    if is_empty(result):  # an expert's rows, say, where a run chose it for none
+        return Outside(node)
+    arguments = [reader.argument(value) for value in node.args]
+    named = {name: reader.argument(value) for name, value in node.kwargs.items()}
+    if node.target is operator.getitem:
+        part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else Outside(node)
+        return Chosen(part.view, node) if isinstance(part, Chosen) else part
+    if result is None:  # it checks something, and gives nothing
+        return None
+    operands = [*arguments, *named.values()]
+    if not any(map(is_inside, operands)):
+        if isinstance(result, tuple | list):
+            return Outside(node)
+        return reader.looked(node, arguments, named) if isinstance(result, torch.Tensor) else result
+    if isinstance(result, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+        return result
+    reader.stand_at(node)
+    known = _rule(reader, operator_name(node.target), operands)
+    if known is not None:
+        return _by_rule(reader, known, node, arguments, named)
+    if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
+        return Outside(node)
+    return opaque(reader, node, operands)
+
+
+def _rule(reader: Reader, name: str, operands: Sequence[Any]) -> Rule | None:
+    """The rule of an operator for such operands; None where it has none."""
+    known = rule_of(name, RULES)
+    if is_complex(operands):
+        of_real, known = known, rule_of(name, COMPLEX_RULES)
+        if known is None and of_real is not None:
+            raise reader.refusal(f"{name} of complex numbers")
+    if known is None and name in COURSES:
+        raise reader.refusal(f"torch.{name}, whose course depends on values,", f"; {COURSES[name]}")
+    return known
+
+
+def _by_rule(reader: Reader, known: Rule, node: Any, arguments: list[Any], named: Mapping[str, Any]) -> Any:
+    """What a node gives by a rule, whose operands become what the rule takes."""
+    import torch
+
+    result = node.meta["val"]
+    kind = known.__module__.rpartition(".")[2]
+    if any(isinstance(each, Chosen) for each in arguments) and kind not in TAKES_CHOSEN:
+        first = arguments[0]
+        if kind == "views" and isinstance(first, Chosen) and getattr(result, "dtype", None) is not torch.bool:
+            looked = known(reader, first.view, *arguments[1:], **named)
+            return [Chosen(each, node) for each in looked] if isinstance(looked, list) else Chosen(looked, node)
+        arguments = [Outside(each.node) if isinstance(each, Chosen) else each for each in arguments]
+    if not any(map(learns, (*arguments, *named.values()))):
+        return Outside(node)  # of places that are chosen and what is outside: it has no gradient
+    if operator_name(node.target) not in TAKES_MASKED:
+        arguments = [reader.view(each) if isinstance(each, Masked) else each for each in arguments]
+    arguments = [[_placed(e) for e in each] if isinstance(each, list) else each for each in arguments]
+    if any(isinstance(each, Whole) for each in arguments):
+        return _of_whole(reader, known, node, arguments, named)
+    value = known(reader, *arguments, **named)
+    if isinstance(value, View) and isinstance(result, torch.Tensor):
+        value = _typed(reader.shaped(value, result, arguments), result)
+        return Complex(value, 0.0) if result.dtype.is_complex else value  # a real number among complex ones
+    return value
+
+
+def _of_whole(reader: Reader, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What a rule makes of whole numbers: they may be an operand, an index from outside, or refused."""
+    result = node.meta["val"]
+    with suppress(InputError):
+        value = known(reader, *[reader.view(each) if isinstance(each, Whole) else each for each in arguments], **named)
+        if not isinstance(value, View) or result.dtype.is_floating_point:
+            return value
+        if _typed(value, result).stored.kind == "truth":
+            return value
+        return Whole(reader.shaped(value, result, arguments), node)
+    arguments = [_placed(each) for each in arguments]
+    if not any(map(is_inside, [*arguments, *named.values()])):
+        return Outside(node)
+    value = known(reader, *arguments, **named)
+    return reader.shaped(value, result, arguments) if isinstance(value, View) else value
+
+
+def _typed(value: View, result: Any) -> View:
+    """A value that says what holds is marked so, whichever lines have made it."""
+    if str(result.dtype) == "torch.bool" and value.stored.kind == "value":
+        value.stored.kind = "truth"
+    return value
+
+
+def _placed(value: Any) -> Any:
+    """Whole numbers, as indices are given, as what they are outside."""
+    return Outside(value.node) if isinstance(value, Whole) else value

@@ -22,7 +22,8 @@ from typing import Any
 import learncost as lc
 from learncost.books.book import book
 from learncost.equation.errors import InputError
-from learncost.equation.table import Product, Sum, Table, Word
+from learncost.equation.line import Product, Sum, Word
+from learncost.equation.table import Table
 from learncost.models.families import FAMILIES
 from learncost.models.imported.walk import read_module
 from learncost.models.model import build, run_sizes

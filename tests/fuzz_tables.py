@@ -21,7 +21,8 @@ import numpy as np
 import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.equation.count import size_of
-from learncost.equation.table import Table, walk
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
 from learncost.proof.sample import random_arrays, small_sizes

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from learncost.engines.in_stages import program_in_stages, step_in_stages
 from learncost.equation.count import base
-from learncost.equation.table import Repeat
+from learncost.equation.repeat import Repeat
 from learncost.layers.stages import turns_of
 from learncost.models.model import build
 from learncost.models.small import small

@@ -4,7 +4,7 @@ import pytest
 
 from learncost.books.book import book
 from learncost.equation.count import Count, total
-from learncost.equation.table import walk
+from learncost.equation.repeat import walk
 from learncost.equation.totals import beginnings
 from learncost.layers.alone import alone, shape
 from learncost.layers.lower import _is_normal, _Lowering, lower

@@ -14,8 +14,9 @@ import learncost as lc
 from kernels_in_c import Case, check, needs_compiler
 from learncost.engines import compiler
 from learncost.equation.errors import InputError
+from learncost.equation.line import Kernel, Line
 from learncost.equation.parse import parse_line
-from learncost.equation.table import Kernel, Line, Repeat
+from learncost.equation.repeat import Repeat
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.step import step

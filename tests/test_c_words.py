@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from kernels_in_c import Case, check, needs_compiler
-from learncost.equation.table import Kernel, Literal, Term, Word
+from learncost.equation.line import Kernel, Word
+from learncost.equation.term import Literal, Term
 from learncost.vocabulary import entries, entry
 
 pytestmark = needs_compiler

@@ -13,7 +13,7 @@ from learncost.derivations.formulas import formulas
 from learncost.derivations.subject import layers
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
-from learncost.equation.table import Tag
+from learncost.equation.line import Tag
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped_layer
 from learncost.readings.live import live

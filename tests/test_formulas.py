@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from learncost.derivations.formulas import Formulas, formulas
 from learncost.derivations.subject import layers
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
 from learncost.equation.parse import parse_line
-from learncost.equation.table import Line, replace
 from learncost.faces.command import main
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped, shipped_layer, usual_names

@@ -9,7 +9,7 @@ import pytest
 import learncost as lc
 from decoding import MODELS, llama, rewritten
 from learncost.equation.count import Count, total
-from learncost.equation.table import walk
+from learncost.equation.repeat import walk
 from learncost.faces.command import main
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_visible

@@ -12,7 +12,8 @@ from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.derivations.verified_c99 import Parity, parity
 from learncost.engines.boards import BOARDS
 from learncost.equation.count import shape_of
-from learncost.equation.table import Literal, Product, Tag
+from learncost.equation.line import Product, Tag
+from learncost.equation.term import Literal
 from learncost.equation.value import Value
 from learncost.layers.integer_functions import exponential, logarithm
 from learncost.layers.powers import HALF, WORD, Number, Power

@@ -17,7 +17,8 @@ from importlib.resources import files
 import pytest
 
 import learncost as lc
-from learncost.equation.table import Literal, Product, Sum, Term, Word
+from learncost.equation.line import Product, Sum, Word
+from learncost.equation.term import Literal, Term
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.proof.references import LAYERS
 from learncost.proof.verify import verify_table, verify_word

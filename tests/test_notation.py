@@ -4,7 +4,7 @@ import pytest
 
 import fuzz_tables
 import learncost as lc
-from learncost.equation.table import walk
+from learncost.equation.repeat import walk
 
 MIXED = "a line is a product or a sum, not both"
 

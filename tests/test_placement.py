@@ -9,7 +9,9 @@ import pytest
 import learncost as lc
 from learncost.equation.count import first_of, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Term, Word, walk
+from learncost.equation.line import Word
+from learncost.equation.repeat import Repeat, walk
+from learncost.equation.term import Term
 from learncost.equation.zigzag import position
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.adaptation import Adaptation, adapted

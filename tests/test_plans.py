@@ -11,7 +11,7 @@ import learncost as lc
 from counting import counting, tally_of
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, walk
+from learncost.equation.repeat import Repeat, walk
 from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

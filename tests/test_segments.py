@@ -8,7 +8,7 @@ import pytest
 import learncost as lc
 from counting import counting, tally_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat
+from learncost.equation.repeat import Repeat
 from learncost.faces.command import main
 from learncost.plans.executed import executed
 from learncost.plans.plan import planned

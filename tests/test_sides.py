@@ -3,7 +3,8 @@
 import pytest
 
 import learncost as lc
-from learncost.equation.table import Product, walk
+from learncost.equation.line import Product
+from learncost.equation.repeat import walk
 
 CASES = {
     "Y[M f] = X[M d] W[d f]": ("M", "f", "d", "", ""),

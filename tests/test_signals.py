@@ -7,7 +7,7 @@ import pytest
 
 import learncost as lc
 from learncost.equation.count import shape_of
-from learncost.equation.table import Repeat
+from learncost.equation.repeat import Repeat
 from learncost.layers.derive import derive
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build

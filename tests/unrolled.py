@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from learncost.equation.count import size_of
-from learncost.equation.table import Line, Repeat, Table
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
 from learncost.layers.nested import flat, is_nested
 from learncost.layers.split import Part, split
 from learncost.models.model import Model

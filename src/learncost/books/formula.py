@@ -10,7 +10,8 @@ from importlib.resources import files
 
 from learncost.equation.count import ZERO, Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, walk
+from learncost.equation.line import Line, Product
+from learncost.equation.repeat import walk
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model

@@ -14,8 +14,9 @@ from learncost.engines.inputs import data, random_batch
 from learncost.engines.numpy_engine import Training
 from learncost.engines.weights import DEVIATION
 from learncost.equation.errors import InputError
+from learncost.equation.line import Product
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Product, Table
+from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.layers.rewrite_integers import check_room

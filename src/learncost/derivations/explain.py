@@ -22,7 +22,9 @@ from learncost.derivations.subject import (
 from learncost.derivations.subject import subject as find_subject
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Statement, Table, Word, walk
+from learncost.equation.line import Word
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.question import question
 from learncost.readings import write

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.equation.count import Count, total
-from learncost.equation.table import Line, Term, Word
+from learncost.equation.line import Line, Word
+from learncost.equation.term import Term
 from learncost.layers.lower import lower_line
 from learncost.readings import write
 from learncost.readings.price import Book, executed

@@ -11,7 +11,8 @@ from typing import Any
 
 from learncost.books.book import book
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table, check_known
+from learncost.equation.repeat import check_known
+from learncost.equation.table import Table
 from learncost.layers.derive import Derived, derive, part
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
 from learncost.layers.tangent import along_inputs

@@ -11,7 +11,10 @@ from learncost.engines.quantize import dequantized, quantize
 from learncost.engines.weights import initial_weights
 from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Product, Repeat, Sum, Table, Term
+from learncost.equation.line import Line, Product, Sum
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.layers.rewrite_lora import RANK
 from learncost.models.model import Model
 

@@ -17,8 +17,10 @@ from learncost.engines.weights import DEVIATION, generator, kinds, shape
 from learncost.equation.count import base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
 from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.table import Line, Table, check_derived, each_line
+from learncost.equation.repeat import check_derived, each_line
+from learncost.equation.table import Table
 from learncost.equation.value import RANDOM, Same
 from learncost.layers.lower import lower
 from learncost.models.model import Model

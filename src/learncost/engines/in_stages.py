@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Statement, Table, defined, walk
+from learncost.equation.repeat import Repeat, Statement, defined, walk
+from learncost.equation.table import Table
 from learncost.layers.stages import turns_of
 from learncost.models.model import Model
 from learncost.placement.mesh import Mesh

@@ -9,7 +9,10 @@ from zlib import crc32
 import numpy as np
 
 from learncost.equation.count import shape_of
-from learncost.equation.table import Line, Operand, Product, Repeat, Statement, Sum, Table, Term
+from learncost.equation.line import Line, Product, Sum
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Operand, Term
 
 DEVIATION = 0.02
 """Of the normal distribution that matrices are drawn from: BERT's and GPT-2's initializer_range."""

@@ -7,18 +7,8 @@ from dataclasses import replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
-from learncost.equation.table import (
-    Condition,
-    Line,
-    Literal,
-    Operand,
-    Product,
-    Read,
-    Sum,
-    Term,
-    Word,
-    terms_of,
-)
+from learncost.equation.line import Condition, Line, Product, Sum, Word
+from learncost.equation.term import Literal, Operand, Read, Term, terms_of
 
 
 def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:

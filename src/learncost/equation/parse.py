@@ -11,20 +11,9 @@ from math import isinf
 from learncost.equation.affine import Affine, Part, total
 from learncost.equation.count import Count
 from learncost.equation.errors import InputError, NotationError, advice, header_advice, in_two_lines
-from learncost.equation.table import (
-    Carry,
-    Condition,
-    Line,
-    Literal,
-    Opaque,
-    Operand,
-    Product,
-    Read,
-    Sum,
-    Tag,
-    Term,
-    Word,
-)
+from learncost.equation.line import Condition, Line, Opaque, Product, Sum, Tag, Word
+from learncost.equation.repeat import Carry
+from learncost.equation.term import Literal, Operand, Read, Term
 
 _NAME = r"(?:(?:\d+\.)+(?![eE]\d))?[^\W\d][\w.]*"  # parts of a path may be numbers, as in 0.weight
 _TOKEN = re.compile(

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
 from learncost.equation.parse import Header, split_names
-from learncost.equation.table import Read, Repeat, Statement, Table, Term, terms_of
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Read, Term, terms_of
 from learncost.equation.value import GIVEN, INDICES, Value
 
 _ROLE = re.compile(r"^\s*([^\W\d][\w.]*)\s*:\s*(\w+)\s+of\s+([^\W\d][\w.]*'*)\s*$")

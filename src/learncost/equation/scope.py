@@ -10,20 +10,11 @@ from learncost.equation.affine import Affine
 from learncost.equation.axes import check_shape, settle, terms_in
 from learncost.equation.count import base, summands
 from learncost.equation.errors import NotationError, advice
+from learncost.equation.line import Line, Word
 from learncost.equation.parse import OWN, Block, Call, Header, Parsed, twice
-from learncost.equation.table import (
-    Carry,
-    Line,
-    Operand,
-    Read,
-    Repeat,
-    Statement,
-    Table,
-    Term,
-    Word,
-    walk,
-    windows,
-)
+from learncost.equation.repeat import Carry, Repeat, Statement, walk, windows
+from learncost.equation.table import Table
+from learncost.equation.term import Operand, Read, Term
 from learncost.equation.value import Value
 
 Axes = Mapping[str, tuple[str, ...]]

@@ -13,7 +13,9 @@ from learncost.equation.affine import Affine
 from learncost.equation.count import Count, base, summands
 from learncost.equation.errors import InputError, NotationError
 from learncost.equation.parse import split_names
-from learncost.equation.table import Literal, Operand, Read, Table, walk, windows
+from learncost.equation.repeat import walk, windows
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Operand, Read
 from learncost.equation.value import Same
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard

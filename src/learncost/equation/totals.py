@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 
-from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Term, Word
+from learncost.equation.line import Line, Sum, Word
+from learncost.equation.repeat import Carry, Repeat, Statement
+from learncost.equation.term import Term
 
 
 def empty(lines: Iterable[Statement]) -> frozenset[str]:

@@ -11,7 +11,9 @@ import torch
 
 from learncost.engines.compiler import Kernels
 from learncost.engines.in_place import library_products
-from learncost.equation.table import Kernel, Line, Table, Word, walk
+from learncost.equation.line import Kernel, Line, Word
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
 from learncost.hardware.calibrate_torch import COLUMNS, ROWS, TorchBench, factors
 from learncost.hardware.operations import Doing, operands, timed_words
 from learncost.layers.derive import derive

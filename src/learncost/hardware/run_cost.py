@@ -14,7 +14,7 @@ from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
-from learncost.equation.table import check_known
+from learncost.equation.repeat import check_known
 from learncost.hardware import given, grid, products
 from learncost.hardware.duration import days_on, days_over
 from learncost.hardware.record import RunCost

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.table import Axis, Line, Product, Statement, Sum, Tag, Term
+from learncost.equation.line import Line, Product, Sum, Tag
+from learncost.equation.repeat import Statement
+from learncost.equation.term import Axis, Term
 from learncost.equation.value import Value
 from learncost.layers.tiles import behind_another, place_of, tiled, with_one
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from learncost.equation.table import Line, Repeat, Sum, Table, Term, Word, walk
+from learncost.equation.line import Line, Sum, Word
+from learncost.equation.repeat import Repeat, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 
 
 def alone(table: Table) -> Callable[[Line], bool]:

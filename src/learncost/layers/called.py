@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
+from learncost.equation.line import Condition, Line, Tag
 from learncost.equation.parse import Block, Call, Parsed
+from learncost.equation.repeat import Carry, Repeat, Statement, walk, windows
 from learncost.equation.scope import Axes, Expanded
-from learncost.equation.table import Carry, Condition, Line, Repeat, Statement, Table, Tag, walk, windows
+from learncost.equation.table import Table
 from learncost.equation.value import DRAWN, FIXED
 from learncost.layers.spelling import primed
 

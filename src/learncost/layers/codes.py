@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from learncost.equation.table import Line, Literal, Product, Sum, Tag, Term, Word
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Role, Value
 
 LAYER = "codes"

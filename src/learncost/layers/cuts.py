@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from learncost.equation.table import Line
+from learncost.equation.line import Line
 from learncost.equation.value import Same, Value
 
 Scope: TypeAlias = tuple[tuple[str, ...], ...]

@@ -13,7 +13,9 @@ from functools import lru_cache
 
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Statement, Table, Tag, each_line
+from learncost.equation.line import Tag
+from learncost.equation.repeat import Repeat, Statement, each_line
+from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.layers.cuts import NONE, Cuts
 from learncost.layers.layer import Layer

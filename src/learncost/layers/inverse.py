@@ -9,7 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term
+from learncost.equation.line import Line, Sum
+from learncost.equation.repeat import Carry, Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.layers.recompute import pairs, recomputed
 

@@ -6,19 +6,10 @@ from collections.abc import Iterator
 
 from learncost.equation.affine import Affine, Part, total
 from learncost.equation.count import base
-from learncost.equation.table import (
-    Axis,
-    Literal,
-    Operand,
-    Product,
-    Read,
-    Sum,
-    Table,
-    Tag,
-    Term,
-    Word,
-    walk,
-)
+from learncost.equation.line import Product, Sum, Tag, Word
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
+from learncost.equation.term import Axis, Literal, Operand, Read, Term
 
 
 def join_of(line: Sum) -> Word | None:

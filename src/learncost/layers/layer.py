@@ -12,23 +12,15 @@ from importlib.resources import files
 from learncost.equation.count import ZERO, Count, base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import NotationError, advice
+from learncost.equation.line import Line, Opaque, Word
 from learncost.equation.parse import Call, Header, Parsed, parse_header, parse_lines, split_names
+from learncost.equation.repeat import Repeat, Statement, each_line, walk
 from learncost.equation.roles import check as check_roles
 from learncost.equation.roles import role, spelled
 from learncost.equation.scope import Axes, Expanded, bind
 from learncost.equation.stated import Limit, Stated
-from learncost.equation.table import (
-    Line,
-    Literal,
-    Opaque,
-    Repeat,
-    Statement,
-    Table,
-    Term,
-    Word,
-    each_line,
-    walk,
-)
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 from learncost.layers.called import expanded, own_equations
 from learncost.layers.parts import PART, SHOWN

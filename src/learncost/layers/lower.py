@@ -15,21 +15,10 @@ from typing import Any
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, whole
-from learncost.equation.table import (
-    Axis,
-    Condition,
-    Line,
-    Literal,
-    Operand,
-    Product,
-    Read,
-    Repeat,
-    Statement,
-    Sum,
-    Table,
-    Term,
-    Word,
-)
+from learncost.equation.line import Condition, Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Axis, Literal, Operand, Read, Term
 from learncost.equation.value import Same, Value
 from learncost.layers.joins import join_of, read_back
 from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within

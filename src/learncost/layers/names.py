@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term, Word, alias, defined, walk
+from learncost.equation.line import Line, Sum, Word, alias
+from learncost.equation.repeat import Carry, Repeat, Statement, defined, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.vocabulary import entry
 

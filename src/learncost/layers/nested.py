@@ -12,7 +12,9 @@ from dataclasses import replace as changed
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Repeat, Table
+from learncost.equation.line import Line
+from learncost.equation.repeat import Carry, Repeat
+from learncost.equation.table import Table
 from learncost.equation.value import Value
 
 MOST_LAYERS = 128

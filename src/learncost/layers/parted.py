@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from learncost.equation.displayed import Displayed
-from learncost.equation.table import Line, Repeat, Statement, Table, walk
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
 from learncost.equation.value import Value
 from learncost.vocabulary.collectives import is_collective
 

@@ -9,8 +9,11 @@ from itertools import chain
 from typing import Any
 
 from learncost.equation.count import ZERO, Count, base, total
+from learncost.equation.line import Condition, Line, Product, Word
+from learncost.equation.repeat import Repeat, Statement, each_line
 from learncost.equation.sides import sides
-from learncost.equation.table import Condition, Line, Product, Read, Repeat, Statement, Table, Term, Word, each_line
+from learncost.equation.table import Table
+from learncost.equation.term import Read, Term
 from learncost.vocabulary import entry
 
 _NAMESPACES = ("torch", "ops", "aten", "nn", "functional", "F")

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Word
+from learncost.equation.line import Line, Word
+from learncost.equation.repeat import Repeat, Statement
 from learncost.layers.cuts import NONE, Cuts, Scope
 from learncost.layers.spelling import differentiable, operand
 from learncost.vocabulary import entry

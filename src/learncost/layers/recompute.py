@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.table import Line, Repeat, Statement, Table, defined
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, Statement, defined
+from learncost.equation.table import Table
 from learncost.equation.value import Value
 
 Values = dict[str, Value]

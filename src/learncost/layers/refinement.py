@@ -21,9 +21,10 @@ from functools import cache
 from importlib.resources import files
 
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line, Tag, Word
 from learncost.equation.parse import Header, parse_header, parse_lines
 from learncost.equation.roles import role
-from learncost.equation.table import Axis, Line, Literal, Operand, Read, Tag, Term, Word, terms_of
+from learncost.equation.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.equation.value import Role, Value
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite import rewritten

@@ -7,20 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.axes import settle, show_declared
 from learncost.equation.errors import InputError
-from learncost.equation.table import (
-    Carry,
-    Line,
-    Literal,
-    Operand,
-    Product,
-    Repeat,
-    Statement,
-    Sum,
-    Tag,
-    Term,
-    Word,
-    walk,
-)
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Carry, Repeat, Statement, walk
+from learncost.equation.term import Literal, Operand, Term
 from learncost.equation.value import Role, Value, axes_of
 from learncost.layers.adding import Adding
 from learncost.layers.cuts import Elsewhere

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from learncost.equation.table import Line, Literal, Product, Sum, Tag, Term, Word, each_line
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import each_line
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 from learncost.layers.layer import Layer
 from learncost.vocabulary import entry

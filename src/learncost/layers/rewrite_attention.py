@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Product, Term, Word
+from learncost.equation.line import Line, Product, Word
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 from learncost.layers.layer import Layer
 from learncost.layers.refinement import refined

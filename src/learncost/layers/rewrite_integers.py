@@ -20,7 +20,10 @@ from math import prod
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Operand, Product, Repeat, Sum, Table, Term, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Operand, Term
 from learncost.layers.integer_functions import FUNCTIONS
 from learncost.layers.lower import expanded
 from learncost.layers.powers import CODE, HALF, TOTAL, WORD, Number, Power

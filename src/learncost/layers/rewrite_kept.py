@@ -21,7 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Line, Product, Repeat, Statement, Table, Tag, Term, Word, features
+from learncost.equation.line import Line, Product, Tag, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table, features
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.layers.codes import LAYER, Values, coded
 from learncost.layers.parts import of_part

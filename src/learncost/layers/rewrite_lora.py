@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Axis, Line, Literal, Operand, Product, Repeat, Statement, Sum, Table, Tag, Term
+from learncost.equation.line import Line, Product, Sum, Tag
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Axis, Literal, Operand, Term
 from learncost.equation.value import Value
 
 RANK = "rank"

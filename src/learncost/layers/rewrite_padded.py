@@ -15,7 +15,10 @@ from dataclasses import replace
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base
-from learncost.equation.table import Condition, Line, Literal, Read, Table, Term, Word, each_line, walk
+from learncost.equation.line import Condition, Line, Word
+from learncost.equation.repeat import each_line, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Read, Term
 from learncost.vocabulary import entry
 
 

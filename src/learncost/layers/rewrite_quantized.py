@@ -22,8 +22,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line, Product, Tag
 from learncost.equation.precision import BLOCKS, BYTES, Blocks
-from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Tag, Term, walk
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Read, Term
 from learncost.equation.value import Value
 from learncost.layers.quantized import Array, Quantized, blocks_of, levels_axis, levels_of, places_of
 from learncost.layers.recompute import recomputed

@@ -17,7 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from learncost.equation.table import Line, Product, Repeat, Statement, Table, Term
+from learncost.equation.line import Line, Product
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.layers.codes import Values, coded
 
 

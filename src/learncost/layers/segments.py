@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Repeat, Table, each_line
+from learncost.equation.line import Line
+from learncost.equation.repeat import Carry, Repeat, each_line
+from learncost.equation.table import Table
 from learncost.equation.value import Value
 from learncost.layers.recompute import Values, pairs
 

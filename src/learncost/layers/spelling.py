@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from learncost.equation.count import base
-from learncost.equation.table import Line, Statement, Term, Word, walk
+from learncost.equation.line import Line, Word
+from learncost.equation.repeat import Statement, walk
+from learncost.equation.term import Term
 from learncost.vocabulary import entry
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Table
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
 from learncost.equation.value import Value
 
 

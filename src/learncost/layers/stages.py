@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from learncost.equation.count import base, size_of
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Repeat, Statement, Table
+from learncost.equation.line import Line
+from learncost.equation.repeat import Carry, Repeat, Statement
+from learncost.equation.table import Table
 
 
 @dataclass(frozen=True)

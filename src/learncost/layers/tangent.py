@@ -11,19 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import (
-    Carry,
-    Line,
-    Operand,
-    Product,
-    Repeat,
-    Statement,
-    Sum,
-    Table,
-    Tag,
-    Term,
-    Word,
-)
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Carry, Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Operand, Term
 from learncost.equation.value import Value
 from learncost.layers.cuts import Elsewhere, Scope
 from learncost.layers.spelling import differentiable, operand, spell

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from learncost.equation.affine import Affine, Part, total
 from learncost.equation.count import base
-from learncost.equation.table import Axis, Line, Read, Statement, Sum, Tag, Term, walk
+from learncost.equation.line import Line, Sum, Tag
+from learncost.equation.repeat import Statement, walk
+from learncost.equation.term import Axis, Read, Term
 from learncost.layers.spelling import primed
 
 ONE = "1"

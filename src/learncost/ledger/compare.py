@@ -11,7 +11,7 @@ from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
-from learncost.equation.table import check_known
+from learncost.equation.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.question import question

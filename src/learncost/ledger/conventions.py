@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
-from learncost.equation.table import check_known
+from learncost.equation.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.ledger.counters import Counter, counters
 from learncost.ledger.mine import Mine

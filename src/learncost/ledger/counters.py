@@ -13,7 +13,9 @@ from typing import Any
 
 from learncost.books.book import BOOKS
 from learncost.equation.count import Count, total
-from learncost.equation.table import Product, Sum, Term, Word, walk
+from learncost.equation.line import Product, Sum, Word
+from learncost.equation.repeat import walk
+from learncost.equation.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.run import Run
 from learncost.readings.price import Row

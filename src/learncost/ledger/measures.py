@@ -9,7 +9,9 @@ from functools import cached_property
 
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
-from learncost.equation.table import Product, Term, walk
+from learncost.equation.line import Product
+from learncost.equation.repeat import walk
+from learncost.equation.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.run import Run
 from learncost.models.purposes import weighs_tokens

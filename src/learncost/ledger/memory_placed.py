@@ -6,7 +6,10 @@ from copy import copy
 from dataclasses import replace
 
 from learncost.equation.count import shape_of
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line
+from learncost.equation.line import Line, Word
+from learncost.equation.repeat import Repeat, Statement, each_line
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Axes, Value
 from learncost.ledger.memory_step import Step, gathering, points, stacks_of, state_bytes
 from learncost.ledger.over import OverMesh, padded_step, part_of, refuse_stages, widths_of

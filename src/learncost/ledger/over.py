@@ -11,8 +11,10 @@ from typing import Any
 from learncost.devices.collective import kind_of
 from learncost.equation.count import cuts, shape_of, whole
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Repeat, Statement, Table, walk
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
 from learncost.layers.stages import turns_of
 from learncost.ledger.run import Run
 from learncost.ledger.sheet import number, size_of

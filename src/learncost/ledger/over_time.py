@@ -12,8 +12,9 @@ from learncost.devices.collective import groups, transfer
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
 from learncost.equation.precision import BYTES, Precision, precision_of
-from learncost.equation.table import Line, Repeat, Statement, walk
+from learncost.equation.repeat import Repeat, Statement, walk
 from learncost.ledger.over import OverMesh
 from learncost.ledger.sheet import seconds_of
 from learncost.ledger.timing import Timing, timing

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from learncost.equation.line import Word
 from learncost.equation.precision import either
-from learncost.equation.table import Repeat, Statement, Table, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.over import OverMesh, over_stages, whole_batch
 from learncost.ledger.question import question

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from learncost.books.formula import FORMULA
 from learncost.equation.count import total
-from learncost.equation.table import Line, Product, Word
+from learncost.equation.line import Line, Product, Word
 from learncost.layers.parts import Part, is_norm, part_of
 from learncost.layers.products import matrix_maccs
 from learncost.layers.rewrite import DROPOUT

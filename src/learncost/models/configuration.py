@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
-from learncost.equation.table import defined
+from learncost.equation.repeat import defined
 from learncost.layers.layer import Layer
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names

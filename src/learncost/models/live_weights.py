@@ -13,7 +13,8 @@ from typing import Any
 
 from learncost.equation.count import Count
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, walk
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, walk
 from learncost.models.adaptation import Learned
 from learncost.models.model import Model
 from learncost.models.modules import module_of

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Literal
 from learncost.equation.value import DRAWN, Same
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding

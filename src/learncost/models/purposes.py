@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from learncost.equation.count import base
-from learncost.equation.table import Line, Product, Read, Term, Word, walk
+from learncost.equation.line import Line, Product, Word
+from learncost.equation.repeat import walk
+from learncost.equation.term import Read, Term
 from learncost.layers.rewrite_lora import is_linear
 from learncost.models.configuration import family_of
 from learncost.models.model import Model

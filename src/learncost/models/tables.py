@@ -6,8 +6,10 @@ from collections.abc import Container, Mapping
 from functools import lru_cache
 
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
+from learncost.equation.repeat import walk
 from learncost.equation.stated import Limit, size_names
-from learncost.equation.table import Line, Table, walk
+from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite_lora import is_lookup

@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 
 from learncost.books.book import book
 from learncost.equation.count import Count, base, larger, size_of
+from learncost.equation.line import Line, Word
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, walk
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import INDICES
 from learncost.layers.parted import parted
 from learncost.layers.rewrite_padded import paddable

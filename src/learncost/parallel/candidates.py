@@ -17,8 +17,10 @@ import numpy as np
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Group, groups, transfer
 from learncost.equation.count import base, size_of
+from learncost.equation.line import Line
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Read, Repeat, Term, walk
+from learncost.equation.repeat import Repeat, walk
+from learncost.equation.term import Read, Term
 from learncost.models.model import Model
 from learncost.parallel.account import PASSES, Account, Where
 from learncost.parallel.segments import Part

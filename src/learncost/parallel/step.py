@@ -16,7 +16,8 @@ from learncost.devices.collective import Group, Transfer, groups, transfer
 from learncost.equation.count import Count, base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat
 from learncost.parallel.account import PASSES, Account, Activations, Sending, Static
 from learncost.parallel.segments import Part, parts_of
 from learncost.placement.padding import Padded

@@ -18,7 +18,7 @@ from learncost.books.book import book as find_book
 from learncost.books.errata import errata
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.equation.table import check_known
+from learncost.equation.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.layers.parts import shown_layer
 from learncost.ledger.cost import cost

@@ -9,7 +9,9 @@ from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from learncost.equation.count import size_of
-from learncost.equation.table import Line, Repeat, Statement, Table, alias
+from learncost.equation.line import Line, alias
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
 from learncost.layers.parts import shown_layer
 from learncost.ledger.timing import Timing
 from learncost.pictures.timeline import Counter, Pen, Process, changes

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from learncost.equation.table import Repeat, Statement, Table, defined
+from learncost.equation.repeat import Repeat, Statement, defined
+from learncost.equation.table import Table
 from learncost.vocabulary.collectives import REDUCES, is_collective
 
 _JOINS = ("reduce_scatter", *REDUCES)

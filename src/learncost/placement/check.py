@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from learncost.equation.count import comes_round, cuts, down_to, whole
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word, terms_of
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Read, Term, terms_of
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import is_collective, place_changed
 

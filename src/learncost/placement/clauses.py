@@ -15,7 +15,10 @@ from math import lcm
 
 from learncost.equation.count import base, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Read, Repeat, Statement, Table, Term, features, walk
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table, features
+from learncost.equation.term import Read, Term
 from learncost.equation.value import DRAWN, Value
 from learncost.placement.mesh import Mesh
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from learncost.equation.count import Count, base, shape_of, size_of
-from learncost.equation.table import Word, walk
+from learncost.equation.line import Word
+from learncost.equation.repeat import walk
 from learncost.equation.value import INDICES, Value
 from learncost.layers.spelling import condition_names
 from learncost.placement.clauses import kind_of

@@ -8,19 +8,8 @@ from math import prod
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base
-from learncost.equation.table import (
-    Axis,
-    Condition,
-    Line,
-    Literal,
-    Operand,
-    Product,
-    Read,
-    Sum,
-    Term,
-    Word,
-    terms_of,
-)
+from learncost.equation.line import Condition, Line, Product, Sum, Word
+from learncost.equation.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.equation.value import Value
 from learncost.layers.lower import expanded
 from learncost.placement.filled import stays_zero

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.count import cuts, held, here, size_of
-from learncost.equation.table import Line
+from learncost.equation.line import Line
 from learncost.equation.zigzag import devices_name, devices_of
 from learncost.layers.lower import lower
 from learncost.placement.layout import Layout

@@ -14,7 +14,10 @@ import numpy as np
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Product, Repeat, Statement, Sum, Table, Term, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 from learncost.layers.lower import expanded
 from learncost.readings.run.functions import function_of

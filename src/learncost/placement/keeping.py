@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Statement, Table, Term
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.vocabulary.collectives import is_collective
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table, walk
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
 from learncost.layers.names import scores
 from learncost.placement.check import check_placed
 from learncost.placement.clauses import Clause, Homes

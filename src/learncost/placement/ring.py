@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Statement, Table, walk
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
 from learncost.equation.value import Value
 from learncost.layers.recompute import pairs
 from learncost.placement.clauses import kind_of

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from learncost.equation.count import cuts, place_cut
-from learncost.equation.table import Line, Product, Read, Repeat, Statement, Sum, Term, Word, terms_of
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.term import Read, Term, terms_of
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import is_collective
 

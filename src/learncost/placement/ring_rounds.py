@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from learncost.equation.count import ROUND, base
-from learncost.equation.table import Carry, Line, Literal, Product, Repeat, Statement, Sum, Tag, Term, Word
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Carry, Repeat, Statement
+from learncost.equation.term import Literal, Term
 from learncost.placement.ring_turn import (
     Normalizer,
     Ring,

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 from learncost.equation.count import ROUND, base
-from learncost.equation.table import Axis, Condition, Line, Literal, Operand, Product, Statement, Sum, Tag, Term, Word
+from learncost.equation.line import Condition, Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Statement
+from learncost.equation.term import Axis, Literal, Operand, Term
 from learncost.equation.value import Value
 from learncost.placement.ring_regions import Region
 from learncost.vocabulary import entry

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import down_to
-from learncost.equation.table import Line, Product, Read, Sum, Term, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.term import Read, Term
 from learncost.placement.layout import Layout, cut
 from learncost.vocabulary import entry
 

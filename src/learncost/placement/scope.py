@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base, whole
-from learncost.equation.table import Axis, Line, Repeat, Statement, Sum, Tag, Term, Word
+from learncost.equation.line import Line, Sum, Tag, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.term import Axis, Term
 from learncost.equation.value import Value
 from learncost.placement.clauses import Homes, Split
 from learncost.placement.layout import Layout, Move, cut, moves

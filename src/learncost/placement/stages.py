@@ -8,7 +8,10 @@ from typing import Protocol
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Statement, Table, Tag, Term, Word, walk
+from learncost.equation.line import Line, Tag, Word
+from learncost.equation.repeat import Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.layers.stages import Sent, Stage, even
 from learncost.placement.clauses import Clause

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Repeat, Sum
+from learncost.equation.line import Sum
+from learncost.equation.repeat import Carry, Repeat
 from learncost.placement.layout import Layout, cut
 from learncost.placement.scope import Reason, Scope, readers
 

@@ -16,7 +16,10 @@ import numpy as np
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, cuts, size_of, whole
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Read, Repeat, Statement, Table, Word, each_line, walk
+from learncost.equation.line import Line, Word
+from learncost.equation.repeat import Repeat, Statement, each_line, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Read
 from learncost.equation.zigzag import devices_of, position
 from learncost.placement.mesh import Mesh
 from learncost.vocabulary import entry

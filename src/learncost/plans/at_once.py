@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, defined
+from learncost.equation.line import Line, Word
+from learncost.equation.repeat import Repeat, Statement, defined
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 
 

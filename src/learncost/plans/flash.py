@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, features, walk
+from learncost.equation.line import Kernel, Line, Word
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table, features
 from learncost.layers.inverse import inverted, kept_again
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed, run_once

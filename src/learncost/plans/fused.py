@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features, walk
+from learncost.equation.line import Kernel, Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table, features
+from learncost.equation.term import Term
 from learncost.layers.names import named_once
 from learncost.plans.kernels import Names
 

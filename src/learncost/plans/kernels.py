@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from learncost.equation.table import Table, walk
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
 
 
 class Names:

@@ -12,7 +12,8 @@ from importlib import import_module
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Repeat, Table
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
 
 
 @dataclass(frozen=True)

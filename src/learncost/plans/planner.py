@@ -9,8 +9,10 @@ from typing import TypeAlias
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line, Word
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Line, Table, Word, walk
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
 from learncost.layers.parts import NORM, is_norm
 from learncost.models.purposes import activates, attentions, layers_that
 from learncost.plans.plan import planned

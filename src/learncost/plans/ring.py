@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from learncost.equation.table import Repeat, Statement, Table
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
 from learncost.layers.recompute import recomputed
 from learncost.plans.flash import scores
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from learncost.equation.table import Line, Statement, Sum, Table, Tag, Term
+from learncost.equation.line import Line, Sum, Tag
+from learncost.equation.repeat import Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.procedures.needed import needed
 

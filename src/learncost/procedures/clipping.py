@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.equation.table import Line, Literal, Product, Statement, Sum, Table, Tag, Term, Word, defined
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Statement, defined
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 

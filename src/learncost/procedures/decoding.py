@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from learncost.equation.count import Count, base
-from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Table, Tag, Term, Word, walk
+from learncost.equation.line import Line, Product, Tag, Word
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Read, Term
 from learncost.equation.value import Value
 from learncost.procedures.keys import TOKENS, Keys, refusal
 from learncost.procedures.needed import needed

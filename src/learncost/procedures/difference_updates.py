@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, Read, Repeat, Statement, Sum, Tag, Term, Word
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.term import Read, Term
 from learncost.equation.value import Role, Value
 from learncost.models.model import Model
 from learncost.procedures.modulation import Modulation, alike

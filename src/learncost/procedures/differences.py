@@ -11,17 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import (
-    Carry,
-    Line,
-    Repeat,
-    Statement,
-    Table,
-    Tag,
-    Term,
-    Word,
-    defined,
-)
+from learncost.equation.line import Line, Tag, Word
+from learncost.equation.repeat import Carry, Repeat, Statement, defined
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.layers.derive import derive_once
 from learncost.models.configuration import family_of

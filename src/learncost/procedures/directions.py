@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from learncost.equation.count import base
-from learncost.equation.table import Line, Repeat, Table, Tag, Term, Word
+from learncost.equation.line import Line, Tag, Word
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Axes, Value
 from learncost.layers.cuts import Scope
 from learncost.procedures.places import Place, places

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line, Product, Word
 from learncost.equation.parse import parse_lines
-from learncost.equation.table import Line, Literal, Product, Repeat, Statement, Table, Term, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 from learncost.vocabulary import entry
 

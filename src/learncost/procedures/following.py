@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.table import Line, Literal, Product, Statement, Sum, Table, Tag, Term
+from learncost.equation.line import Line, Product, Sum, Tag
+from learncost.equation.repeat import Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 
 

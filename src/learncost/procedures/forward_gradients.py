@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Literal, Product, Repeat, Statement, Sum, Table, Tag, Term, Word
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Carry, Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Axes, Value
 from learncost.layers.cuts import Elsewhere, Scope
 from learncost.layers.derive import Derived

@@ -14,7 +14,10 @@ from typing import Any
 
 from learncost.equation.count import size_of
 from learncost.equation.displayed import Displayed
-from learncost.equation.table import Line, Operand, Product, Read, Repeat, Statement, Sum, Table, Tag, Term, Word, walk
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Operand, Read, Term
 from learncost.equation.value import Value
 from learncost.layers.layer import Layer, marked
 from learncost.layers.parts import of_part

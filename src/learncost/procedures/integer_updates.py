@@ -17,7 +17,9 @@ from dataclasses import replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Literal, Product, Sum, Table, Tag, Term, Word
+from learncost.equation.line import Product, Sum, Tag, Word
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.layers.codes import LARGEST
 from learncost.layers.powers import CODE, HALF, TOTAL, Number, Power
 from learncost.layers.rewrite_integers import Integers, with_integers

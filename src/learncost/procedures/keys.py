@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Table, walk
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Operand, Read
 
 TOKENS = "M"  # the axis of the tokens that a model reads and predicts: those of a decoder's side
 

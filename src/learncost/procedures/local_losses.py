@@ -11,19 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import (
-    Carry,
-    Line,
-    Product,
-    Repeat,
-    Statement,
-    Sum,
-    Table,
-    Tag,
-    Term,
-    Word,
-    defined,
-)
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Carry, Repeat, Statement, defined
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Same, Value
 from learncost.layers.derive import derive
 from learncost.layers.reach import Reach

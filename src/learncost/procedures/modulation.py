@@ -12,7 +12,9 @@ from dataclasses import replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Axis, Line, Product, Read, Repeat, Statement, Sum, Tag, Term
+from learncost.equation.line import Line, Product, Sum, Tag
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.term import Axis, Read, Term
 from learncost.equation.value import Role, Value
 from learncost.layers.layer import shipped_layer
 from learncost.layers.recompute import in_macro

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from learncost.equation.table import Line, Repeat, Statement, Table, walk
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
 
 
 def needed(table: Table, outputs: Iterable[str]) -> Table:

@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Table, Tag, Term, Word, walk
+from learncost.equation.line import Tag, Word
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Axes, Value
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.readings.price import Book

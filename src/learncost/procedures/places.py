@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, Repeat, Statement, Sum, Table, Term, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.layers.cuts import Scope
 from learncost.layers.derive import derive

@@ -8,7 +8,10 @@ from math import prod
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Product, Statement, Sum, Table, Tag, Term, Word
+from learncost.equation.line import Line, Product, Sum, Tag, Word
+from learncost.equation.repeat import Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Axes, Value
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, Site, sites

@@ -23,7 +23,10 @@ from dataclasses import replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Statement, Table, Tag, Term, Word
+from learncost.equation.line import Line, Tag, Word
+from learncost.equation.repeat import Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 from learncost.layers.codes import LARGEST
 from learncost.layers.quantized import Quantized

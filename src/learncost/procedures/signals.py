@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Line, Product, Read, Repeat, Tag, Term, Word
+from learncost.equation.line import Line, Product, Tag, Word
+from learncost.equation.repeat import Repeat
+from learncost.equation.term import Read, Term
 from learncost.equation.value import Axes, Same, Value
 from learncost.layers.cuts import Cuts, Elsewhere, Scope
 from learncost.layers.tangent import MARK

@@ -7,7 +7,10 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
-from learncost.equation.table import Product, Repeat, Statement, Table, Tag, Term
+from learncost.equation.line import Product, Tag
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Axes, Value
 from learncost.layers.layer import layer
 from learncost.procedures.needed import needed

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.displayed import Displayed
-from learncost.equation.table import Line, Sum, Table, Tag, Term
+from learncost.equation.line import Line, Sum, Tag
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.layers.derive import derive
 from learncost.layers.stages import Sent, Stage, cut

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table, walk
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
 from learncost.layers.derive import derive, derive_once
 from learncost.models.model import Model, Structure
 from learncost.procedures.optimizer import optimizer, with_optimizer

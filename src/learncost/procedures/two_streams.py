@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Literal, Product, Repeat, Statement, Sum, Tag, Term
+from learncost.equation.line import Product, Sum, Tag
+from learncost.equation.repeat import Carry, Repeat, Statement
+from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
 from learncost.layers.inverse import Chain, chain_of
 from learncost.models.model import Model

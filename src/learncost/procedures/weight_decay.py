@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, Repeat, Statement, Sum, Table, Term, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 

@@ -12,7 +12,10 @@ import numpy as np
 
 from learncost.books.book import price
 from learncost.equation.count import shape_of
-from learncost.equation.table import Line, Read, Table, Term, Word, alias, check_derived, walk
+from learncost.equation.line import Line, Word, alias
+from learncost.equation.repeat import check_derived, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Read, Term
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower

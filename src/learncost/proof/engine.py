@@ -8,7 +8,10 @@ from difflib import SequenceMatcher
 
 from learncost.books.book import book
 from learncost.equation.count import Count, size_of
-from learncost.equation.table import Product, Table, Term, walk
+from learncost.equation.line import Product
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.layers.products import skipping
 from learncost.proof.report import Check
 from learncost.readings.price import Row, price

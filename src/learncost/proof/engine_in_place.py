@@ -15,7 +15,9 @@ from math import prod
 from typing import Any
 
 from learncost.equation.count import base, shape_of
-from learncost.equation.table import Line, Product, Repeat, Statement, Table, Word
+from learncost.equation.line import Line, Product, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
 from learncost.proof.engine import Lines, factors, places
 from learncost.readings.emit.c.sides import is_ended, is_library
 from learncost.readings.emit.placed import Placed

@@ -13,19 +13,10 @@ from typing import Any, NamedTuple
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import size_of
-from learncost.equation.table import (
-    Condition,
-    Line,
-    Literal,
-    Operand,
-    Product,
-    Repeat,
-    Statement,
-    Sum,
-    Table,
-    Term,
-    Word,
-)
+from learncost.equation.line import Condition, Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Operand, Term
 from learncost.layers.lower import lower
 from learncost.layers.products import direct
 from learncost.vocabulary import entry

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.count import base, shape_of
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, each_line
+from learncost.equation.line import Line, Word
+from learncost.equation.repeat import Repeat, Statement, each_line
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Same, Value
 from learncost.layers.derive import derive
 from learncost.models.model import Model

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.count import base, shape_of
-from learncost.equation.table import Product, Repeat, Statement, Table, Term, features
+from learncost.equation.line import Product
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table, features
+from learncost.equation.term import Term
 from learncost.equation.value import Axes, Value
 from learncost.layers.cuts import Elsewhere, Scope
 from learncost.layers.derive import derive

@@ -11,7 +11,9 @@ import numpy as np
 
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Table, Word, walk
+from learncost.equation.line import Line, Word
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.layers.joins import joined
 from learncost.layers.rewrite_padded import paddable

@@ -11,8 +11,11 @@ import numpy as np
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
+from learncost.equation.line import Line, Word
+from learncost.equation.repeat import walk, windows
 from learncost.equation.roles import places_read
-from learncost.equation.table import Line, Operand, Read, Table, Word, walk, windows
+from learncost.equation.table import Table
+from learncost.equation.term import Operand, Read
 from learncost.layers.joins import joined
 from learncost.layers.spelling import condition_names
 from learncost.layers.tiles import read_place_by_place

@@ -10,7 +10,10 @@ import numpy as np
 
 from learncost.books.book import price
 from learncost.equation.errors import InputError
-from learncost.equation.table import Product, Table, Term, check_derived, walk
+from learncost.equation.line import Product
+from learncost.equation.repeat import check_derived, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, shipped, shipped_layer
 from learncost.models.argument import GENERIC, layer_or_model

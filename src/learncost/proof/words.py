@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from learncost.equation.table import Condition, Line, Operand, Product, Table, Tag, Term, Word
+from learncost.equation.line import Condition, Line, Product, Tag, Word
+from learncost.equation.table import Table
+from learncost.equation.term import Operand, Term
 from learncost.equation.value import Value
 from learncost.layers.layer import Layer
 from learncost.proof.report import Check

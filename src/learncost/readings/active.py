@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from learncost.equation.count import Count, base, total
-from learncost.equation.table import Read, Table, walk
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
+from learncost.equation.term import Read
 
 POSITIONS = frozenset(("B", "M", "N"))  # the axes along which tokens stand
 

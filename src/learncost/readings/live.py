@@ -19,9 +19,10 @@ import numpy as np
 from learncost.equation.count import Count, base, checked_sizes, shape_of, size_of
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line, Word
 from learncost.equation.precision import BYTES
-from learncost.equation.table import Line, Table, Word
-from learncost.equation.table import walk as each
+from learncost.equation.repeat import walk as each
+from learncost.equation.table import Table
 from learncost.equation.value import RANDOM, Same
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer

@@ -15,23 +15,11 @@ from typing import Any
 from learncost.equation.count import ZERO, Count, least, total
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line, Opaque, Product, Sum, Word, alias
 from learncost.equation.precision import BYTES
-from learncost.equation.table import (
-    Axis,
-    Line,
-    Literal,
-    Opaque,
-    Product,
-    Read,
-    Sum,
-    Table,
-    Term,
-    Word,
-    alias,
-    each_line,
-    terms_of,
-    walk,
-)
+from learncost.equation.repeat import each_line, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Axis, Literal, Read, Term, terms_of
 from learncost.equation.totals import beginnings
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, alias
+from learncost.equation.line import Line, alias
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.schedule.matrix import MatrixProduct, Scatter
 

@@ -9,20 +9,10 @@ from typing import TypeAlias
 
 from learncost.equation.count import cuts
 from learncost.equation.errors import InputError
-from learncost.equation.table import (
-    Kernel,
-    Line,
-    Product,
-    Read,
-    Repeat,
-    Statement,
-    Sum,
-    Table,
-    Word,
-    defined,
-    terms_of,
-    walk,
-)
+from learncost.equation.line import Kernel, Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement, defined, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Read, terms_of
 from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
 from learncost.schedule.groups import groups, in_kernels
 from learncost.schedule.matrix import MatrixProduct, matrix_product, scatter

@@ -14,7 +14,9 @@ from typing import TypeAlias
 
 from learncost.equation.count import Count
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Table, defined
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, defined
+from learncost.equation.table import Table
 from learncost.schedule.calls import Axes, Call, Item, Loop, Place, axes_within
 
 FOREVER = 10**9

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from learncost.equation.table import Line, Operand, Product, Read, Term
+from learncost.equation.line import Line, Product
+from learncost.equation.term import Operand, Read, Term
 
 
 @dataclass(frozen=True)

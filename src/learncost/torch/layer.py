@@ -9,7 +9,8 @@ import torch
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table, walk, windows
+from learncost.equation.repeat import walk, windows
+from learncost.equation.table import Table
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.layers.layer import layer as read
 from learncost.layers.rewrite import with_masks

@@ -10,7 +10,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table, windows
+from learncost.equation.repeat import windows
+from learncost.equation.table import Table
 from learncost.layers.derive import Derived, derive
 from learncost.readings.emit import Node, Tree, leaves, program
 

@@ -14,7 +14,9 @@ from learncost.engines.core import Prepared
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Line, Table, each_line
+from learncost.equation.line import Line
+from learncost.equation.repeat import each_line
+from learncost.equation.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once

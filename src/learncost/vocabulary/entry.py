@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
 from learncost.equation.parse import parse_line
-from learncost.equation.table import Line, Literal
+from learncost.equation.term import Literal
 
 Lines = tuple[Line, ...]
 

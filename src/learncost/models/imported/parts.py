@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import walk
+from learncost.equation.repeat import walk
 from learncost.layers.layer import layer
 from learncost.models.imported.export import as_called
 from learncost.models.imported.refusals import exports

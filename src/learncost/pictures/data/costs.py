@@ -10,7 +10,8 @@ from typing import Any
 
 from learncost.books.errata import errata
 from learncost.equation.count import Count, total
-from learncost.equation.table import Line, walk
+from learncost.equation.line import Line
+from learncost.equation.repeat import walk
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.layers.parts import shown_layer
 from learncost.ledger.record import Cost

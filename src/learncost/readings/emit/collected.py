@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from learncost.equation.count import base, cuts, place_cut
 from learncost.equation.errors import InputError
-from learncost.equation.table import Term, Word
+from learncost.equation.line import Word
+from learncost.equation.term import Term
 from learncost.readings.emit.between import MESH, SENT
 from learncost.readings.emit.expression import Code, shape
 from learncost.readings.emit.scope import Scope

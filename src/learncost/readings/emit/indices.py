@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import cuts
-from learncost.equation.table import Line, Product, Read, Term
+from learncost.equation.line import Line, Product
+from learncost.equation.term import Read, Term
 from learncost.readings.emit.expression import Code, number, shape
 from learncost.readings.emit.scope import Scope
 

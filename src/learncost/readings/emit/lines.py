@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from string import ascii_letters
 
 from learncost.equation.count import base
-from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word, alias
+from learncost.equation.line import Line, Product, Sum, Word, alias
+from learncost.equation.term import Literal, Operand, Term
 from learncost.readings.emit.collected import collected
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
 from learncost.readings.emit.indices import gathered, is_taken, scatter, take

@@ -15,8 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
+from learncost.equation.line import Condition, Line, Product, Sum, Word
 from learncost.equation.precision import BLOCKS, Precision, precision_of
-from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features, walk
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table, features
+from learncost.equation.term import Term
 from learncost.equation.value import Value
 from learncost.layers.names import scores, written_once
 from learncost.layers.parts import of_part

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.count import cuts, size_of, whole
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Line, Repeat, Statement, Table, check_derived, walk, windows
+from learncost.equation.repeat import Repeat, Statement, check_derived, walk, windows
+from learncost.equation.table import Table
 from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from learncost.equation.table import Repeat, Table
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
 from learncost.readings.emit.identifiers import Identifiers
 
 FEW = 6

@@ -8,7 +8,8 @@ from math import isinf
 
 from learncost.equation.affine import Affine, Part
 from learncost.equation.count import base, cuts, marked, summands
-from learncost.equation.table import Condition, Literal, Operand, Read, Term
+from learncost.equation.line import Condition
+from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.readings.emit.backend import Backend
 from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
 from learncost.readings.emit.identifiers import Identifiers

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from learncost.equation.count import base, comes_round, cuts
-from learncost.equation.table import Repeat, Statement, Table, walk
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
 from learncost.equation.value import INDICES
 from learncost.readings.emit import function
 from learncost.readings.emit.between import MESH

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from learncost.equation.table import Line, Literal, Operand, Product, Sum, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.term import Literal, Operand
 from learncost.readings.emit.backend import Backend
 from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number, shape
 from learncost.vocabulary import entry

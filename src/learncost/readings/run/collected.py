@@ -9,7 +9,8 @@ import numpy as np
 
 from learncost.equation.count import first_of, place_cut, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Term, Word
+from learncost.equation.line import Word
+from learncost.equation.term import Term
 from learncost.vocabulary.collectives import place_changed
 
 Array = Any

@@ -11,15 +11,9 @@ import numpy as np
 
 from learncost.equation.count import base, came_from, shape_of, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import (
-    Line,
-    Repeat,
-    Statement,
-    Table,
-    check_derived,
-    walk,
-    windows,
-)
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, Statement, check_derived, walk, windows
+from learncost.equation.table import Table
 from learncost.equation.totals import added, begun, empty
 from learncost.equation.value import Same, Value
 from learncost.layers.derive import derive

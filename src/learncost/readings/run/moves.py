@@ -11,7 +11,7 @@ import numpy as np
 from learncost.equation.affine import Affine
 from learncost.equation.count import cuts, first_of, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Literal, Operand, Read, Term
+from learncost.equation.term import Literal, Operand, Read, Term
 
 Array = Any
 Sizes = Mapping[str, int]

@@ -13,17 +13,8 @@ import numpy as np
 
 from learncost.equation.count import first_of, shape_of, size_of, whole
 from learncost.equation.errors import InputError
-from learncost.equation.table import (
-    RELATIONS,
-    Condition,
-    Line,
-    Literal,
-    Operand,
-    Product,
-    Sum,
-    Term,
-    Word,
-)
+from learncost.equation.line import RELATIONS, Condition, Line, Product, Sum, Word
+from learncost.equation.term import Literal, Operand, Term
 from learncost.equation.value import Value
 from learncost.equation.zigzag import devices_name, position
 from learncost.readings.run.collected import Exchange, collected

@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.equation.count import base, larger, smaller
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line
+from learncost.equation.line import Line
 from learncost.readings.time.rates import FRESH, Rates
 from learncost.readings.time.work import MatrixProduct, Priced, Work, works
 

@@ -13,21 +13,11 @@ from math import prod
 from typing import Any, Protocol
 
 from learncost.equation.count import Count, base, comes_round, larger, size_of, smaller, whole
+from learncost.equation.line import Kernel, Line, Product, Sum, Word, alias
 from learncost.equation.precision import BYTES
+from learncost.equation.repeat import check_derived
 from learncost.equation.sides import sides
-from learncost.equation.table import (
-    Kernel,
-    Line,
-    Literal,
-    Product,
-    Read,
-    Sum,
-    Term,
-    Word,
-    alias,
-    check_derived,
-    terms_of,
-)
+from learncost.equation.term import Literal, Read, Term, terms_of
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct
 from learncost.schedule.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm

@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from html import escape
 
 from learncost.equation.count import Count
-from learncost.equation.table import Line, Repeat, Table
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.readings.write.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms
 from learncost.readings.write.lines import equation, line_node

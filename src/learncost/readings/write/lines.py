@@ -9,7 +9,8 @@ from fractions import Fraction as Ratio
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, summands
-from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Term, Word
+from learncost.equation.line import Condition, Line, Product, Sum, Word
+from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.readings.write.counts import powered, size_node
 from learncost.readings.write.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
 

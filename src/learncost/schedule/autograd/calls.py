@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from learncost.equation.table import Line, Literal, Product, Repeat, Statement, Sum, Term, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.term import Literal, Term
 
 NORMS = ("normalize", "rms_normalize")
 SOFTMAX = ("softmax", "softmax_with_sink")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from learncost.equation.errors import named_one
-from learncost.equation.table import Word
+from learncost.equation.line import Word
 from learncost.schedule.autograd.calls import Projection
 from learncost.schedule.autograd.operators import (
     BOOLEAN,

@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.affine import Affine
-from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Term
+from learncost.equation.line import Line
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.term import Operand, Read, Term
 from learncost.schedule.autograd.calls import Call
 
 

@@ -9,7 +9,10 @@ from functools import cached_property
 from math import prod
 
 from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.table import Line, Literal, Operand, Product, Read, Repeat, Statement, Sum, Table, Term, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.schedule.account import Room
 from learncost.schedule.autograd.blocks import blocks_of, places, whole_block
 from learncost.schedule.autograd.calls import (

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Kernel, Line, Sum, Term
+from learncost.equation.line import Kernel, Line, Sum
+from learncost.equation.term import Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.ending import Ending, ended, ending

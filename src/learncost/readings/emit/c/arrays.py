@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from learncost.equation.count import base
-from learncost.equation.table import Condition, Line, Term
+from learncost.equation.line import Condition, Line
+from learncost.equation.term import Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.printer import Printer
 from learncost.readings.emit.c.schedule import MAIN, Schedule, Value

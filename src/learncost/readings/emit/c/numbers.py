@@ -10,7 +10,8 @@ from math import isinf
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import summands
-from learncost.equation.table import Condition, Literal, Operand, Product, Read, Sum, Term, Word
+from learncost.equation.line import Condition, Product, Sum, Word
+from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Positions
 from learncost.readings.emit.c.schedule import KINDS, Node, Value

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Product, Term
+from learncost.equation.line import Product
+from learncost.equation.term import Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Storage
 from learncost.readings.emit.c.schedule import BEFORE, Value

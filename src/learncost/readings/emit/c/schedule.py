@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Product, Term, Word
+from learncost.equation.line import Line, Product, Word
+from learncost.equation.term import Literal, Term
 from learncost.readings.emit.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.readings.emit.c.unify import is_point, is_reduction, needs
 from learncost.vocabulary import entry

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from learncost.equation.affine import Affine
+from learncost.equation.line import Line, Product, Word
 from learncost.equation.sides import Sides, sides
-from learncost.equation.table import Line, Literal, Operand, Product, Read, Term, Word
+from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.readings.emit.c.unify import is_reduction, needs
 
 

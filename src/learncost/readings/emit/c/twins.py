@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.term import Literal, Operand, Term
 
 Monomial: TypeAlias = frozenset[tuple[object, int]]
 Polynomial: TypeAlias = Mapping[Monomial, float]

@@ -9,7 +9,10 @@ from dataclasses import replace
 from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Table, Term, Word, defined
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.repeat import defined
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.equation.value import Value
 from learncost.layers.lower import lower
 from learncost.readings.emit.c.twins import without_twins

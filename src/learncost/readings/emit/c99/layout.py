@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.equation.count import shape_of
-from learncost.equation.table import Line, Table, check_derived
+from learncost.equation.line import Line
+from learncost.equation.repeat import check_derived
+from learncost.equation.table import Table
 from learncost.equation.value import RANDOM, Value
 from learncost.readings.emit.c import Function
 from learncost.readings.emit.c.c99 import C99

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, summands
-from learncost.equation.table import Kernel, Line, Literal, Read, Tag, Term, Word, terms_of
+from learncost.equation.line import Kernel, Line, Tag, Word
+from learncost.equation.term import Literal, Read, Term, terms_of
 
 Axes = Mapping[str, tuple[str, ...]]
 

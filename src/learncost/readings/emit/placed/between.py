@@ -7,7 +7,8 @@ from math import prod
 
 from learncost.equation.count import place_cut
 from learncost.equation.errors import InputError
-from learncost.equation.table import Term, Word
+from learncost.equation.line import Word
+from learncost.equation.term import Term
 from learncost.vocabulary.collectives import REDUCES
 
 MESH = "mesh"

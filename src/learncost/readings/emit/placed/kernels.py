@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.equation.count import size_of
-from learncost.equation.table import Line
+from learncost.equation.line import Line
 from learncost.readings.emit.c import Function, SizeNeededError, kernel
 from learncost.readings.emit.c.gnu import GNU
 from learncost.readings.emit.c.printer import Printer

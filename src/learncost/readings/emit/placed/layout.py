@@ -7,8 +7,9 @@ from math import prod
 
 from learncost.equation.count import shape_of, size_of
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
 from learncost.equation.precision import BYTES
-from learncost.equation.table import Line, Table
+from learncost.equation.table import Table
 from learncost.readings.emit.c import Function
 from learncost.readings.emit.placed.kernels import Kernels
 from learncost.readings.emit.precision import Rounding, typed

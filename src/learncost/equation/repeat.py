@@ -1,0 +1,177 @@
+"""The repeat, lines that run several times, and ways through lines and repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from learncost.equation.errors import InputError
+from learncost.equation.line import Line, Word
+from learncost.equation.value import Value, axes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A value handed from turn to turn: `start` and `end` are its names inside, `initial` and `final` outside."""
+
+    start: str
+    end: str
+    initial: str
+    final: str
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """`repeat n_layer carry X:`: the lines, count times. Its body is a scope of its own that sees the outer names.
+
+    `each` pairs a name inside with the stack outside that it is a slice of, turn by turn; `keep` pairs a name inside
+    with the stack outside that collects it. A stack has the count as its first axis; where a name inside has as many
+    axes as its stack, a turn has several slices that stand together, a part of the stack (`part`). `reverse` runs the
+    last turn first. `around` is the axis of a mesh round which a turn's parts come, one device further in every turn.
+    """
+
+    count: str
+    lines: tuple[Statement, ...]
+    values: Mapping[str, Value]
+    carry: tuple[Carry, ...] = ()
+    each: tuple[tuple[str, str], ...] = ()
+    keep: tuple[tuple[str, str], ...] = ()
+    reverse: bool = False
+    around: str = ""
+
+    @cached_property
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        """The declared axes of the names inside."""
+        return axes_of(self.values)
+
+    @cached_property
+    def inside(self) -> frozenset[str]:
+        """The names that belong to the body's own scope."""
+        names = {carry.start for carry in self.carry} | {name for name, _ in self.each}
+        return frozenset(names | defined(self.lines))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The outer names that it hands out: what it carried, and the stacks of what it keeps."""
+        return (*(carry.final for carry in self.carry), *(outer for _, outer in self.keep))
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The outer names that the repeat needs."""
+        inside = self.inside
+        names = [carry.initial for carry in self.carry] + [outer for _, outer in self.each]
+        names += [name for line in self.lines for name in line.reads if name not in inside]
+        return tuple(dict.fromkeys(names))
+
+    def renamed(self, names: Mapping[str, str]) -> Repeat:
+        """The same under other names of the scope around it; its own stay."""
+        inside = self.inside
+        free = {name: new for name, new in names.items() if name not in inside}
+
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        return replace(
+            self,
+            lines=tuple(line.renamed(free) for line in self.lines),
+            carry=tuple(Carry(c.start, c.end, new(c.initial), new(c.final)) for c in self.carry),
+            each=tuple((inside, new(stack)) for inside, stack in self.each),
+            keep=tuple((inside, new(stack)) for inside, stack in self.keep),
+        )
+
+    def with_own(self, names: Mapping[str, str]) -> Repeat:
+        """The same with other names of its own; those around it stay."""
+
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        return replace(
+            self,
+            lines=tuple(line.renamed(names) for line in self.lines),
+            values={new(name): value for name, value in self.values.items()},
+            carry=tuple(Carry(new(c.start), new(c.end), c.initial, c.final) for c in self.carry),
+            each=tuple((new(inside), stack) for inside, stack in self.each),
+            keep=tuple((new(inside), stack) for inside, stack in self.keep),
+        )
+
+    def part(self, inside: str, stack: Sequence[str]) -> int:
+        """How many slices of a stack of these axes a turn has together under a name; 0: one, without the first axis."""
+        axes = self.axes.get(inside, ())
+        return int(axes[0]) if axes and len(axes) == len(stack) else 0
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The outer names that every turn reads as they are."""
+        inside = self.inside
+        return tuple(dict.fromkeys(n for line in self.lines for n in line.reads if n not in inside))
+
+    def __str__(self) -> str:
+        head = f"repeat {self.count}{' backwards' if self.reverse else ''}"
+        head += f" around {self.around}" if self.around else ""
+        if self.carry:
+            head += " carry " + " ".join(f"{c.start}->{c.end}" for c in self.carry)
+        # A weight's slice has the name of its stack, and what only a derivation keeps ends in a star.
+        for word, pairs in (("each", self.each), ("keep", tuple((outer, inside) for inside, outer in self.keep))):
+            pairs_shown = [f"{new}={old}" for new, old in pairs if new != old and "*" not in (new[-1], old[-1])]
+            head += f" {word} {' '.join(pairs_shown)}" if pairs_shown else ""
+        body = "\n".join("  " + text for line in self.lines for text in str(line).splitlines())
+        return f"{head}:\n{body}"
+
+
+Statement: TypeAlias = Line | Repeat
+
+
+def walk(lines: Iterable[Statement], turns: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:
+    """Every line with the counts of the repeats around it."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            yield from walk(line.lines, (*turns, line.count))
+        else:
+            yield line, turns
+
+
+def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line]]) -> tuple[Statement, ...]:
+    """The lines with every one replaced by what `change` makes of it; repeats keep their frame."""
+    result: list[Statement] = []
+    for line in lines:
+        if isinstance(line, Repeat):
+            result.append(replace(line, lines=each_line(line.lines, change)))
+        else:
+            result.extend(change(line))
+    return tuple(result)
+
+
+def not_derived(lines: Iterable[Statement]) -> tuple[Word, ...]:
+    """The lines that have a cost and no meaning: they cannot be run."""
+    return tuple(line for line, _ in walk(lines) if isinstance(line, Word) and line.opaque is not None)
+
+
+def check_derived(lines: Iterable[Statement], doing: str) -> None:
+    """Refuse to do something with lines of which one is not derived, and say which. Raises `InputError`."""
+    for line in not_derived(lines):
+        where = f" in {line.tag.module}" if line.tag.module else ""
+        raise InputError(f"{line.tag.operator or line.word}{where} is not derived, so {doing}, in line: {line}")
+
+
+def check_known(lines: Iterable[Statement], what: str) -> None:
+    """Refuse to do something with lines of which one has a cost that nobody knows. Raises `InputError`."""
+    for line in not_derived(lines):
+        if line.opaque and None in (line.opaque.forward, line.opaque.backward):
+            where = f" in {line.tag.module}" if line.tag.module else ""
+            raise InputError(
+                f"{what} needs every cost, and that of {line.tag.operator or line.word}{where} is not known, "
+                "forward and backward; learncost cost gives lower bounds"
+            )
+
+
+def defined(lines: Iterable[Statement]) -> frozenset[str]:
+    """The names that lines define in their own scope."""
+    return frozenset(name for line in lines for name in line.makes)
+
+
+def windows(lines: Iterable[Statement]) -> tuple[str, ...]:
+    """The sizes that the windows of the lines have, each once; windows of a number have none."""
+    windows_found = (condition.window for line, _ in walk(lines) for condition in line.where)
+    return tuple(dict.fromkeys(window for window in windows_found if window and not window.isdigit()))

@@ -1,0 +1,171 @@
+"""The operands of a line: values with their axes, `Q[B M h k]`, read at an index or a place, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import zip_longest
+from typing import TypeAlias
+
+from learncost.equation.affine import Affine
+from learncost.equation.count import size_of, summands
+from learncost.equation.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An axis read at an index, `v=T[B M]`, or at a place, `y=i + 1`: there it is read, not along all of it."""
+
+    axis: str
+    at: Term | Affine
+
+    def __str__(self) -> str:
+        return f"{self.axis}={self.at}"
+
+
+Axis: TypeAlias = str | Read
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A named value with its axes as this line reads them, `Q[B M h k]`."""
+
+    name: str
+    axes: tuple[Axis, ...]
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """The axes that are looped over: plain axes, and the axes of the indices, each once, in order."""
+        return _loops(self.axes)
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """The axes of the value itself, indices aside: wte[v=tokens[B M] d] has (v, d)."""
+        return _declared(self.axes)
+
+    @property
+    def indexed(self) -> bool:
+        return _indexed(self.axes)
+
+    @property
+    def apart(self) -> bool:
+        """Whether what is written here never meets: it is not at an index, or positions say where, `Y[B M=0[] d]` or
+        `Y[M=i + 1 d]`, each place at most once. At an index of data several may meet.
+        """
+        return _apart(self.axes)
+
+    @property
+    def beyond(self) -> tuple[tuple[int, Affine], ...]:
+        """Which of the axes may be read beyond their ends, and at which places: those that positions give."""
+        reads = ((number, axis.at) for number, axis in enumerate(self.axes) if isinstance(axis, Read))
+        return tuple((number, at) for number, at in reads if isinstance(at, Affine) and not at.fixed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and those of its indices."""
+        inner = (name for axis in self.axes if isinstance(axis, Read) for name in axis.at.names)
+        return (self.name, *inner)
+
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Term:
+        """The same under other names; itself where none of them changes."""
+        name, new_axes = names.get(self.name, self.name), self.axes
+        if axes or self.indexed:
+            new_axes = tuple(
+                axes.get(a, a) if isinstance(a, str) else Read(axes.get(a.axis, a.axis), a.at.renamed(names, axes))
+                for a in self.axes
+            )
+        return self if name == self.name and new_axes == self.axes else Term(name, new_axes)
+
+    def __str__(self) -> str:
+        return f"{self.name}[{' '.join(_spelt(self.axes))}]"
+
+
+def _spelt(axes: tuple[Axis, ...]) -> Iterator[str]:
+    """The axes as they are written; a place in parentheses where the axis behind it would be read as a part of it."""
+    for axis, behind in zip_longest(axes, axes[1:]):
+        at = axis.at if isinstance(axis, Read) else None
+        in_brackets = isinstance(at, Affine) and at.ends_open and isinstance(behind, str)
+        yield f"{axis.axis}=({at})" if in_brackets and isinstance(axis, Read) else str(axis)
+
+
+@lru_cache(maxsize=4096)
+def _loops(axes: tuple[Axis, ...]) -> tuple[str, ...]:
+    loops: list[str] = []
+    for axis in axes:
+        loops.extend((axis,) if isinstance(axis, str) else axis.at.loops)
+    return tuple(dict.fromkeys(loops))
+
+
+@lru_cache(maxsize=4096)
+def _declared(axes: tuple[Axis, ...]) -> tuple[str, ...]:
+    return tuple(axis if isinstance(axis, str) else axis.axis for axis in axes)
+
+
+@lru_cache(maxsize=4096)
+def _indexed(axes: tuple[Axis, ...]) -> bool:
+    return any(isinstance(axis, Read) for axis in axes)
+
+
+@lru_cache(maxsize=4096)
+def _apart(axes: tuple[Axis, ...]) -> bool:
+    known = {axis for axis in axes if isinstance(axis, str)}
+    places = [axis.at for axis in axes if isinstance(axis, Read)]
+    while told := [at for at in places if isinstance(at, Affine) and at.tells(known)]:  # the place tells the position
+        known.update(*(at.loops for at in told))
+        places = [at for at in places if at not in told]
+    return not places
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number, `0.5[]`, or a size to a power, `#k^-0.5[]`: value times the product of the sizes to the power."""
+
+    value: float = 1.0
+    sizes: tuple[str, ...] = ()
+    power: float = 1.0
+
+    name = ""
+    axes: tuple[Axis, ...] = ()
+    loops: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
+    indexed = False
+    names: tuple[str, ...] = ()
+
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Literal:
+        def renamed(size: str) -> str:
+            parts = summands(size)
+            text = "".join(f"{'-' if sign < 0 else '+'}{axes.get(summand, summand)}" for sign, summand in parts)
+            return text if parts[0][0] < 0 else text[1:]
+
+        sizes = tuple(map(renamed, self.sizes))
+        return self if sizes == self.sizes else replace(self, sizes=sizes)
+
+    def number(self, sizes: Mapping[str, int]) -> float:
+        """The number, given the sizes."""
+        points = 1
+        for size in self.sizes:
+            points *= size_of(size, sizes)
+        if points <= 0 and self.power < 0:
+            raise InputError(f"{self} is one over {points}")
+        return float(self.value * float(points) ** self.power)
+
+    def __str__(self) -> str:
+        if not self.sizes:
+            return f"{self.value:g}[]"
+        text = "".join(f"#({size})" if len(summands(size)) > 1 else f"#{size}" for size in self.sizes)
+        text += f"^{self.power:g}" if self.power != 1 else ""
+        return text + "[]"
+
+
+Operand: TypeAlias = Term | Literal
+
+
+def terms_of(operand: Operand | Affine) -> Iterator[Term]:
+    """A term and those that it is read at; of a number none."""
+    if not isinstance(operand, Term):
+        return
+    yield operand
+    for axis in operand.axes:
+        if isinstance(axis, Read):
+            yield from terms_of(axis.at)

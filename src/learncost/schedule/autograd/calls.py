@@ -511,3 +511,9 @@ def _block(call: Call | Repeat) -> str | None:
 
 def _made(call: Call | Repeat) -> list[str]:
     return list(call.makes) if isinstance(call, Repeat) else [name for line in call.lines for name in line.makes]
+
+
+def local_name(call: Call | Repeat) -> str:
+    """What a call makes, as its layer's table says it."""
+    tag = call.lines[-1].tag if isinstance(call, Call) else None
+    return f"{tag.layer}.{tag.local}" if tag else ""

@@ -1,0 +1,250 @@
+"""A call of a module as PyTorch runs it: what it makes on the tape, and so what it keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from learncost.equation.count import base, size_of
+from learncost.equation.line import Line, Product, Sum, Word
+from learncost.equation.term import Literal, Term
+from learncost.schedule.autograd.calls import (
+    Attention,
+    Call,
+    Dropout,
+    Embedding,
+    Experts,
+    Linear,
+    Loss,
+    Norm,
+    Projection,
+    Rotary,
+    Single,
+    local_name,
+)
+from learncost.schedule.autograd.module import Scores
+from learncost.schedule.autograd.names import Names, Values
+from learncost.schedule.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
+from learncost.schedule.autograd.parts import Parts
+from learncost.vocabulary import entry
+
+
+def call_module(names: Names, call: Call, values: Values) -> None:
+    """Run a call; what it makes is among the values behind it."""
+    if isinstance(call, Linear):
+        _linear(names, call, values)
+        return
+    if isinstance(call, Parts):
+        whole, parts = names.found(call.value, values), names.count((call.axis,))
+        views = whole.split([whole.elements // parts] * parts)
+        values |= {term.name: views[place] for term, place in zip(call.makes, call.places, strict=True)}
+        return
+    values[call.makes[0].name] = _KINDS[type(call)](names, call, values)
+
+
+def _linear(names: Names, call: Linear, values: Values) -> None:
+    for group in call.groups:
+        x = names.found(call.value, values)
+        sizes = [names.count(projection.makes.declared) for projection in group]
+        biases = [projection.bias for projection in group if projection.bias]
+        bias = names.leaf(*biases) if biases else None
+        weight = names.leaf(*(projection.weight for projection in group))
+        if local_name(call) in names.module.floats:
+            x, weight = x.in_float(), weight.in_float()
+        path, low = _path(names, group, x)
+        parts_made = names.module.linear(x, weight, bias, sizes, path, low)
+        for projection in reversed(group):
+            part = parts_made.pop()
+            if call.heads:
+                part = part.transpose()
+            if call.heads and names.module.heads == "copies":
+                part = part.contiguous()
+            values[projection.makes.name] = part
+        del x, part
+
+
+def _path(names: Names, group: Sequence[Projection], x: Tensor) -> tuple[list[Tensor], int]:
+    """A and B beside a product, and how many elements there are between them."""
+    first, _ = group[0].path
+    if not first:
+        return [], 0
+    *inward, rank = names.axes[first]
+    low = x.elements // names.count(inward) * names.count((rank,))
+    return [names.leaf(first), names.leaf(*(projection.path[1] for projection in group))], low
+
+
+def _attention(names: Names, call: Attention, values: Values) -> Tensor:
+    count, (first, last) = names.count, (call.lines[0], call.lines[-1])
+    assert isinstance(first, Product)
+    assert isinstance(last, Product)
+    keys, queries = first.sides.columns, first.sides.rows
+    place = next((where.upper for where in first.where if where.ordered), queries[-1])
+    groups = count([axis for axis in queries if axis != place])
+    length = count(keys)
+    scores = count(first.left[0].loops)
+    widths = [count(line.sides.summed) for line in call.scores]
+    q = _joined([names.found(name, values) for name, _ in call.pairs], widths)
+    k = _joined([names.found(name, values) for _, name in call.pairs], widths)
+    batch = first.left[0].loops[:1] if first.left[0].loops[0] in first.sides.batch else ()
+    windows = [where.window for where in first.where if where.window]
+    terms = [term for line in call.lines for term in line.right if isinstance(term, Term)]
+    masks = count((*batch, place)) * length
+    attention_scores = Scores(
+        groups=groups,
+        heads=count([axis for axis in first.sides.batch if axis not in batch]),
+        elements=scores,
+        results=count(last.left[0].declared),
+        rows=scores // length,
+        masked=masks,
+        causal=bool(first.where),
+        windowed=any(size_of(window, names.state.sizes) < length for window in windows),
+        padded=call.padded,
+        added=[names.operand(term, values) for term in terms if term.name in call.added],
+        capped=call.capped,
+        scaled=call.scaled,
+        sink=names.leaf(call.sink) if call.sink else None,
+        dropped=call.dropped,
+        cached=bool(first.where) or base(keys[-1]) != base(place),
+        alike=sum(widths) == count(last.sides.columns),
+        cache=names.state.cache,
+    )
+
+    def mask(width: int, elements: int = 0) -> Tensor:
+        spread = call.padded or width > BOOLEAN
+        elements = elements or (masks if spread else count((place,)) * length)
+        return names.state.mask((masks, width, *first.where), elements, width)
+
+    return names.module.attended(q, k, names.found(call.values, values), attention_scores, mask)
+
+
+def _joined(parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
+    """Parts of heads side by side, one that all heads share repeated."""
+    if len(parts) == 1:
+        return parts[0]
+    heads = max(part.elements // width for part, width in zip(parts, widths, strict=True))
+    return cat(parts, shares=[heads * width for width in widths])
+
+
+def _norm(names: Names, call: Norm, values: Values) -> Tensor:
+    x = names.found(call.word.right[0].name, values)
+    rows = x.elements // names.count(call.word.axes)
+    weights = [names.leaf(name) for name in call.weights]
+    return names.module.normed(x, call.word, weights, call.from_one, rows)
+
+
+def _loss(names: Names, call: Loss, values: Values) -> Tensor:
+    targets = names.found(call.targets, values) if call.targets else None
+    return names.module.loss(names.found(call.scores, values), targets)
+
+
+def _rotary(names: Names, call: Rotary, values: Values) -> Tensor:
+    x, cosine, sine = (names.found(name, values) for name in (call.value, call.cosine, call.sine))
+    return names.module.rotated(x, cosine, sine)
+
+
+def _dropout(names: Names, call: Dropout, values: Values) -> Tensor:
+    return names.found(call.value, values).dropout()
+
+
+def _experts(names: Names, call: Experts, values: Values) -> Tensor:
+    """transformers' `grouped_mm_experts_forward`: tokens sorted by experts, products of groups, sorted back.
+
+    Python's names hold the sorted tokens, and the biases of the last product, to the end.
+    """
+    count, tape = names.count, names.tape
+    shares = names.found(call.shares, values)
+    order = Tensor(tape, tape.new(shares.elements, INTEGER))
+    selected = count(call.outward.left[0].declared)
+    rows = names.found(call.value, values).gather(order, selected)
+    sizes = [count(line.left[0].declared) for line in call.inward]
+    parts = linear(rows, names.leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
+    local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
+    left = Counter(name for line in call.lines for name in line.reads)
+    del parts
+    biased: set[str] = set()
+    biases: list[Tensor] = []
+    for line in call.lines[:-1]:
+        biased.add(line.name)
+        if line == call.outward:
+            local[line.name] = linear(local[line.right[0].name], names.leaf(line.right[1].name), selected)
+        elif isinstance(line, Sum) and line.right[-1].name in names.weights:  # out.add_(bias)
+            bias = names.operand(line.right[-1], local)
+            biases = [bias] if call.outward.name in biased else [*biases, bias]
+            local[line.name] = local[line.right[0].name].add_(bias)
+            del bias
+        elif line not in call.inward:
+            local[line.name] = _line(names, line, local)
+        for name in line.reads:
+            left[name] -= 1
+            if not left[name]:
+                local.pop(name, None)
+    (last,) = (term.name for term in call.lines[-1].right if term.name != call.shares)
+    width = local[last].width
+    result = local.pop(last) * names.module.routed(shares).gather(order, shares.elements)
+    local.clear()
+    result = result.gather(order, selected)
+    result = result.viewed().sum(count(call.makes[0].declared)).to(width)
+    del rows, biases
+    return result
+
+
+def _single(names: Names, call: Single, values: Values) -> Tensor:
+    return _line(names, call.lines[0], values)
+
+
+def _embedding(names: Names, call: Embedding, values: Values) -> Tensor:
+    tensor = names.operand(call.lines[0].right[0], values)
+    if len(call.lines) > 1:
+        tensor = tensor * 1.0
+    names.state.embeds(names.weights[call.lines[0].right[0].name][0], tensor)
+    return tensor
+
+
+def _line(names: Names, line: Line, values: Values) -> Tensor:
+    """A line by itself: a product is multiplied and summed, a sum added, a word its function."""
+    elements = names.count(line.left[0].loops)
+    if isinstance(line, Word) and entry(line.word).kind == "choice":
+        return Tensor(names.tape, names.tape.new(elements, INTEGER))  # places have no gradient
+    if (pooled := _pooled(line)) is not None:
+        return names.found(pooled.name, values).pooled(elements, isinstance(line, Word))
+    operands = [names.operand(term, values) for term in line.right if isinstance(term, Term)]
+    numbers = any(isinstance(term, Literal) for term in line.right)
+    result = operands.pop(0) if operands else names.fresh(elements)
+    if isinstance(line, Word):
+        return names.module.activated(result, line.word)
+    module = names.module
+    if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
+        if module.attention == "disentangled" and line.sides.batch:  # positions are spread to all sequences
+            result, factor = result.contiguous(), operands.pop()
+            spread = names.count(line.left[0].loops[:1])
+            return result.matmul(factor.copied(factor.elements * spread), elements)
+        return result.matmul(operands.pop(), elements)
+    if module.attention == "disentangled" and isinstance(line, Product) and numbers and not operands:
+        return result  # divided before
+    for other in operands:
+        result = result + other if isinstance(line, Sum) else result * other
+    if numbers:
+        result = result + 1.0 if isinstance(line, Sum) else result * 1.0
+    return result.sum(elements) if result.elements > elements else result
+
+
+def _pooled(line: Line) -> Term | None:
+    """What a line takes the largest, or the mean, of in windows; None where it does not."""
+    terms = [term for term in line.right if isinstance(term, Term)]
+    if len(terms) != 1 or not terms[0].beyond or len(line.left) != 1:
+        return None
+    sums = isinstance(line, Product) and not {*terms[0].loops} <= {*line.left[0].loops}
+    return terms[0] if sums or (isinstance(line, Word) and entry(line.word).kind == "reduction") else None
+
+
+_KINDS: dict[type[Call], Callable[..., Tensor]] = {
+    Attention: _attention,
+    Norm: _norm,
+    Loss: _loss,
+    Rotary: _rotary,
+    Experts: _experts,
+    Dropout: _dropout,
+    Embedding: _embedding,
+    Single: _single,
+}
+"""What a call makes that makes one value."""

@@ -1,0 +1,71 @@
+"""The names of a scope of a step: what each is, a value, a weight of a turn, or noise of dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from learncost.equation.term import Operand, Read, Term
+from learncost.schedule.autograd.module import Module
+from learncost.schedule.autograd.operators import Tensor
+from learncost.schedule.autograd.state import State
+from learncost.schedule.autograd.tape import Tape
+
+Values = dict[str, Tensor]
+
+
+@dataclass
+class Names:
+    """Names of one scope: their axes, which are weights, of which turn, which are noise; others are those around it."""
+
+    state: State
+    axes: Mapping[str, tuple[str, ...]]
+    weights: Mapping[str, tuple[str, ...]]
+    drawn: frozenset[str]
+    around: Values
+
+    @property
+    def tape(self) -> Tape:
+        return self.state.tape
+
+    @property
+    def module(self) -> Module:
+        return self.state.asked.module
+
+    def count(self, axes: Sequence[str]) -> int:
+        return self.state.count(axes)
+
+    def is_value(self, name: str) -> bool:
+        return name not in self.weights and name not in self.drawn
+
+    def found(self, name: str, values: Values) -> Tensor:
+        """A value by its name, or a weight."""
+        if name in values or name in self.around:
+            return values[name] if name in values else self.around[name]
+        return self.leaf(name).decoded()
+
+    def leaf(self, *names: str) -> Tensor:
+        elements = sum(self.count(self.axes[name]) for name in names)
+        return self.state.leaf([self.weights[name] for name in names], elements)
+
+    def operand(self, term: Operand, values: Values) -> Tensor:
+        """An operand: a value, a weight, noise, or what an index names of one."""
+        assert isinstance(term, Term)
+        elements = self.count(term.loops)
+        if term.name in self.drawn:
+            return self.fresh(elements)
+        tensor = self.found(term.name, values)
+        reads = [axis for axis in term.axes if isinstance(axis, Read)]
+        if not reads:
+            return tensor
+        index = next((read.at.name for read in reads if read.at.name), "")
+        keeps = term.name not in self.weights  # torch.gather keeps what it reads, an embedding does not
+        if not index:  # as many of them are the same ones in another shape
+            return tensor if elements == tensor.elements else tensor.slice(elements)
+        places = self.found(index, values)
+        if keeps and self.module.attention == "disentangled":
+            places = places.copied()  # clamped in every layer
+        return tensor.gather(places, elements, keeps)
+
+    def fresh(self, elements: int) -> Tensor:
+        return Tensor(self.tape, self.tape.new(elements))

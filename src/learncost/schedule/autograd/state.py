@@ -1,0 +1,109 @@
+"""What a step of autograd holds beside the values of its lines: weights, masks, inputs, and weights in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from learncost.equation.count import shape_of, size_of
+from learncost.equation.repeat import Repeat
+from learncost.equation.table import Table
+from learncost.schedule.account import Room
+from learncost.schedule.autograd.asked import Asked
+from learncost.schedule.autograd.blocks import blocks_of, places
+from learncost.schedule.autograd.operators import Tensor
+from learncost.schedule.autograd.tape import Node, Tape, Value
+from learncost.schedule.autograd.wrapped import Group, Sharded
+
+ROOT = ()
+"""The group of weights that no block has."""
+
+
+@dataclass
+class State:
+    """What a step holds: its weights and their leaves, masks, and what stays until the model returns."""
+
+    tape: Tape
+    table: Table
+    sizes: Mapping[str, int]
+    asked: Asked
+    rooms: dict[str, Room] = field(default_factory=dict)
+    leaves: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+    embedded: list[Tensor] = field(default_factory=list)
+    cache: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    tokens: str = ""
+
+    @cached_property
+    def sharded(self) -> Sharded | None:
+        """The weights in parts, where the module is wrapped so."""
+        wrapping = self.asked.wrapping
+        return Sharded(self.tape, wrapping, self.asked.width) if wrapping and wrapping.parts > 1 else None
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The repeats of the model, by who they are."""
+        return {id(line): number for number, line in enumerate(self.table.repeats) if line in self.table.lines}
+
+    @cached_property
+    def blocks(self) -> dict[str, tuple[int, int]]:
+        """The weights that are stacks of the blocks', each with its repeat and its block of a turn."""
+        result = dict[str, tuple[int, int]]()
+        for repeat in (line for line in self.table.lines if id(line) in self.numbers):
+            assert isinstance(repeat, Repeat)
+            for place, (lines, _, _) in enumerate(blocks_of(repeat, self.cuts)):
+                reads = {name for line in lines for name in line.reads}
+                stacks = (outer for inside, outer in repeat.each if inside in reads and outer in self.table.weights)
+                result |= dict.fromkeys(stacks, (self.numbers[id(repeat)], place))
+        return result
+
+    def group(self, block: tuple[int, int], turn: int) -> Group:
+        """The weights of a block of a turn."""
+        assert self.sharded
+        names = [name for name, of in self.blocks.items() if of == block]
+        return self.sharded.group((*block, turn), [self.count(self.table.axes[name][1:]) for name in names])
+
+    @cached_property
+    def cuts(self) -> int:
+        """How many places a block has at which one value alone is alive, its end among them; 0: a turn is a block."""
+        repeats = self.table.repeats
+        all_places = sum(size_of(repeat.count, self.sizes) * len(places(repeat)) for repeat in repeats)
+        return all_places // self.asked.blocks if self.asked.blocks and not all_places % self.asked.blocks else 0
+
+    def leaf(self, names: Sequence[tuple[str, ...]], elements: int) -> Tensor:
+        """A weight, or several that are one, of a turn."""
+        key = tuple(part for name in names for part in name)
+        if key not in self.leaves:
+            room, width = self.rooms[names[0][0]], 0 if names[0][0] in self.asked.coded else self.asked.width
+            learns = any(name[0] in self.asked.learning for name in names)
+            if self.sharded:
+                block = self.blocks.get(names[0][0])
+                group = self.group(block, int(names[0][1])) if block else self.sharded.group(ROOT)
+                room = group.room
+            value = self.tape.weight(elements, width, room) if learns else Value(elements, width, room)
+            if self.sharded:
+                group.weights.append(value)
+            self.leaves[key] = Tensor(self.tape, value)
+        return self.leaves[key]
+
+    def embeds(self, weight: str, embedded: Tensor) -> None:
+        """What an embedding makes stays until the model returns; under checkpoints the tokens' has a gradient."""
+        if self.table.values[self.table.inputs[0]].role == "index":
+            self.tokens = self.tokens or weight
+        if self.asked.module.holds == "embeddings":
+            self.embedded.append(embedded)
+        if self.asked.checkpoint and not embedded.learns and weight == self.tokens:  # enable_input_require_grads
+            embedded.value.node = Node(None)
+            self.inputs.append(embedded)
+
+    def mask(self, key: tuple[object, ...], elements: int, width: int) -> Tensor:
+        """A mask that is made once, and stays until the model returns; where blocks run again, as long as these."""
+        if key not in self.masks:
+            self.masks[key] = Tensor(self.tape, self.tape.new(elements, width))
+        return self.masks[key]
+
+    def count(self, axes: Sequence[str]) -> int:
+        return int(prod(shape_of(axes, self.sizes)))

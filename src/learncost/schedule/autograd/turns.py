@@ -1,0 +1,154 @@
+"""The lines of a scope as autograd runs them: call by call, and repeats turn by turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from learncost.equation.count import size_of
+from learncost.equation.repeat import Repeat, Statement
+from learncost.schedule.autograd.blocks import blocks_of, whole_block
+from learncost.schedule.autograd.called import call_module
+from learncost.schedule.autograd.calls import Call, Experts, Linear, Loss, Norm, Projection, Scope, Single, local_name
+from learncost.schedule.autograd.names import Names, Values
+from learncost.schedule.autograd.operators import Tensor, cat
+from learncost.schedule.autograd.parts import after_makers, with_parts
+from learncost.schedule.autograd.tape import Value
+
+
+def run_lines(names: Names, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:
+    """Run the lines of a scope on what it is given; what they make is among the values behind them."""
+    _run(names, _calls(names, lines, outputs), values, outputs)
+
+
+def _calls(names: Names, lines: Sequence[Statement], outputs: Sequence[str]) -> list[Call | Repeat]:
+    """The calls of lines in the order in which the module makes them."""
+    module, known = names.module, names.state.table.values
+
+    def joins(projections: Sequence[Projection]) -> Sequence[Sequence[Projection]]:
+        outer = [names.weights[projection.weight][0] for projection in projections]
+        return module.joins(projections, [known[name].group or name for name in outer])
+
+    lines, parted = with_parts(lines, outputs, names.axes)
+    in_order = list(Scope(lines, names.weights, names.drawn, outputs, joins, module.gathers).calls())
+    in_order = after_makers(in_order, parted)
+    place = next((at for at, call in enumerate(in_order) if local_name(call) == module.after), 0)
+    if place:
+        early = [call for call in in_order[:place] if isinstance(call, Experts)]
+        in_order = [*(call for call in in_order[: place + 1] if call not in early), *early, *in_order[place + 1 :]]
+    return in_order
+
+
+def _run(names: Names, calls: Sequence[Call | Repeat], values: Values, outputs: Sequence[str]) -> None:
+    """Call by call; a value goes when nobody reads it any more."""
+    left = Counter(name for call in calls for name in call.reads) + Counter(outputs)
+    module, values_read = names.module, Values()
+    for call in calls:
+        if isinstance(call, Repeat):
+            _repeat(names, call, values)
+        else:
+            if isinstance(call, Linear | Loss) and not names.around:
+                names.state.embedded.clear()  # the model has returned, and its head begins
+            names.tape.label = call.title
+            call_module(names, call, values)
+        for name in call.reads:
+            left[name] -= 1
+            if not left[name] and name in values:
+                tensor = values.pop(name)
+                if module.holds == "sublayers" and isinstance(call, Linear | Single):
+                    values_read[name] = tensor
+                del tensor
+        if isinstance(call, Norm):
+            values_read.clear()
+
+
+def _repeat(names: Names, repeat: Repeat, values: Values) -> None:
+    tape, how, sharded = names.tape, names.state.asked.checkpoint, names.state.sharded
+    number = names.state.numbers.get(id(repeat), -1)
+    sharded = sharded if (number, 0) in names.state.blocks.values() else None
+    if any(isinstance(line, Repeat) for line in repeat.lines):
+        how = ""
+    starts_given = [values.pop(carry.initial) for carry in repeat.carry]
+    around = {name: names.found(name, values) for name in repeat.shared if names.is_value(name)}
+    turns, stacks = size_of(repeat.count, names.state.sizes), _unbound(names, repeat, values)
+    inner = _inside(names, repeat, 0, around, values, stacks)
+    parts = [
+        (_calls(inner, lines, ends), starts, ends)
+        for lines, starts, ends in (blocks_of(repeat, names.state.cuts) if how or sharded else (whole_block(repeat),))
+    ]
+    kept: list[list[Tensor]] = [[] for _ in repeat.keep]
+    for turn in range(turns)[:: -1 if repeat.reverse else 1]:
+        for place, (calls, starts, ends) in enumerate(parts):
+            if sharded:
+                group = names.state.group((number, place), turn)
+                sharded.before_forward(group)
+                starts_given = sharded.entered(group, starts_given)
+            inner = _inside(names, repeat, turn, around, values, stacks)
+            if how == "reentrant":
+                given = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
+                inner.around = {name: tensor for name, tensor in inner.around.items() if name not in given}
+                more = [around[name].value for name in given[len(starts) :]]
+                results = tape.reentrant(
+                    _turn(inner, calls, given, ends), [*(tensor.value for tensor in starts_given), *more]
+                )
+            else:
+                again = _held(_turn(inner, calls, starts, ends), [tensor.value for tensor in starts_given])
+                results = tape.checkpoint(again) if how else again()
+            starts_given = [Tensor(tape, value) for value in results]
+            del results
+            if sharded:
+                sharded.after_forward(group)
+                starts_given = sharded.left(group, starts_given)
+        for several in reversed(kept):
+            several.append(starts_given.pop())
+    for carry, tensor in zip(repeat.carry, starts_given, strict=True):
+        values[carry.final] = tensor
+    for (_, stack), several in zip(repeat.keep, kept, strict=True):
+        values[stack] = cat(several)
+
+
+def _unbound(names: Names, repeat: Repeat, values: Values) -> dict[str, list[Tensor]]:
+    """Every turn's part of the stacks that have gradients, by the names of the parts."""
+    turns, stacks = size_of(repeat.count, names.state.sizes), {}
+    for inside, outer in repeat.each:
+        if names.is_value(outer) and (stack := names.found(outer, values)).learns:
+            stacks[inside] = stack.split([stack.elements // turns] * turns)
+    return stacks
+
+
+def _inside(
+    names: Names, repeat: Repeat, turn: int, around: Values, values: Values, stacks: Mapping[str, Sequence[Tensor]]
+) -> Names:
+    """The scope of a turn."""
+    weights, drawn, slices = dict(names.weights), set(names.drawn), Values()
+    for inside, outer in repeat.each:
+        if outer in names.weights:
+            weights[inside] = (*names.weights[outer], str(turn))
+        elif outer in names.drawn:
+            drawn.add(inside)
+        elif inside in stacks:
+            slices[inside] = stacks[inside][turn]
+        else:
+            stack, elements = names.found(outer, values).value, names.count(repeat.axes[inside])
+            slices[inside] = Tensor(names.tape, Value(elements, stack.width, stack.room, view=True))
+    seen = {**names.around, **around, **slices}
+    return Names(names.state, {**names.axes, **repeat.axes}, weights, frozenset(drawn), seen)
+
+
+def _turn(
+    names: Names, calls: Sequence[Call | Repeat], starts: Sequence[str], ends: Sequence[str]
+) -> Callable[[Sequence[Value]], list[Value]]:
+    """A turn, or a block of one, to be run once or again on what it is given."""
+    tape = names.tape
+
+    def run(arguments: Sequence[Value]) -> list[Value]:
+        values = {name: Tensor(tape, value) for name, value in zip(starts, arguments, strict=True)}
+        _run(names, calls, values, ends)
+        return [values[name].value for name in ends]
+
+    return run
+
+
+def _held(run: Callable[[Sequence[Value]], list[Value]], arguments: Sequence[Value]) -> Callable[[], list[Value]]:
+    """The turn with what it is given, which it holds."""
+    return lambda: run(arguments)

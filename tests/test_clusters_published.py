@@ -83,6 +83,11 @@ def test_a_row_of_any_source():
         "lacks 'micro_batch'" in answer({**row, "config": {**sizes, **way, "micro_batch": None, "device": "A100"}}).why
     )
     assert answer({**row, "config": {**row["config"], "parallel": {"model_parallel": 144}}}).why.startswith("it is cut")
+    misspelt = {key if key != "recompute" else "recomputes": value for key, value in row["config"].items()}
+    assert answer({**row, "config": misspelt}).why == "a configuration has no 'recomputes'; did you mean 'recompute'?"
+    assert answer({**row, "config": {**row["config"], "colour": 1}}).why.startswith(
+        "a configuration has no 'colour', and"
+    )
     assert answer({**row, "config": {**row["config"], "method": "LoRA"}}).why.startswith("its method has lora")
     assert answer({**row, "config": {**row["config"], "recompute": "often"}}).why.startswith("recomputation is full")
     several = {**row["config"], "interleave": 1, "stages": [14, 13, 13, 12, 12, 11, 11, 10]}

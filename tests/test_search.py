@@ -260,3 +260,13 @@ def test_one_sequence_goes_over_meshes_without_dp():
     found = lc.search("llama-2-7b", "DGX H100", 8, batch_size=1, seq_len=2048, top=100, **SMALL)
     assert {"tp": 4, "pp": 2} in [dict(each.step.way.mesh) for each in found.found]
     assert len(found.found) == found.fit
+
+
+def test_zero_3_is_a_way_of_its_own_where_devices_share_weights():
+    """Where none do, on one device or on tensor-parallel ones alone, it is zero-1, and stands once."""
+    for devices in (1, 2):
+        found = lc.search("gpt2", "DGX H100", devices, batch_size=8, top=100).found
+        ways = [(str(each.step.way), each.step.way.microbatch, each.zero) for each in found]
+        apart = {zero for way, _, zero in ways if way.startswith("dp=") and "dp=1" not in way}
+        assert {zero for way, _, zero in ways if "dp=" not in way or "dp=1" in way} == {"zero-1"}
+        assert apart == ({"zero-1", "zero-3"} if devices == 2 else set())

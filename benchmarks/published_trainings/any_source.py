@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.wording import nearest, shown
 from learncost.parallel.step import Way
 from published_trainings.case import (
     Case,
@@ -48,7 +49,7 @@ def any_source(row: Mapping[str, Any]) -> Case:
     `model` names a preset, or the sizes are a GPT's; tp, pp, cp and ep are 1 where nothing is said; dp, or gpus.
     """
     config = settings_of(row)
-    _refuse_unknown(config)
+    _refuse_unknown(row["config"], config)
     machine = cluster_of_row(config)
     fully = bool(config.get("fsdp")) or config.get("zero") == 3 or "fsdp" in str(config.get("mode", "")).lower()
     flash = config.get("flash") or "flash" in str(config.get("attn", ""))
@@ -101,12 +102,31 @@ WITH_THE_SEQUENCE = ("bridge", "nanotron")
 AXES = ("dp", "tp", "pp", "cp", "ep", "vp", "zero", "fsdp", "interleave", "gpus", "mp_mode")
 """What a row may say of how it is parallel."""
 
+SAYS = (
+    *("device", "system", "gpu", "hardware", "network_gbps", "source"),
+    *("model", "hidden", "heads", "kv_heads", "head_dim", "layers", "blocks", "ffn", "feedforward", "vocab"),
+    *("gated", "tied", "experts", "seq", "seq_len"),
+    *("parallel", *AXES, "etp", "n_gpus", "devices", "sequence_parallel", "schedule", "stages"),
+    *("micro_batch", "mbs", "local_batch", "global_batch", "gbs", "grad_accum", "tokens_per_step"),
+    *("framework", "compile", "mode", "flash", "attn", "recompute", "activation_checkpointing"),
+    *("method", "cpu_offload", "precision", "dtype"),
+)
+"""What a row may say in its configuration."""
+
 OTHERWISE = ("lora", "offload", "8-bit", "adafactor", "unpacked")
 """Words of methods that hold or compute something else than a step of AdamW on all weights."""
 
 
-def _refuse_unknown(config: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a row that says something of which nothing is known here."""
+def _refuse_unknown(written: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a row that says something of which nothing is known here.
+
+    written   its configuration as it stands in the file; config, all that it says
+    """
+    for key in written:
+        if key not in SAYS:
+            raise InputError(
+                f"a configuration has no {shown(key)}{nearest(key, SAYS) or ', and --help says what it has'}"
+            )
     for axis, size in (config.get("parallel") or {}).items():
         if axis not in AXES and size not in (None, 1, False):
             raise InputError(f"it is cut over {axis}, of which nothing is known here")

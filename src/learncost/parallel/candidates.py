@@ -419,6 +419,11 @@ class Reading:
         return self.account.optimizer_seconds(way_sizes, whole, rates)
 
 
+def _cuts_weights(shape: Mapping[str, int]) -> bool:
+    """Whether zero-3 is another way than zero-1 on a mesh: devices share weights, and have no stages."""
+    return shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
+
+
 def _moves(way: Way) -> tuple[Any, ...]:
     """What of a way says what its collectives take for a microbatch."""
     return way.microbatch, tuple(way.mesh.items())
@@ -443,7 +448,7 @@ def candidates(
         several = [
             way
             for shape in shapes
-            if not (reading.structure.zero == "zero-3" and shape[PIPELINE] > 1)
+            if reading.structure.zero == "zero-1" or _cuts_weights(shape)
             and (reading.structure.context == WHOLE or reading.attends(shape))
             for way in ways(shape, batch, reading.layers)
         ]

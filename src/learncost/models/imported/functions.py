@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.imported.tried import alike, drawn, gradients, has_fraction, size_of_example
 
 TOLERANCE = 1e-6
 """Relative to the largest number of a gradient: what two ways to compute it in float64 may be apart, and no more."""
@@ -158,12 +159,7 @@ def _hidden(module: Any) -> Iterator[Any]:
 
 def _described(value: Any) -> Any:
     shape = getattr(value, "shape", None)
-    return repr(value) if shape is None else (value.dtype, *map(_number, shape))
-
-
-def _number(size: Any) -> int:
-    """A size, of an open one that of the example."""
-    return int(size if isinstance(size, int) else size.node.hint)
+    return repr(value) if shape is None else (value.dtype, *map(size_of_example, shape))
 
 
 def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bool:
@@ -180,7 +176,7 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.random.fork_rng([]), torch.enable_grad():
         for most in (1, 2):
             torch.manual_seed(0)
-            values = [_real(each, most) for each in arguments]
+            values = [drawn(each, most) for each in arguments]
             try:
                 theirs = _gradients(run, values, learns)
                 with torch.autograd.graph.allow_mutation_on_saved_tensors():  # as in an export, which has none in place
@@ -189,22 +185,10 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
                 continue
             if any(bool(each.isnan().any()) for each in (*theirs, *ours)):
                 continue  # of what is undefined nothing is told
-            if not all(map(_close, theirs, ours)):
+            if not all(alike([one], [other], TOLERANCE) for one, other in zip(theirs, ours, strict=True)):
                 return False
             tried += 1
     return tried > 0
-
-
-def _real(value: Any, most: int) -> Any:
-    """A value of numbers by chance in the place of one without: whole numbers below `most`."""
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return value
-    shape = [_number(size) for size in value.shape]
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        return torch.randn(shape, dtype=torch.complex128 if value.dtype.is_complex else torch.float64)
-    return torch.randint(0, most, shape).to(value.dtype)
 
 
 def _gradients(function: Callable[..., Any], values: Sequence[Any], learns: Sequence[bool]) -> list[Any]:
@@ -214,20 +198,11 @@ def _gradients(function: Callable[..., Any], values: Sequence[Any], learns: Sequ
     """
     import torch
 
-    def has_gradient(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
-
-    wanted = [has_gradient(each) and (learn or not any(learns)) for each, learn in zip(values, learns, strict=True)]
+    wanted = [has_fraction(each) and (learn or not any(learns)) for each, learn in zip(values, learns, strict=True)]
     given = [each.clone().requires_grad_() if asked else each for each, asked in zip(values, wanted, strict=True)]
     answer = function(*[each * 1 if asked else each for each, asked in zip(given, wanted, strict=True)])
-    results = [each for each in torch.utils._pytree.tree_leaves(answer) if has_gradient(each)]
-    leaves = [each for each, asked in zip(given, wanted, strict=True) if asked]
-    torch.manual_seed(1)
-    total = sum((each * torch.randn(each.shape, dtype=torch.float64)).sum() for each in results)
-    if not getattr(total, "requires_grad", False):
-        return [torch.zeros_like(each) for each in leaves]
-    gradients = torch.autograd.grad(total.real, leaves, allow_unused=True)
-    return [torch.zeros_like(leaf) if each is None else each for leaf, each in zip(leaves, gradients, strict=True)]
+    results = [each for each in torch.utils._pytree.tree_leaves(answer) if has_fraction(each)]
+    return gradients(results, [each for each, asked in zip(given, wanted, strict=True) if asked])
 
 
 class _Context:
@@ -245,8 +220,3 @@ def _forward(kind: Any, given: Sequence[Any]) -> Any:
 
     apart = kind.setup_context is not torch.autograd.Function.setup_context
     return kind.forward(*given) if apart else kind.forward(_Context(), *given)
-
-
-def _close(first: Any, second: Any) -> bool:
-    largest = float(first.abs().max()) if first.numel() else 0.0
-    return bool((first - second).abs().le(TOLERANCE * max(largest, 1e-30)).all()) if first.numel() else True

@@ -16,6 +16,7 @@ from learncost.models.imported.learning import learning_kept
 from learncost.models.imported.refusals import FUNC, GradientTakenError
 from learncost.models.imported.replaced import written_out
 from learncost.models.imported.running.ends import ends
+from learncost.models.imported.tried import alike, drawn, gradients, has_fraction
 
 TOLERANCE = 1e-3
 """Of the largest gradient: what both may be apart in the module's own precision, and no more."""
@@ -108,7 +109,7 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
     with torch.random.fork_rng([]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(0)
         numbers = _numbers(module)
-        given = {name: _number(value) for name, value in values.items()}
+        given = {name: _like(value) for name, value in values.items()}
         found = []
         try:
             for original in (module, written):
@@ -119,22 +120,11 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
                 row, by_name = as_called(twin, {name: value for name, value in given.items() if _is_taken(twin, name)})
                 results = ends(torch.func.functional_call(twin, weights, row, by_name))
                 learning = [weight for weight in weights.values() if weight.requires_grad]
-                seeds = [torch.linspace(1, 2, each.numel()).reshape(each.shape).to(each) for each in results]
-                gradients = torch.autograd.grad(results, learning, seeds, allow_unused=True) if results else ()
-                found.append([g if g is None else g.detach() for g in gradients])
+                found.append(gradients(results, learning))
         except Exception:  # whatever a user's module raises
             return False
     theirs, ours = found
-    largest = max((float(each.abs().max()) for each in theirs if each is not None and each.numel()), default=0.0)
-    return len(theirs) == len(ours) and all(
-        _apart(one, other) <= TOLERANCE * largest for one, other in zip(theirs, ours, strict=True)
-    )
-
-
-def _apart(one: Any, other: Any) -> float:
-    if one is None or other is None:
-        return max((float(each.abs().max()) for each in (one, other) if each is not None), default=0.0)
-    return float((one - other).abs().max()) if one.numel() else 0.0
+    return alike(theirs, ours, TOLERANCE)
 
 
 def _is_taken(module: Any, name: str) -> bool:
@@ -155,8 +145,7 @@ def _numbers(module: Any) -> dict[str, Any]:
         return made.normal_(std=0.3) if value.is_floating_point() else made
 
     def parameter(value: Any) -> Any:
-        made = torch.zeros(value.shape, dtype=value.dtype)
-        made = made.normal_(std=0.3) if value.is_floating_point() or value.is_complex() else made
+        made = (0.3 * drawn(value)).to(value.dtype) if has_fraction(value) else drawn(value)
         return made.requires_grad_(value.requires_grad)
 
     return {path: parameter(each) for path, each in module.named_parameters()} | {
@@ -164,10 +153,7 @@ def _numbers(module: Any) -> dict[str, Any]:
     }
 
 
-def _number(value: Any) -> Any:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return value
-    made = torch.zeros(value.shape, dtype=value.dtype)
-    return made.normal_().requires_grad_(value.requires_grad) if value.is_floating_point() else made
+def _like(value: Any) -> Any:
+    """A tensor by chance of the type of one, with a gradient where that has one; another value as it is."""
+    made = drawn(value)
+    return made.to(value.dtype).requires_grad_(value.requires_grad) if has_fraction(value) else made

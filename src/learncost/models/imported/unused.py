@@ -68,6 +68,8 @@ def _flops(node: Any) -> Any:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
+    if node.target.is_view:  # it computes nothing; the level of a forward derivative would be gone, too
+        return 0
     values = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
     tensors = [each for each in torch.utils._pytree.tree_leaves(values) if isinstance(each, torch.Tensor)]
     if not tensors or not any(each.is_floating_point() or each.is_complex() for each in tensors):

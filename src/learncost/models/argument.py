@@ -21,6 +21,9 @@ from learncost.vocabulary import plain
 
 GENERIC = ("encoder", "decoder", "encoder-decoder")
 
+OF_A_FILE = ".py:"
+"""What stands between the file and the name of a module of a user's own, `FILE.py:NAME`."""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -72,11 +75,16 @@ def _read_once(table: Path) -> Layer:
     return read_layer(table)
 
 
+def names_module(argument: str) -> bool:
+    """Whether a MODEL argument is written as a module of a user's own file is, `FILE.py:NAME`."""
+    return OF_A_FILE in argument
+
+
 def names_own_sizes(argument: str) -> bool:
     """Whether a MODEL argument has sizes of its own names, which are known once it is read."""
     known = preset(argument)
-    is_table = known is not None and known.table is not None
-    return is_table or argument.endswith(NOTATION) or ".py:" in argument or described_elsewhere(argument) is not None
+    is_table = argument.endswith(NOTATION) or (known is not None and known.table is not None)
+    return is_table or names_module(argument) or described_elsewhere(argument) is not None
 
 
 def described_elsewhere(model: str) -> Mapping[str, Any] | None:
@@ -121,7 +129,7 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
     if known_preset := preset(name):
         source = f"preset {known_preset.name}"
         return Argument(known_preset.name if name not in preset_names() else name, source, known_preset.values, source)
-    if ".py:" in model:
+    if names_module(model):
         raise InputError(_no_module(model))
     everything = (*preset_names(), *GENERIC)
     if looks_like_path(model):
@@ -139,7 +147,7 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
 
 def _no_module(model: str) -> str:
     """What is said of `FILE.py:NAME` where no file is run, or of what is not written so."""
-    file, _, name = model.partition(".py:")
+    file, _, name = model.partition(OF_A_FILE)
     word = re.match(r"[^\W\d]\w*|", name)
     first = word[0] if word and word[0] else "build"
     if name != first:

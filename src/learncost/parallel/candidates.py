@@ -419,9 +419,13 @@ class Reading:
         return self.account.optimizer_seconds(way_sizes, whole, rates)
 
 
-def _cuts_weights(shape: Mapping[str, int]) -> bool:
-    """Whether zero-3 is another way than zero-1 on a mesh: devices share weights, and have no stages."""
-    return shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
+def _is_apart(reading: Reading, shape: Mapping[str, int]) -> bool:
+    """Whether a structure is a way of its own on a mesh: the devices have the weights that zero-3 cuts, none of them as
+    stages of a pipeline, and the sequences that a context cuts.
+    """
+    structure = reading.structure
+    cuts = shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
+    return (structure.zero == "zero-1" or cuts) and (structure.context == WHOLE or reading.attends(shape))
 
 
 def _moves(way: Way) -> tuple[Any, ...]:
@@ -445,13 +449,7 @@ def candidates(
     others = 0
     nearest: Candidate | None = None
     for reading in readings:
-        several = [
-            way
-            for shape in shapes
-            if reading.structure.zero == "zero-1" or _cuts_weights(shape)
-            and (reading.structure.context == WHOLE or reading.attends(shape))
-            for way in ways(shape, batch, reading.layers)
-        ]
+        several = [way for shape in shapes if _is_apart(reading, shape) for way in ways(shape, batch, reading.layers)]
         if not several:
             continue
         for way, size in zip(several, reading.memory(several), strict=True):

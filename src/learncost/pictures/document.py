@@ -320,7 +320,8 @@ def _calls(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, 
     model = settings.pop("model")
     keywords = (f"{name.replace('-', '_')}={_literal(value)}" for name, value in settings.items())
     read_by = getattr(arguments["model"], "read_by", ())
-    in_python = "lc.from_module(module, inputs)" if ".py:" in model else repr(model)
+    layer = layer_given(arguments["model"])
+    in_python = "lc.from_module(module, inputs)" if layer is not None and layer.steps is not None else repr(model)
     return {
         "command": shlex.join(["learncost", "cost", model, *read_by, *flags_typed(settings)]),
         "python": f"lc.cost({', '.join((in_python, *keywords))})",

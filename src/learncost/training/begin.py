@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.ledger.memory import Memory, memory
-from learncost.models.argument import find, layer_given
+from learncost.models.argument import find, layer_given, names_module
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
@@ -165,8 +165,9 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
     called = str(getattr(options.model, "name", options.model))  # of a table that was read its name
     known = layer_given(options.model) is None and called in presets()
     model = presets()[called].config if known else options.model
-    if layer_given(model) is not None or ".py:" in called:
-        kind = "module" if ".py:" in called else "table"
+    layer = layer_given(model)
+    if layer is not None or names_module(called):
+        kind = "module" if layer is None or layer.steps is not None else "table"
         raise InputError(
             f"{called} is a {kind}, which no checkpoint keeps: lc.Training and lc.LayerTraining train tables"
         )

@@ -95,8 +95,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _meets(func: Any, args: Any) -> bool:
-        """Whether gradients meet: the engine adds in place where the first lies in memory without gaps."""
-        return func is torch.ops.aten.add.Tensor and any(map(_in_place, args))
+        """Whether gradients meet, and the engine adds the second to the first in place."""
+        return func is torch.ops.aten.add.Tensor and _in_place(args[0])
 
     def _fills(self, args: Any) -> bool:
         """Whether a formula fills zeros that it has made for it: in a run in place (`FunctionsManual.cpp`)."""
@@ -134,8 +134,11 @@ def knows(tensor: Any, value: torch.Tensor) -> None:
 
 
 def _in_place(gradient: Any) -> bool:
-    """Whether the engine may add to a gradient in place (`input_buffer.cpp`): it lies in memory without gaps."""
-    return isinstance(gradient, torch.Tensor) and torch.ops.aten.is_non_overlapping_and_dense(gradient)
+    """Whether the engine may add to a gradient (`input_buffer.cpp`): nobody else has its memory, as what a view, such as
+    a transposed weight's, is of has, and it lies there without gaps."""
+    if not isinstance(gradient, torch.Tensor) or gradient._is_view():
+        return False
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(gradient))
 
 
 def _known(tensor: Any) -> torch.Tensor | None:

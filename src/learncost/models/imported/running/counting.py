@@ -134,8 +134,8 @@ def knows(tensor: Any, value: torch.Tensor) -> None:
 
 
 def _in_place(gradient: Any) -> bool:
-    """Whether the engine may add to a gradient (`input_buffer.cpp`): nobody else has its memory, as what a view, such as
-    a transposed weight's, is of has, and it lies there without gaps."""
+    """Whether the engine may add to a gradient (`input_buffer.cpp`): it lies in memory without gaps, and nobody else has
+    that, as of a view, such as a transposed weight's, what it is a view of has."""
     if not isinstance(gradient, torch.Tensor) or gradient._is_view():
         return False
     return bool(torch.ops.aten.is_non_overlapping_and_dense(gradient))

@@ -14,6 +14,9 @@ from torch.utils._pytree import tree_map_only
 FLOAT = 4
 """Bytes of torch.float32."""
 
+NONE, MEAN = 0, 1
+"""How operators call that losses stay as they are, and that their mean is taken (`Reduction.h`)."""
+
 Row = Callable[..., int]
 
 
@@ -27,8 +30,47 @@ def _added_in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
     return _in_float(x)
 
 
+def _losses(x: torch.Tensor, z: torch.Tensor) -> int:
+    """How many losses there are, of pairs that are spread over each other."""
+    return torch.broadcast_shapes(x.shape, z.shape).numel()
+
+
+def _bytes_of_mean(x: torch.Tensor, z: torch.Tensor, reduction: int) -> int:
+    """`apply_loss_reduction` (`Loss.cpp`): a mean of losses, of bf16 and fp16 one of a copy in float."""
+    return _losses(x, z) * FLOAT if reduction == MEAN and x.dtype in (torch.bfloat16, torch.float16) else 0
+
+
+def _once(x: torch.Tensor, z: torch.Tensor, reduction: int = MEAN, *_: Any, **__: Any) -> int:
+    """`Loss.cpp`: the loss of every pair, and their mean."""
+    return _losses(x, z) * x.element_size() * (reduction != NONE) + _bytes_of_mean(x, z, reduction)
+
+
+def _in_result(x: torch.Tensor, z: torch.Tensor, *more: Any, reduction: int = MEAN, **_: Any) -> int:
+    """`Loss.cpp`: losses are in the result's place, and their mean is made of them."""
+    return _bytes_of_mean(x, z, more[-1] if more else reduction)
+
+
+def _with_log_sigmoid(
+    x: torch.Tensor, z: torch.Tensor, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
+) -> int:
+    """`binary_cross_entropy_with_logits`: log_sigmoid, its buffer, and in the place of that the losses."""
+    return 2 * _losses(x, z) * x.element_size() + _bytes_of_mean(x, z, reduction)
+
+
+def _twice_more(gradient: torch.Tensor, x: torch.Tensor, z: torch.Tensor, *_: Any, **__: Any) -> int:
+    """`soft_margin_loss_backward`: -z, and x times that, while the exponential of this is made."""
+    return 2 * _losses(x, z) * x.element_size()
+
+
 KERNELS: Mapping[str, Row] = {
     "aten::mean": _in_float,
+    "aten::mse_loss": _once,
+    "aten::smooth_l1_loss": _once,
+    "aten::huber_loss": _once,
+    "aten::binary_cross_entropy": _in_result,
+    "aten::binary_cross_entropy_with_logits": _with_log_sigmoid,
+    "aten::soft_margin_loss": _in_result,
+    "aten::soft_margin_loss_backward": _twice_more,
     "aten::scatter_add": _added_in_float,
     "aten::scatter_add_": _added_in_float,
 }
@@ -44,8 +86,17 @@ def _workspace(func: Any, args: Any, result: Any) -> Any:
     return result
 
 
+def _in_all_their_room(func: Any, args: Any, result: Any) -> Any:
+    """A loss that is written where the losses of all pairs were, and keeps that memory (`resize_` frees none)."""
+    return result.new_empty(_losses(args[0], args[1])).as_strided((), ()) if not result.dim() else result
+
+
 RESULTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "aten::mkldnn_rnn_layer": _workspace,
+    "aten::mse_loss": _in_all_their_room,
+    "aten::smooth_l1_loss": _in_all_their_room,
+    "aten::binary_cross_entropy": _in_all_their_room,
+    "aten::soft_margin_loss": _in_all_their_room,
 }
 """Operators whose results without values are smaller than in a run."""
 

@@ -134,8 +134,10 @@ def knows(tensor: Any, value: torch.Tensor) -> None:
 
 
 def _in_place(gradient: Any) -> bool:
-    """Whether the engine may add to a gradient (`input_buffer.cpp`): it lies in memory without gaps, and nobody else has
-    that, as of a view, such as a transposed weight's, what it is a view of has."""
+    """Whether the engine may add to a gradient (`input_buffer.cpp`): it lies in memory without gaps that no other has.
+
+    That of a view, as of a weight that is transposed where it is read, what it is a view of has.
+    """
     if not isinstance(gradient, torch.Tensor) or gradient._is_view():
         return False
     return bool(torch.ops.aten.is_non_overlapping_and_dense(gradient))

@@ -6,13 +6,29 @@ A row is a function of what the operator is given and of what it returns. Buffer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
+from math import prod
 from typing import Any
 
 import torch
+from numpy import broadcast_shapes
 from torch.utils._pytree import tree_map_only
 
 FLOAT = 4
 """Bytes of torch.float32."""
+INTEGER = 8
+"""Bytes of torch.int64."""
+
+
+def _turned(x: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> int:
+    """`Sorting.cpp`: the median along another dimension than the last is one of a copy."""
+    return 0 if dim is None or dim % x.dim() == x.dim() - 1 else x.numel() * x.element_size()
+
+
+def _sorted(x: torch.Tensor, *_: Any, **__: Any) -> int:
+    """`Sorting.cpp`: `kthvalue` sorts a copy, and the places in it."""
+    return x.numel() * (x.element_size() + INTEGER)
+
 
 NONE, MEAN = 0, 1
 """How operators call that losses stay as they are, and that their mean is taken (`Reduction.h`)."""
@@ -20,24 +36,32 @@ NONE, MEAN = 0, 1
 Row = Callable[..., int]
 
 
+NARROW = (torch.bfloat16, torch.float16)
+
+
 def _in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
     """`ReduceOps.cpp`: the mean of bf16 and fp16 is one of a copy in float."""
-    return x.numel() * FLOAT if x.dtype in (torch.bfloat16, torch.float16) else 0
+    return x.numel() * FLOAT if x.dtype in NARROW else 0
 
 
-def _added_in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`ScatterGatherKernel.cpp`: what is scattered into bf16 and fp16 is added in float."""
+def _scattered_in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
+    """`ScatterGatherKernel.cpp`: what is scattered into bf16 and fp16 is put there in float."""
     return _in_float(x)
+
+
+def _gathered_in_float(x: torch.Tensor, _dim: int, places: torch.Tensor, **_: Any) -> int:
+    """`ScatterGatherKernel.cpp`: what is gathered of bf16 and fp16 is put there in float."""
+    return places.numel() * FLOAT if x.dtype in NARROW else 0
 
 
 def _losses(x: torch.Tensor, z: torch.Tensor) -> int:
     """How many losses there are, of pairs that are spread over each other."""
-    return torch.broadcast_shapes(x.shape, z.shape).numel()
+    return prod(broadcast_shapes(x.shape, z.shape))
 
 
 def _bytes_of_mean(x: torch.Tensor, z: torch.Tensor, reduction: int) -> int:
     """`apply_loss_reduction` (`Loss.cpp`): a mean of losses, of bf16 and fp16 one of a copy in float."""
-    return _losses(x, z) * FLOAT if reduction == MEAN and x.dtype in (torch.bfloat16, torch.float16) else 0
+    return _losses(x, z) * FLOAT if reduction == MEAN and x.dtype in NARROW else 0
 
 
 def _once(x: torch.Tensor, z: torch.Tensor, reduction: int = MEAN, *_: Any, **__: Any) -> int:
@@ -71,8 +95,13 @@ KERNELS: Mapping[str, Row] = {
     "aten::binary_cross_entropy_with_logits": _with_log_sigmoid,
     "aten::soft_margin_loss": _in_result,
     "aten::soft_margin_loss_backward": _twice_more,
-    "aten::scatter_add": _added_in_float,
-    "aten::scatter_add_": _added_in_float,
+    "aten::scatter": _scattered_in_float,
+    "aten::scatter_": _scattered_in_float,
+    "aten::scatter_add": _scattered_in_float,
+    "aten::scatter_add_": _scattered_in_float,
+    "aten::median": _turned,
+    "aten::kthvalue": _sorted,
+    "aten::gather": _gathered_in_float,
 }
 
 
@@ -124,5 +153,27 @@ def results(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 def buffers(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
     """Bytes that an operator takes beside its results, and gives back."""
-    row = KERNELS.get(func._schema.name)
-    return row(*args, **kwargs) if row else 0
+    if row := KERNELS.get(func._schema.name):
+        return row(*args, **kwargs)
+    return _in_one_type(func, args, result) if isinstance(result, torch.Tensor) else 0
+
+
+SUMS = ("aten::sum", "aten::nansum", "aten::prod")
+MIXED = ("aten::clone", "aten::masked_fill", "aten::masked_fill_", "aten::native_dropout_backward")
+"""Operators by elements whose kernels take operands of several types."""
+
+
+def _in_one_type(func: Any, args: Any, result: torch.Tensor) -> int:
+    """`TensorIterator.cpp`: what is of another type than an operator computes in is copied into that."""
+    name = func._schema.name
+    if name in SUMS:
+        return args[0].numel() * result.element_size() if args[0].dtype != result.dtype else 0
+    if torch.Tag.pointwise not in func.tags or name in MIXED or "logical" in name:
+        return 0
+    operands = [each for each in args[name == "aten::where" :] if isinstance(each, torch.Tensor) and each.dim()]
+    if not operands:
+        return 0
+    computed = reduce(torch.promote_types, (each.dtype for each in operands))
+    if result.is_floating_point() and not computed.is_floating_point and not computed.is_complex:
+        computed = result.dtype
+    return sum(each.numel() * computed.itemsize for each in operands if each.dtype != computed)

@@ -5,7 +5,7 @@ A row is a function of what the operator is given and of what it returns. Buffer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import prod
 from typing import Any
@@ -18,6 +18,25 @@ FLOAT = 4
 """Bytes of torch.float32."""
 INTEGER = 8
 """Bytes of torch.int64."""
+
+
+def _made_twice(gradient: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> int:
+    """`Normalization.cpp`: where the gradient lies as the operand does, the result is made twice, and written once."""
+    formats = [torch.contiguous_format, *([torch.channels_last] if x.dim() == 4 else [])]
+    alike = any(all(each.is_contiguous(memory_format=laid) for each in (gradient, x)) for laid in formats)
+    return x.numel() * x.element_size() if alike else 0
+
+
+def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequence[int], **_: Any) -> int:
+    """`Linear.cpp`: `_trilinear`, of `nn.Bilinear`, makes the product of two factors for every turn over the third."""
+    first, second, third, summed = expanded[:4]
+    sizes: list[list[int]] = [[*each.shape] for each in (x, y)]
+    for shape, places in zip(sizes, (first, second), strict=True):
+        for place in sorted(places):
+            shape.insert(place, 1)
+    joined = broadcast_shapes(*sizes)
+    left = [size for place, size in enumerate(joined) if place not in third or place not in summed]
+    return int(prod(left)) * x.element_size()
 
 
 def _turned(x: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> int:
@@ -99,6 +118,8 @@ KERNELS: Mapping[str, Row] = {
     "aten::scatter_": _scattered_in_float,
     "aten::scatter_add": _scattered_in_float,
     "aten::scatter_add_": _scattered_in_float,
+    "aten::native_batch_norm_backward": _made_twice,
+    "aten::_trilinear": _outer,
     "aten::median": _turned,
     "aten::kthvalue": _sorted,
     "aten::gather": _gathered_in_float,

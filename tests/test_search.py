@@ -131,7 +131,7 @@ def test_closed_forms_are_near_what_is_read_exactly():
     axes = axes_of(model, sizes)
     reading = Reading(model, sizes, structures(model, [BF16], ["flash"], axes)[0], cluster)
     rates = sustained(cluster.device, "bf16")
-    whole = reading.account.cut_over("tp")
+    whole = reading.account.sizes.cut_over("tp")
     several = [way for shape in meshes(8, axes, sizes, 8, 8, 64, whole) for way in ways(shape, 64, 8)]
     assert {way.microbatch for way in several} == set(MICROBATCHES)
     for way, size in zip(several, reading.memory(several), strict=True):
@@ -157,7 +157,7 @@ def test_many_points_at_once_take_as_long_as_each_alone():
     assert together == pytest.approx([reading.seconds(way, rates) for way in several], 1e-9)
     for (*_, inner, number), seconds in list(points.items())[::4]:
         sizes = {**lengths, **dict(inner), "dp": 1, "B": number * dict(inner)["ep"]}
-        alone = reading.account.seconds(reading.account.filled(sizes), rates, "bf16")
+        alone = reading.account.seconds(reading.account.sizes.filled(sizes), rates, "bf16")
         assert seconds == pytest.approx(alone, 1e-9)
 
 
@@ -170,7 +170,7 @@ def test_a_ring_sends_what_the_placed_table_of_so_many_devices_does(devices):
     model = build(configure("llama-2-7b", SMALL), "fp32")
     lengths = run_sizes(model, 1, 64, None)
     account = Account(model, lengths, mesh(f"cp={devices}"), clauses("M over cp"), PRECISIONS["fp32"], "ring")
-    sizes = account.filled({**lengths, "B": 1, "cp": devices})
+    sizes = account.sizes.filled({**lengths, "B": 1, "cp": devices})
     sent = [each for each in account.sendings if each.rounds]
     assert sum(int(each.turns.at(sizes)) for each in sent) == sum(row.times for row in words)
     payload = sum(int(each.turns.at(sizes)) * int(each.payload.at(sizes)) for each in sent)
@@ -219,7 +219,7 @@ def test_weights_and_activations_are_those_of_one_device():
     whole = live(found.placed.whole, {**sizes, "dp": 1}, "bf16", widths)
     part = parts_of(found.model.table, sizes, [8])[0]
     kept = sum(held.bytes for held in whole.kept if held.role == "kept")
-    assert found.activations(sizes, part).kept == pytest.approx(kept, rel=0.01)
+    assert found.passes.activations(sizes, part).kept == pytest.approx(kept, rel=0.01)
 
 
 def test_segments_are_the_stages_that_tables_are_cut_into():
@@ -235,7 +235,7 @@ def test_segments_are_the_stages_that_tables_are_cut_into():
             for axis in found.model.table.axes[name]:
                 size *= own[axis]
             elements += size
-        assert found.static(sizes, part).weights == 2 * elements
+        assert found.weights.static(sizes, part).weights == 2 * elements
 
 
 def test_uneven_stages_are_said_by_their_blocks():

@@ -21,14 +21,14 @@ def held(case: Case) -> float:
     account, way, sizes = case.account(), case.way, case.sizes()
     inner = sizes_of(account, way, sizes)
     several = stages_of(account, way, sizes)[:: way.stages]
-    return float(sum(account.static(inner, Part(each.turns, frozenset())).total for each in several))
+    return float(sum(account.weights.static(inner, Part(each.turns, frozenset())).total for each in several))
 
 
 def activations(case: Case) -> float:
     """Bytes that the first device of a pipeline keeps of microbatches, of its blocks alone."""
     account, way, sizes = case.account(), case.way, case.sizes()
     inner = sizes_of(account, way, sizes)
-    kept = [float(account.activations(inner, _blocks(part)).kept) for part in stages_of(account, way, sizes)]
+    kept = [float(account.passes.activations(inner, _blocks(part)).kept) for part in stages_of(account, way, sizes)]
     most = min(way.microbatches, 8 * way.stages * way.chunks)
     most = max(way.stages, most // way.stages * way.stages) if way.chunks > 1 else most
     return peak(schedule(way.schedule, way.stages, most, way.chunks), 0, kept)

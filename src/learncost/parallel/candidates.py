@@ -246,19 +246,19 @@ class Reading:
         """The sizes of a microbatch under a way, every axis of the structure told."""
         shape = {axis: way.mesh.get(axis, 1) for axis in self.structure.axes}
         batch = way.microbatch * shape.get("dp", 1) * shape.get("ep", 1)
-        return self.account.filled({**self.sizes, **shape, "B": batch})
+        return self.account.sizes.filled({**self.sizes, **shape, "B": batch})
 
     def attends(self, shape: Mapping[str, int]) -> bool:
         """Whether a mesh cuts sequences, as this structure can have them attend."""
         sizes = {**self.sizes, **{axis: shape.get(axis, 1) for axis in self.structure.axes}}
         batch = shape.get("dp", 1) * shape.get("ep", 1)
-        return shape.get("cp", 1) > 1 and not self.account.divides({**sizes, "B": batch})
+        return shape.get("cp", 1) > 1 and not self.account.sizes.divides({**sizes, "B": batch})
 
     def _sizes_of_all(self, several: Sequence[Way]) -> dict[str, Any]:
         """The sizes of a microbatch of each of many ways, as arrays."""
         shapes = {axis: np.array([way.mesh.get(axis, 1) for way in several], float) for axis in self.structure.axes}
         batch = np.array([way.microbatch for way in several], float) * shapes.get("dp", 1) * shapes.get("ep", 1)
-        return self.account.filled({**self.sizes, **shapes, "B": batch})
+        return self.account.sizes.filled({**self.sizes, **shapes, "B": batch})
 
     def memory(self, several: Sequence[Way]) -> np.ndarray[Any, Any]:
         """Bytes on the fullest device of every way: the first stage of a pipeline, or the last one.
@@ -297,10 +297,10 @@ class Reading:
 
     def _bytes(self, sizes: Mapping[str, Any], part: Part) -> tuple[Any, ...]:
         """What a stage holds, keeps of a microbatch, has at most; what waits for updates apart, and the most then."""
-        values, apart = (self.account.activations(sizes, part, updates_apart) for updates_apart in (False, True))
+        values, apart = (self.account.passes.activations(sizes, part, updates_apart) for updates_apart in (False, True))
         most = np.maximum(values.forward, values.backward)
         most_apart = np.maximum(np.maximum(apart.forward, apart.backward), apart.update)
-        return self.account.static(sizes, part).total, values.kept, most, apart.waiting, most_apart
+        return self.account.weights.static(sizes, part).total, values.kept, most, apart.waiting, most_apart
 
     def seconds(self, way: Way, rates: Rates) -> float:
         """Seconds of a step, every stage taken as the mean one: as the printed formulas of bubbles have it."""
@@ -370,7 +370,7 @@ class Reading:
         shapes = [dict(inner) for inner, _ in points]
         shape = {axis: np.array([float(each[axis]) for each in shapes]) for axis in shapes[0]}
         batch = np.array([float(number * each.get("ep", 1)) for each, (_, number) in zip(shapes, points, strict=True)])
-        sizes = self.account.filled({**self.sizes, **shape, "dp": 1, "B": batch})
+        sizes = self.account.sizes.filled({**self.sizes, **shape, "dp": 1, "B": batch})
         times = self.account.seconds(sizes, rates, self.account.kind.values)
         along = {where: np.broadcast_to(np.asarray(each), len(points)).tolist() for where, each in times.items()}
         for number, point in enumerate(points):
@@ -416,7 +416,7 @@ class Reading:
 
     def _optimizer(self, way_sizes: Mapping[str, int], rates: Rates) -> float:
         whole = Part({name: self.sizes[name] for name in self.account.blocks}, frozenset(self._outside))
-        return self.account.optimizer_seconds(way_sizes, whole, rates)
+        return self.account.weights.optimizer_seconds(way_sizes, whole, rates)
 
 
 def _is_apart(reading: Reading, shape: Mapping[str, int]) -> bool:

@@ -403,7 +403,7 @@ def _look(
     others, nearest = 0, None
     for plan in PLANS:
         readings = list(_readings(first, structures(model, kinds, (plan,), axes)))
-        whole = first.account.cut_over("tp")
+        whole = first.account.sizes.cut_over("tp")
         shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch, whole))
         if not readings[0].layers:
             raise InputError(

@@ -118,12 +118,12 @@ def spread(
     cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
     number = asked.microbatch * prod(inner.sizes.values())
     account = Account(run.model, {**run.axes, "B": number}, inner, cut, kind, asked.plan)
-    shares = prod(inner.sizes.get(axis, 1) for axis in account.batch_axes)
+    shares = prod(inner.sizes.get(axis, 1) for axis in account.sizes.batch_axes)
     if batch % shares:
         larger = -(-batch // shares) * shares
         raise InputError(
-            f"{batch:,} sequences cannot be cut over {' and '.join(account.batch_axes)}, {shares:,} parts: the next "
-            f"batch_size that can is {larger:,}"
+            f"{batch:,} sequences cannot be cut over {' and '.join(account.sizes.batch_axes)}, {shares:,} parts: the "
+            f"next batch_size that can is {larger:,}"
         )
     each = batch // shares
     if each % asked.microbatch:

@@ -18,8 +18,11 @@ from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.line import Line
 from learncost.equation.repeat import Repeat
-from learncost.parallel.account import PASSES, Account, Activations, Sending, Static
+from learncost.parallel.account import PASSES, Account
+from learncost.parallel.held import Static
+from learncost.parallel.passes import Activations
 from learncost.parallel.segments import Part, parts_of
+from learncost.parallel.sent import Sending
 from learncost.placement.padding import Padded
 from learncost.readings.time import Rates
 from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
@@ -217,14 +220,14 @@ def _several(account: Account, name: str) -> str:
 
 def sizes_of(account: Account, way: Way, sizes: Mapping[str, int]) -> dict[str, int]:
     """Sizes of one microbatch, all devices of the mesh but the pipeline's together."""
-    batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.batch_axes)
+    batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.sizes.batch_axes)
     one_of_each = dict.fromkeys(account.placed.mesh.names, 1)
     return {**sizes, **one_of_each, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
 
 
 def memory_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[StageTakes, ...]:
     """What every device of the pipeline holds; seconds are left out."""
-    way_sizes = account.filled(sizes_of(account, way, sizes))
+    way_sizes = account.sizes.filled(sizes_of(account, way, sizes))
     parts = stages_of(account, way, sizes)
     return _memory(account, way, way_sizes, parts, {})
 
@@ -240,8 +243,8 @@ def _memory(
     values: dict[Part, Activations] = {}
     for part in parts:
         if part not in statics:
-            statics[part] = account.static(way_sizes, part)
-            values[part] = account.activations(way_sizes, part, KINDS[way.schedule].parted)
+            statics[part] = account.weights.static(way_sizes, part)
+            values[part] = account.passes.activations(way_sizes, part, KINDS[way.schedule].parted)
     most = way.microbatches  # of a full pipeline no more are in flight
     if way.schedule != "gpipe":
         most = min(most, 2 * way.stages)
@@ -263,7 +266,7 @@ def _memory(
                 sum(part.layers for part in mine),
                 static,
                 int(peak(order, device, kept, forward, backward, *apart)),
-                account.workspace(way_sizes) if way.workspace else 0,
+                account.weights.workspace(way_sizes) if way.workspace else 0,
                 *seconds_of,
             )
         )
@@ -280,9 +283,9 @@ def step_of(
     Raises `InputError` for what does not divide, and for a mesh that the cluster has no links for.
     """
     way_sizes = sizes_of(account, way, sizes)
-    if why := account.divides(way_sizes):
+    if why := account.sizes.divides(way_sizes):
         raise InputError(why)
-    padded, way_sizes = account.padded(way_sizes), account.filled(way_sizes)
+    padded, way_sizes = account.sizes.padded(way_sizes), account.sizes.filled(way_sizes)
     parts = stages_of(account, way, sizes)
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
@@ -301,14 +304,14 @@ def step_of(
                     spent.compute += seconds_of
                     spent.rounds += seconds_of if where.rounds else 0.0
             if name == "O":
-                spent.compute = account.optimizer_seconds(way_sizes, part, rates)
+                spent.compute = account.weights.optimizer_seconds(way_sizes, part, rates)
             for sending, moved in transfers:
                 if PASSES.get(sending.macro, "F") != name:
                     continue
                 calls = _calls(account, sending, way_sizes, part)
                 if name == "O":  # of stacks the payload grows with the turns
-                    moved = _moved(sending, account.sizes_of_stage(way_sizes, part), mesh_groups, cluster, way)
-                    calls = 1 if account.within((sending.segment,), part) else 0
+                    moved = _moved(sending, account.sizes.of_stage(way_sizes, part), mesh_groups, cluster, way)
+                    calls = 1 if account.step.within((sending.segment,), part) else 0
                 spent.send(sending, calls * moved.seconds, way)
                 if sending.copies and moved.group.devices > 1:  # every copy of the rows is read and written
                     spent.compute += calls * way.sorted_rows * 2 * moved.payload / rates.bandwidth(float("inf"))
@@ -372,9 +375,9 @@ def _turns(account: Account, part: Part, segment: int) -> int:
 
 def _calls(account: Account, sending: Sending, way_sizes: Mapping[str, int], part: Part) -> int:
     """How often a stage makes a collective for one microbatch."""
-    if not account.within((sending.segment,), part):
+    if not account.step.within((sending.segment,), part):
         return 0
-    return int(sending.turns.at(account.sizes_of_stage(way_sizes, part)))
+    return int(sending.turns.at(account.sizes.of_stage(way_sizes, part)))
 
 
 def _moved(
@@ -408,8 +411,8 @@ def _tied(
 ) -> float:
     """Seconds for the gradients of weights that the first and the last stage have: an all_reduce between two."""
     total = 0.0
-    for held in account.held:
-        if len([part for part in parts if account.within(held.segments, part)]) > 1 and all(
+    for held in account.weights.held:
+        if len([part for part in parts if account.step.within(held.segments, part)]) > 1 and all(
             segment % 2 == 0 for segment in held.segments
         ):
             size = float(held.gradient.at(way_sizes)) * account.kind.gradient
@@ -441,9 +444,9 @@ def _sent(
             part = parts[chunk * way.stages + device]
             for sending in account.sendings:
                 once = PASSES.get(sending.macro) == "O"
-                if not account.within((sending.segment,), part):
+                if not account.step.within((sending.segment,), part):
                     continue
-                inner = account.sizes_of_stage(way_sizes, part)
+                inner = account.sizes.of_stage(way_sizes, part)
                 moved = _moved(sending, inner, mesh_groups, cluster, way)
                 calls = 1 if once else int(sending.turns.at(inner)) * way.microbatches
                 if moved.group.devices > 1:

@@ -1,0 +1,133 @@
+"""What devices hold of a placed step all the time: weights, gradients, and what the optimizer remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from learncost.equation.count import Count, base, size_of
+from learncost.parallel.cut_sizes import CutSizes
+from learncost.parallel.placed_step import PlacedStep
+from learncost.parallel.segments import Part
+from learncost.placement.layout import Layout
+from learncost.procedures.optimizer import state_of
+from learncost.readings.time import Rates
+
+
+@dataclass(frozen=True)
+class Held:
+    """A weight on a device: its elements, those of its gradient, of the optimizer's state; and where it stands."""
+
+    name: str
+    weight: Count
+    gradient: Count
+    state: Count
+    segments: tuple[int, ...]
+    learns: bool
+
+
+@dataclass(frozen=True)
+class Static:
+    """Bytes that a stage holds all the time, by what they are."""
+
+    weights: Any
+    gradients: Any
+    states: Any
+    masters: Any
+
+    @property
+    def total(self) -> Any:
+        return self.weights + self.gradients + self.states + self.masters
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a placed step."""
+
+    step: PlacedStep
+    sizes: CutSizes
+
+    @cached_property
+    def held(self) -> tuple[Held, ...]:
+        """The weights."""
+        table, whole = self.step.placed.table, self.step.placed.whole
+        where: dict[str, list[int]] = {name: [] for name in table.weights}
+        for line, segment, reads in self.step.reading(whole):
+            for weight in reads if line.tag.macro != "optimizer_step" else ():
+                if weight in where and segment not in where[weight]:
+                    where[weight].append(segment)
+        states: dict[str, list[str]] = {}
+        for name in whole.inputs:
+            if whole.values[name].role == "state":
+                states.setdefault(whole.values[name].of, []).append(name)
+        result = []
+        for weight in table.weights:
+            gradient = f"d{weight}"
+            learns = weight in states or gradient in whole.values or gradient in whole.known
+            axes = table.axes[weight]
+            home = axes
+            if gradient in whole.known:
+                value = whole.known[gradient]
+                cut = Layout(self.step.homes.home(gradient, value)).cut(value.axes)
+                if len(cut) == len(axes):
+                    home = cut
+                elif len(cut) + 1 == len(axes):
+                    home = (axes[0], *cut)
+            state = table.axes[states[weight][0]] if weight in states else axes
+            result.append(
+                Held(weight, Count.of(axes), Count.of(home), Count.of(state), tuple(where[weight] or [0]), learns)
+            )
+        return tuple(result)
+
+    def static(self, sizes: Mapping[str, Any], part: Part) -> Static:
+        """Bytes that a stage holds all the time; arrays where sizes are."""
+        kind, per_point = self.step.kind, self.bytes_of_state
+        weights: Any = 0
+        gradients: Any = 0
+        points: Any = 0
+        learning, part_sizes = set(self.step.model.learning), self.sizes.of_stage(sizes, part)
+        for held in self.held:
+            if self.step.within(held.segments, part):
+                weights = weights + held.weight.at(part_sizes)
+                if held.name in learning:
+                    gradients = gradients + held.gradient.at(part_sizes)
+                    points = points + held.state.at(part_sizes)
+        return Static(kind.weight * weights, kind.gradient * gradients, per_point * points, kind.master * points)
+
+    @cached_property
+    def bytes_of_state(self) -> int:
+        """Bytes that the optimizer remembers of a number."""
+        return int(state_of(self.step.optimizer).bytes([1024, 1024], self.step.kind.states)) // 2**20
+
+    def workspace(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of one gradient of each of a block's matrices, in the type of the weights, of experts of one.
+
+        TransformerEngine's products that add to the gradient themselves give autograd an empty array of that shape in
+        its place, one of each shape, which is kept (transformer_engine/pytorch/module/base.py, get_dummy_wgrad).
+        """
+        most = 0
+        for number, name in enumerate(self.step.blocks):
+            block_sizes = {**sizes, **{block: int(block == name) for block in self.step.blocks}}
+            size = 0
+            for held in self.held:
+                if 2 * number + 1 in held.segments and len(self.step.placed.table.axes[held.name]) > 2:
+                    axes = self.step.placed.table.axes[held.name]
+                    experts = int(size_of(axes[1], block_sizes)) if base(axes[1]).partition("/")[0] == "e" else 1
+                    size += int(held.weight.at(block_sizes)) // experts
+            most = max(most, size)
+        return most * self.step.kind.weight
+
+    def optimizer_seconds(self, sizes: Mapping[str, int], part: Part, rates: Rates) -> float:
+        """Seconds of the optimizer in a stage: every number of a state is read and written, at the bandwidth."""
+        part_sizes = self.sizes.of_stage(sizes, part)
+        kind, learning = self.step.kind, set(self.step.model.learning)
+        points = sum(
+            int(held.state.at(part_sizes))
+            for held in self.held
+            if held.name in learning and self.step.within(held.segments, part)
+        )
+        updates = 2 * kind.master + kind.weight if kind.master else 2 * kind.weight  # read, and written
+        moved = points * (2 * self.bytes_of_state + updates + kind.gradient)
+        return float(moved / rates.bandwidth(float("inf")) + rates.optimizer)

@@ -1,0 +1,154 @@
+"""What the passes of a microbatch leave on a device, and the most that is there while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from learncost.equation.count import Count, base, larger
+from learncost.equation.line import Word
+from learncost.equation.repeat import Repeat, walk
+from learncost.equation.table import Table
+from learncost.layers.parted import parted
+from learncost.parallel.cut_sizes import CutSizes
+from learncost.parallel.placed_step import PlacedStep
+from learncost.parallel.segments import BACKWARD, Part, Walker
+from learncost.readings.live import Stretch, stretches
+
+
+class Moment(NamedTuple):
+    """A line of the passes: the letter of its pass, and its segment."""
+
+    letter: str
+    segment: int
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of a microbatch in a stage: what is kept from forward to backward, and the most while either runs.
+
+    Of weight updates that are apart: what waits for them behind the backward pass, and the most while they run.
+    """
+
+    kept: Any
+    forward: Any
+    backward: Any
+    waiting: Any = 0
+    update: Any = 0
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of a placed step."""
+
+    step: PlacedStep
+    sizes: CutSizes
+
+    @cached_property
+    def _passes(self) -> Table:
+        """What a microbatch runs, without the optimizer."""
+        table = self.step.placed.table
+        lines = tuple(line for line in table.lines if isinstance(line, Repeat) or line.tag.macro != "optimizer_step")
+        read = {name for line in lines for name in line.reads}
+        made = {name for line in lines for name in line.makes}
+        updates = [line for line in table.lines if isinstance(line, Word) and line.tag.macro == "optimizer_step"]
+        gradients = {name for line in updates for name in line.reads if name in made}
+        outputs = tuple(name for name in table.outputs if name in made)
+        inputs = tuple(name for name in table.inputs if name in read)
+        return Table(
+            lines,
+            table.values,
+            inputs,
+            tuple(name for name in table.weights if name in read),
+            tuple(dict.fromkeys((*outputs, *sorted(gradients)))),
+        )
+
+    @cached_property
+    def _stretches(self) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+        """The moments of the passes, and the arrays over them."""
+        return self._read(self._passes, frozenset())
+
+    @cached_property
+    def _stretches_parted(self) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+        """The same where weight updates are a pass of their own."""
+        apart = parted(self._passes)
+        updates = apart.table.lines[len(apart.table.lines) - apart.updates :]
+        return self._read(apart.table, frozenset(name for line, _ in walk(updates) for name in line.makes))
+
+    def _read(self, passes: Table, late: frozenset[str]) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+        """The moments of passes, and the arrays over them; `late` is what weight updates make that are apart."""
+        table, kind = self.step.placed.table, self.step.kind
+        updates = [line for line in table.lines if isinstance(line, Word) and line.tag.macro == "optimizer_step"]
+        gradients = {name for line in updates for name in line.reads} & {*passes.outputs}
+        persistent = {f"d{weight}" for weight in table.weights} | gradients
+        widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
+        known = set(table.known)
+        widths |= {name: kind.scores for name in known if self.step.is_score(name)}
+        widths |= dict.fromkeys((*persistent, *self.step.model.masks), 0)
+        instants, arrays = stretches(passes, widths)
+        walker, again = Walker(self.step.blocks), Walker(self.step.blocks)
+        moments = []
+        for at in instants:
+            counts, macro = tuple(count for _, count in at.loops), at.line.tag.macro
+            if at.line.name in late and macro in BACKWARD:  # what is made again has the name that it had
+                moments.append(Moment("W", again.segment("weight_update", counts)))
+            else:
+                moments.append(Moment("B" if macro in BACKWARD else "F", walker.segment(macro, counts)))
+        return tuple(moments), arrays
+
+    def activations(self, sizes: Mapping[str, Any], part: Part, updates_apart: bool = False) -> Activations:
+        """Bytes of a microbatch in a stage; arrays where sizes are.
+
+        updates_apart  whether its weight updates are a pass of their own
+        """
+        moments, arrays = self._stretches_parted if updates_apart else self._stretches
+        part_sizes = self.sizes.of_stage(sizes, part)
+        letters = [moment.letter for moment in moments]
+        begin, late = (next((n for n, each in enumerate(letters) if each in way), len(letters)) for way in ("BW", "W"))
+        values: dict[int, Any] = {}
+        changes: list[Any] = [0] * (len(moments) + 2)
+        kept: Any = 0
+        waiting: Any = 0
+        mine = [self.step.within((moment.segment,), part) for moment in moments]
+        for array in arrays:
+            turns = base(array.turns).partition("/")[0]
+            if not (turns in part.turns if turns in self.step.blocks else mine[array.first - 1]):
+                continue
+            key = id(array.count)
+            if key not in values:
+                values[key] = array.count.at(part_sizes)
+            size = values[key]
+            changes[array.first] = changes[array.first] + size
+            changes[array.last + 1] = changes[array.last + 1] - size
+            if array.first <= begin < array.last and not array.given:
+                kept = kept + size
+            if array.first <= late < array.last and not array.given:
+                waiting = waiting + size
+        level: Any = 0
+        most: dict[str, Any] = {"F": 0, "B": kept, "W": waiting}
+        for number, moment in enumerate(moments):
+            level = level + changes[number + 1]
+            if mine[number]:
+                most[moment.letter] = larger(most[moment.letter], level)
+        masks = sum(
+            Count.of(self.step.placed.table.axes[name]).at(part_sizes)
+            for name, segment in self._masks.items()
+            if self.step.within((segment,), part)
+        )
+        return Activations(kept + masks, most["F"] + masks, most["B"] + masks, waiting, most["W"])
+
+    @cached_property
+    def _masks(self) -> dict[str, int]:
+        """The drawn masks of dropout, a byte an element, with the segment that reads them.
+
+        One that lines read which run again is drawn again, from the seed, and not kept.
+        """
+        first_segments, again = dict[str, int](), set[str]()
+        for line, segment, reads in self.step.reading(self.step.placed.table):
+            for mask in reads:
+                if mask in self.step.model.masks:
+                    first_segments.setdefault(mask, segment)
+                    again.update([mask] if line.tag.macro == "recomputation" else [])
+        return {mask: segment for mask, segment in first_segments.items() if mask not in again}

@@ -1,0 +1,123 @@
+"""A step of one microbatch, placed once for all meshes of a structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.line import Line
+from learncost.equation.precision import Precision
+from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.layers.rewrite_padded import paddable
+from learncost.models.model import Model
+from learncost.parallel.segments import Part, Walker, blocks_of
+from learncost.placement.clauses import Clause, Homes
+from learncost.placement.mesh import Mesh
+from learncost.placement.place import Placed, place
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.step import step
+
+
+@dataclass(frozen=True)
+class PlacedStep:
+    """A placed step with what it was placed of.
+
+    model      its table is that of one device
+    blocks     the counts of its repeats of blocks
+    paddable   axes that are filled up where they do not divide
+    placed     over two devices an axis, with the turns of rings by name
+    homes      where its clauses have what is held
+    """
+
+    model: Model
+    kind: Precision
+    optimizer: str
+    blocks: tuple[str, ...]
+    paddable: frozenset[str]
+    placed: Placed
+    homes: Homes
+
+    def width(self, name: str, role: str) -> int:
+        """Bytes of a number of an array of the placed table, by the role of what it holds."""
+        if self.is_score(name):
+            return self.kind.scores
+        weight = min(self.kind.weight, self.kind.value)  # weights are sent in the type that they are multiplied in
+        widths = {"weights": weight, "gradients": self.kind.gradient, "states": 4}
+        return widths.get(role, self.kind.value)
+
+    def is_score(self, name: str) -> bool:
+        return not self.placed.scores.isdisjoint((name, self.placed.holds.get(name, name)))
+
+    def reading(self, table: Table) -> Iterator[tuple[Line, int, list[str]]]:
+        """The lines of a table, each with its segment and what it reads; of a turn's slice the stack is told."""
+        walker = Walker(self.blocks)
+
+        def visit(
+            lines: Sequence[Line | Repeat], counts: tuple[str, ...], stacks: Mapping[str, str]
+        ) -> Iterator[tuple[Line, int, list[str]]]:
+            for line in lines:
+                if isinstance(line, Repeat):
+                    inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
+                    yield from visit(line.lines, (*counts, line.count), inner)
+                else:
+                    segment = walker.segment(line.tag.macro, counts)
+                    yield line, segment, [stacks.get(name, name) for name in line.reads]
+
+        return visit(table.lines, (), {})
+
+    def within(self, segments: Sequence[int], part: Part) -> bool:
+        """Whether a stage has one of these segments."""
+        return any(
+            segment in part.outside if segment % 2 == 0 else self.blocks[segment // 2] in part.turns
+            for segment in segments
+        )
+
+
+def placed_step(
+    model: Model,
+    sizes: Mapping[str, int],
+    mesh: Mesh,
+    clauses: Sequence[Clause],
+    kind: Precision,
+    plan: str,
+    procedure: str,
+    optimizer: str,
+) -> PlacedStep:
+    """Place a step. Raises `InputError` for what clauses cut and does not divide."""
+    # Placed over two devices an axis, all meshes have one structure; what `*` cuts lies in flat parts, padded.
+    two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
+    filled_up = paddable(model.table)
+    sizes = {**sizes, "B": mesh.devices * sizes["B"]}
+    sizes |= {axis: sizes[axis] + -sizes[axis] % mesh.devices for axis in filled_up & sizes.keys()}
+    stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
+    homes = Homes(stepped, mesh, clauses, sizes)
+    for name, value in stepped.known.items():
+        homes.winners(name, value)  # refuses what does not divide
+    large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # two divide it, whatever
+    placed = place(stepped, two, clauses, large)
+    return PlacedStep(
+        model,
+        kind,
+        optimizer,
+        blocks_of(model.table),
+        filled_up,
+        replace(placed, table=replace(placed.table, lines=_of_any_ring(placed.table.lines))),
+        Homes(stepped, two, clauses, large),
+    )
+
+
+def turns_round(mesh_axis: str) -> str:
+    """What sizes call the turns of a ring of devices: one fewer than they are."""
+    return f"{mesh_axis}-1"
+
+
+def _of_any_ring(lines: Sequence[Statement]) -> tuple[Statement, ...]:
+    """The lines with the turns of their rings by name, where they were placed over two devices."""
+    return tuple(
+        replace(line, lines=_of_any_ring(line.lines), count=turns_round(line.around) if line.around else line.count)
+        if isinstance(line, Repeat)
+        else line
+        for line in lines
+    )

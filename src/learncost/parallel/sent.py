@@ -1,0 +1,87 @@
+"""What the devices of a placed step send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from learncost.equation.count import Count
+from learncost.equation.line import Word
+from learncost.equation.repeat import walk
+from learncost.equation.term import Term
+from learncost.equation.value import INDICES
+from learncost.parallel.cut_sizes import CutSizes
+from learncost.parallel.held import Held
+from learncost.parallel.placed_step import PlacedStep
+from learncost.parallel.segments import Walker
+from learncost.placement.collective import BYTES_OF_AN_INDEX
+from learncost.vocabulary.collectives import sends
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A collective by the sizes: its word, mesh axis, the bytes of its payload, the pass and segment it stands in.
+
+    turns   how often it runs each time, of the repeats around it
+    role    what it moves: weights, gradients, states, values or inputs
+    rounds  whether it moves parts round a ring of devices, beside the lines of their turns
+    copies  of rows that go to their experts or come back: how many there are of each
+    """
+
+    word: str
+    mesh_axis: str
+    payload: Count
+    turns: Count
+    macro: str
+    segment: int
+    role: str
+    line: str
+    rounds: bool = False
+    copies: Count | None = None
+
+
+def sendings(step: PlacedStep, sizes: CutSizes, held: Sequence[Held]) -> tuple[Sending, ...]:
+    """The collectives of a step of one microbatch, in the order of the lines."""
+    placed, table, result = step.placed, step.placed.table, []
+    indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
+    walker = Walker(step.blocks)
+    owners = {each.name: each.segments[0] for each in held}
+    for line, counts in walk(table.lines):
+        segment = walker.segment(line.tag.macro, counts)
+        if not sends(line):
+            continue
+        name = placed.holds.get(line.name, line.name)
+        known = placed.whole.known.get(name)
+        role, owner = step.homes.kind(name, known) if known else ("values", name)
+        if line.tag.macro == "optimizer_step":
+            segment = owners.get(owner, segment)
+        width = BYTES_OF_AN_INDEX if name in indices else step.width(line.name, role)
+        sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
+        result.append(
+            Sending(
+                line.word,
+                line.axes[0],
+                Count.of(_larger(sides), width),
+                Count.of(counts),
+                line.tag.macro,
+                segment,
+                role,
+                line.name,
+                bool(sizes.turns_round.intersection(counts)),
+                _copies(line) if role not in INDICES and name not in indices else None,
+            )
+        )
+    return tuple(result)
+
+
+def _copies(line: Word) -> Count | None:
+    """Of rows that are sent by a choice, how many each has: the last axis of what chooses."""
+    if line.word not in ("dispatch", "combine"):
+        return None
+    choice = line.right[-1]
+    return Count.of(choice.declared[-1:]) if isinstance(choice, Term) else None
+
+
+def _larger(sides: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Of two sides of a collective the one that is cut less."""
+    return min(sides, key=lambda axes: sum(axis.count("/") for axis in axes))

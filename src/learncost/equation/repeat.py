@@ -132,6 +132,21 @@ def walk(lines: Iterable[Statement], turns: tuple[str, ...] = ()) -> Iterator[tu
             yield line, turns
 
 
+def repeats(lines: Iterable[Statement]) -> Iterator[Repeat]:
+    """Every repeat, those within others behind these."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            yield line
+            yield from repeats(line.lines)
+
+
+def round_rings(lines: Iterable[Statement]) -> Iterator[Line]:
+    """The lines of turns in which parts of values go round devices."""
+    for repeat in repeats(lines):
+        if repeat.around:
+            yield from (line for line, _ in walk(repeat.lines))
+
+
 def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line]]) -> tuple[Statement, ...]:
     """The lines with every one replaced by what `change` makes of it; repeats keep their frame."""
     result: list[Statement] = []

@@ -11,9 +11,8 @@ from typing import Any
 from learncost.devices.collective import kind_of
 from learncost.equation.count import cuts, shape_of, whole
 from learncost.equation.errors import InputError
-from learncost.equation.line import Line
 from learncost.equation.precision import Precision
-from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.repeat import round_rings, walk
 from learncost.equation.table import Table
 from learncost.layers.stages import turns_of
 from learncost.ledger.run import Run
@@ -37,13 +36,6 @@ RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 
 FEW = 0.01
 """The share of the weights' elements up to which it is not said that they stay whole: biases."""
-
-
-def _round(lines: Iterable[Statement]) -> Iterator[Line]:
-    """The lines in turns round a mesh."""
-    for line in lines:
-        if isinstance(line, Repeat):
-            yield from (inner for inner, _ in walk(line.lines)) if line.around else _round(line.lines)
 
 
 @dataclass(frozen=True)
@@ -124,7 +116,7 @@ class OverMesh:
     @cached_property
     def rounds(self) -> frozenset[int]:
         """The places, among all lines, of those in turns round the mesh."""
-        inside = {id(line) for line in _round(self.placed.table.lines)}
+        inside = {id(line) for line in round_rings(self.placed.table.lines)}
         return frozenset(place for place, (line, _) in enumerate(walk(self.placed.table.lines)) if id(line) in inside)
 
     @property

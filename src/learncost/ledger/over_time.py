@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from learncost.devices.collective import groups, transfer
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.equation.errors import InputError
-from learncost.equation.line import Line
 from learncost.equation.precision import BYTES, Precision, precision_of
-from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.repeat import round_rings
 from learncost.ledger.over import OverMesh
 from learncost.ledger.sheet import seconds_of
 from learncost.ledger.timing import Timing, timing
@@ -160,7 +159,7 @@ def over_time(
         else:
             waits += seconds
     room, of_turns = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
-    turns = {id(line) for line in _of_rings(over.placed.table.lines)}
+    turns = {id(line) for line in round_rings(over.placed.table.lines)}
     for row in computed:
         if row.place in lines.kernels and row.macro_operation != "optimizer_step":
             seconds = lines.kernels[row.place].seconds * lines.shares[row.place]
@@ -191,10 +190,3 @@ def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:
         elif value.role == "new":
             widths[name] = kind.master + kind.weight
     return widths
-
-
-def _of_rings(lines: Iterable[Statement]) -> Iterator[Line]:
-    """The lines of the turns in which parts go round."""
-    for line in lines:
-        if isinstance(line, Repeat):
-            yield from (inner for inner, _ in walk(line.lines)) if line.around else _of_rings(line.lines)

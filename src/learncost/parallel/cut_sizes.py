@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from learncost.equation.count import base, size_of
-from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.repeat import repeats
 from learncost.parallel.placed_step import PlacedStep, turns_round
 from learncost.parallel.segments import Part
 from learncost.placement.padding import Padded, padded_of
@@ -24,7 +24,7 @@ class CutSizes:
     @cached_property
     def _rings(self) -> tuple[str, ...]:
         """The axes of the mesh round which parts go."""
-        return tuple(dict.fromkeys(repeat.around for repeat in _repeats(self.step.placed.table.lines) if repeat.around))
+        return tuple(dict.fromkeys(repeat.around for repeat in repeats(self.step.placed.table.lines) if repeat.around))
 
     @cached_property
     def turns_round(self) -> frozenset[str]:
@@ -99,10 +99,3 @@ class CutSizes:
     def of_stage(self, sizes: Mapping[str, Any], part: Part) -> dict[str, Any]:
         """The sizes of a stage: its turns are those of its repeats."""
         return {**self.filled(sizes), **{name: part.turns.get(name, 0) for name in self.step.blocks}}
-
-
-def _repeats(lines: Sequence[Statement]) -> Iterator[Repeat]:
-    for line in lines:
-        if isinstance(line, Repeat):
-            yield line
-            yield from _repeats(line.lines)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.repeat import repeats
 from learncost.equation.table import Table
 from learncost.layers.recompute import recomputed
 from learncost.plans.flash import scores
@@ -17,14 +16,6 @@ def ring(table: Table) -> Table:
     Nobody has a whole row of scores there, so that none can be kept. Over one device it is that alone.
     """
     pairs = scores(table)
-    if pairs.keys() & {*_kept(table.lines)}:
+    if pairs.keys() & {name for repeat in repeats(table.lines) for name, _ in repeat.keep}:
         table = recomputed(table, lambda line: not pairs.keys().isdisjoint(line.makes))
     return replace(table, ring=True)
-
-
-def _kept(lines: Iterable[Statement]) -> Iterator[str]:
-    """What the turns of repeats keep, those within repeats as well."""
-    for line in lines:
-        if isinstance(line, Repeat):
-            yield from (name for name, _ in line.keep)
-            yield from _kept(line.lines)

@@ -8,7 +8,7 @@ from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.repeat import repeats, walk
 from learncost.equation.table import Table
 from learncost.equation.term import Operand, Read
 
@@ -39,13 +39,13 @@ class Keys:
 
     def _find(self, table: Table) -> None:
         lines = [line for line, _ in walk(table.lines)]
-        repeats = list(_repeats(table.lines))
+        every_repeat = list(repeats(table.lines))
         before = -1
         while before != len(self.windows):
             before = len(self.windows)
             for line in lines:
                 self._share(line, self.of(line))
-            for repeat in repeats:
+            for repeat in every_repeat:
                 for inside, outside in (*repeat.each, *repeat.keep):
                     self._link(inside, outside, 1 if inside != outside else 0)
                 for carry in repeat.carry:
@@ -92,13 +92,6 @@ class Keys:
                 self.windows[second, place + more] = window
             elif name == second and place >= more:
                 self.windows[first, place - more] = window
-
-
-def _repeats(lines: Iterable[Statement]) -> Iterator[Repeat]:
-    for line in lines:
-        if isinstance(line, Repeat):
-            yield line
-            yield from _repeats(line.lines)
 
 
 def _slots(terms: Iterable[Operand | Affine]) -> Iterator[tuple[str, int, str]]:

@@ -312,29 +312,42 @@ def products(module: Any, inputs: Any, imported: Imported) -> Products:
 
     Raises InputError where an operation of the table has no count.
     """
+    # Attention as plain products: as one operator it would compute its scores once more backward.
+    text = re.sub(r"(@ \S+) scaled_dot_product_attention$", r"\1 bmm", imported.text, flags=re.MULTILINE)
+    ours = _counted_of_table(text, module, inputs, imported)
+    theirs = _counted(module, inputs, {})
+    if ours == theirs:
+        return Products(ours, theirs)
+    if _counted_of_export(module, inputs, imported, {}) == ours:
+        return Products(ours, theirs, f"{_OF_EXPORT}: equal")
+    # The book has PyTorch's formula of convolutions, where their weight is a parameter: as bmm they are put right, too.
+    put_right = _counted_of_table(
+        re.sub(r"(@ \S+) conv\w*$", r"\1 bmm", text, flags=re.MULTILINE), module, inputs, imported
+    )
+    if _counted(module, inputs, _formulas()) in (ours, put_right):
+        return Products(ours, theirs, f"{_PUT_RIGHT}: equal")
+    equal = _counted_of_export(module, inputs, imported, _formulas()) in (ours, put_right)
+    return Products(ours, theirs, f"{_PUT_RIGHT}, {_OF_EXPORT}: equal" if equal else "")
+
+
+_PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv and dot, of complex numbers, put right"
+_OF_EXPORT = (
+    "the exported graph, without what the module computes and nothing reads, computes again backward, or computes of "
+    "positions and settings alone"
+)
+
+
+def _counted_of_table(text: str, module: Any, inputs: Any, imported: Imported) -> tuple[int, int]:
+    """What the table has of what FlopCounterMode counts, forward and backward."""
     from learncost.ledger.cost import cost
 
-    # Attention as plain products: as one operator it would compute its scores once more backward.
-    read = layer(re.sub(r"(@ \S+) scaled_dot_product_attention$", r"\1 bmm", imported.text, flags=re.MULTILINE))
+    read = layer(text)
     sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
     asked = imported.exported.where_open
     open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter in asked}
     ledger = cost(read, price_book="torch-flop-counter", **open_sizes)
     forward = sum(row.flops for row in ledger.rows if row.macro_operation == "forward")
-    ours = (int(forward), int(ledger.total.flops - forward))
-    theirs = _counted(module, inputs, {})
-    if ours == theirs:
-        return Products(ours, theirs)
-    if _counted(module, inputs, _formulas()) == ours:
-        return Products(ours, theirs, f"{_PUT_RIGHT}: equal")
-    if _counted_of_export(module, inputs, imported, {}) == ours:
-        return Products(ours, theirs, f"{_OF_EXPORT}: equal")
-    put_right = _counted_of_export(module, inputs, imported, _formulas()) == ours
-    return Products(ours, theirs, f"{_PUT_RIGHT}, {_OF_EXPORT}: equal" if put_right else "")
-
-
-_PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv and dot, of complex numbers, put right"
-_OF_EXPORT = "the exported graph, without what the module computes and nothing reads or computes again backward"
+    return int(forward), int(ledger.total.flops - forward)
 
 
 def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int, int]:
@@ -351,15 +364,18 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
 
 
 def _counted_of_export(module: Any, inputs: Any, imported: Imported, formulas: Mapping[Any, Any]) -> tuple[int, int]:
-    """The same of the graph that PyTorch exports of it."""
+    """The same of the graph that PyTorch exports of it; what its table is given is there already."""
     weights = {
         path: parameter.detach().double().requires_grad_(bool(parameter.requires_grad))
         for path, parameter in module.named_parameters()
     }
     given = flattened({name: _double(value) for name, value in arguments(module, inputs).items()})
+    known = run_graph(imported, module, given, weights).of_node
+    outside = {stored.target for several in imported.inputs.values() for stored in several if stored.kind != "input"}
+    there = {name: known[name] for name in outside if name in known}
 
     def results() -> list[Any]:
-        graph = run_graph(imported, module, given, weights)
+        graph = run_graph(imported, module, given, weights, there)
         several = (graph.of_node[node] for node in imported.output_nodes)
         return [each for each in several if each.requires_grad]
 

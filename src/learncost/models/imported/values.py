@@ -18,8 +18,16 @@ class GraphValues:
     outputs: list[Any]
 
 
-def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parameters: Mapping[str, Any]) -> GraphValues:
+def run_graph(
+    imported: Imported,
+    module: Any,
+    inputs: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    known: Mapping[str, Any] = {},
+) -> GraphValues:
     """Run the exported graph in float64 on inputs by name and parameters by path.
+
+    Of nodes whose value is `known` that is taken, and what only they read is not run.
 
     What brings numbers to single or half precision brings them to double precision here.
     """
@@ -41,8 +49,12 @@ def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parame
             return type(value)(map(double, value))
         return value
 
+    runs = _before_outputs(program.graph, known)
+
     class InDouble(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
+            if node.op == "call_function" and (node not in runs or node.name in known):
+                return known.get(node.name)
             result = super().run_node(node)
             of_node[node.name] = result
             return result
@@ -92,6 +104,20 @@ def run_graph(imported: Imported, module: Any, inputs: Mapping[str, Any], parame
     finally:
         torch.set_default_dtype(kind)
     return GraphValues(of_node, list(results))
+
+
+def _before_outputs(graph: Any, known: Mapping[str, Any]) -> set[Any]:
+    """The nodes that a graph's outputs follow from, without going on behind what is known; all where nothing is."""
+    if not known:
+        return set(graph.nodes)
+    left = [node for node in graph.nodes if node.op == "output"]
+    found = set(left)
+    while left:
+        for node in left.pop().all_input_nodes:
+            if node not in found:
+                found.add(node)
+                left += [node] if node.name not in known else []
+    return found
 
 
 def _fake_quantized(x: Any, scale: Any, zero: Any, *more: Any) -> Any:

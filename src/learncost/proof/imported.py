@@ -16,6 +16,7 @@ from learncost.layers.layer import Layer, layer
 from learncost.models.imported.export import arguments, as_called, flattened
 from learncost.models.imported.nodes import operator_name
 from learncost.models.imported.running.ends import backward, ends
+from learncost.models.imported.settled import OfSizes
 from learncost.models.imported.values import run_graph
 from learncost.models.imported.walk import WITHOUT_GRADIENT, Imported
 from learncost.models.imported.wrappers import plain
@@ -56,7 +57,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
     flat = flattened(doubles)
     graph = run_graph(imported, module, flat, weights)
     sizes = _sizes(read, imported, flat)
-    arrays = arrays_of(read, imported, graph.of_node, weights, flat, sizes)
+    arrays = arrays_of(read, imported, graph.of_node, weights, sizes)
     nodes = imported.output_nodes
     results = [_as_numbers(graph.of_node[node]) for node in nodes]
     generator = torch.Generator().manual_seed(SEED + seed)
@@ -151,7 +152,6 @@ def arrays_of(
     imported: Imported,
     of_node: Mapping[str, Any],
     weights: Mapping[str, Any],
-    given: Mapping[str, Any],
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     """Every input and weight of the table as an array."""
@@ -160,7 +160,7 @@ def arrays_of(
         stacked = _stack([_real(weights[path].detach()).numpy() for path in paths])
         arrays[name] = _shaped(stacked, read, name, sizes)
     for name, several in imported.inputs.items():
-        arrays[name] = _shaped(_stack([_input(s, imported, of_node, given) for s in several]), read, name, sizes)
+        arrays[name] = _shaped(_stack([_input(s, imported, of_node, sizes) for s in several]), read, name, sizes)
     return arrays
 
 
@@ -173,9 +173,12 @@ def _gradient(tensor: Any) -> Any:
     return np.zeros(tuple(_real(tensor).shape)) if tensor.grad is None else _real(tensor.grad).numpy(force=True)
 
 
-def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
     if stored in imported.reader.numbers:
-        return np.asarray(imported.reader.numbers[stored])
+        numbers = imported.reader.numbers[stored]
+        if isinstance(numbers, OfSizes):
+            numbers = numbers.at({each: sizes[letter] for each, letter in imported.exported.symbols.items()})
+        return np.asarray(numbers)
     value = of_node[stored.target]
     if stored.kind == "constant" and value.requires_grad and not _stops(stored, imported):
         raise InputError(

@@ -88,7 +88,7 @@ def simple(size: Size) -> Size:
     if isinstance(size, int):
         return size
     if not size.is_Integer:
-        size = _counted(_rounded_up(_largest(size)))
+        size = _counted(_rounded_up(_cut_down(_largest(size))))
     return int(size) if size.is_Integer else size
 
 
@@ -108,6 +108,22 @@ def _largest(size: Any) -> Any:
         if ends:
             size = size.xreplace({part: ends[0]})
     return size
+
+
+def _cut_down(size: Any) -> Any:
+    """A size with `int(1.5 * M)`, as an enlargement by a factor makes it, as 3 M // 2."""
+    from torch.utils._sympy.functions import FloorDiv, FloorToInt, ToFloat, TruncToInt
+
+    for part in sorted(size.atoms(TruncToInt, FloorToInt), key=lambda each: len(str(each))):
+        factor, whole = part.args[0].as_coeff_Mul()
+        above, below = float(factor).as_integer_ratio()
+        if isinstance(whole, ToFloat) and below <= _EXACT:
+            size = size.xreplace({part: FloorDiv(above * whole.args[0], below)})
+    return size
+
+
+_EXACT = 1 << 10
+"""A factor in parts of so many gives the same in floats and in whole numbers."""
 
 
 def _rounded_up(size: Any) -> Any:

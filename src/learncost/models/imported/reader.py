@@ -244,11 +244,11 @@ class Reader:
         return ""
 
     def given_numbers(self, numbers: Any, *axes: Axis) -> View:
-        """Numbers that follow from settings alone, as an input without a gradient."""
+        """Numbers that follow from settings and sizes alone, as an input without a gradient."""
         return self._given(numbers, axes, "constant", "shares")
 
-    def given_places(self, places: Sequence[int], axis: Axis) -> View:
-        """Places that follow from settings alone, as an index."""
+    def given_places(self, places: Any, axis: Axis) -> View:
+        """Places that follow from settings and sizes alone, as an index."""
         return self._given(places, (axis,), "places", "places")
 
     def _given(self, numbers: Any, axes: Sequence[Axis], kind: str, name: str) -> View:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from learncost.models.imported.axes import Axis, Size, equal, product
@@ -13,6 +14,7 @@ from learncost.models.imported.operands import Outside
 from learncost.models.imported.reader import Reader
 from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.views import merged, narrowed, reshaped
+from learncost.models.imported.settled import settled
 from learncost.models.imported.views import Slot, View
 
 
@@ -131,19 +133,18 @@ def _mirrored(reader: Reader, x: View, pads: Sequence[int], mode: str) -> View:
         side = x.shape[dim]
         if not before and not after:
             continue
-        if not isinstance(side, int):
-            raise reader.refusal(f"a border that is made by {mode} of a side without a fixed size")
-        places = []
-        for at in range(-before, side + after):
-            if mode == "reflect":
-                at = -at if at < 0 else 2 * (side - 1) - at if at >= side else at
-            elif mode == "replicate":
-                at = min(max(at, 0), side - 1)
-            else:
-                at %= side
-            places.append(at)
-        x = read_at(reader, x, dim, reader.given_places(places, Axis(len(places))))
+        function = partial(_mirrored_places, mode, before, after)
+        places = settled(reader, f"a border that is made by {mode}", function, side)
+        x = read_at(reader, x, dim, reader.given_places(places, Axis(side + before + after)))
     return x
+
+
+def _mirrored_places(mode: str, before: int, after: int, side: int) -> list[int]:
+    """Which place of a side each place takes, those of borders before and after it too."""
+    every = range(-before, side + after)
+    if mode == "reflect":
+        return [-at if at < 0 else 2 * (side - 1) - at if at >= side else at for at in every]
+    return [min(max(at, 0), side - 1) if mode == "replicate" else at % side for at in every]
 
 
 @rule("roll")
@@ -186,12 +187,13 @@ def triangle(reader: Reader, x: View, below: bool, diagonal: int) -> View:
         where = Where(last, "<=", first) if below else Where(first, "<=", last)
         return recorder.line("sum", [(x, letters)], letters, signs=[1], where=[where])
     sizes = x.shape[-2:]
-    if not all(isinstance(size, int) for size in sizes):
-        raise reader.refusal("a triangle beside the diagonal of sides without a fixed size")
-    kept = [
-        [float(j - i <= diagonal if below else j - i >= diagonal) for j in range(sizes[1])] for i in range(sizes[0])
-    ]
+    kept = settled(reader, "a triangle beside the diagonal", partial(_beside_diagonal, below, diagonal), *sizes)
     return reader.multiply(x, reader.given_numbers(kept, Axis(sizes[0]), Axis(sizes[1])))
+
+
+def _beside_diagonal(below: bool, diagonal: int, rows: int, columns: int) -> list[list[float]]:
+    """1 at the places of a triangle, 0 elsewhere."""
+    return [[float(j - i <= diagonal if below else j - i >= diagonal) for j in range(columns)] for i in range(rows)]
 
 
 @rule("tril")

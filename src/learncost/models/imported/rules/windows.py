@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from learncost.models.imported.axes import Axis, Size, equal, product
+from learncost.models.imported.axes import Axis, Size, equal, product, quotient
 from learncost.models.imported.equations import Number
 from learncost.models.imported.nodes import shape_of, size_of
 from learncost.models.imported.ones import at_its_place, matrix_product, written
@@ -16,6 +17,7 @@ from learncost.models.imported.rules.normalization import channels, scaled
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.reductions import summed
 from learncost.models.imported.rules.views import merged, reshaped
+from learncost.models.imported.settled import settled
 from learncost.models.imported.views import Place, Slot, View
 
 SIDES = {1: "x", 2: "yx", 3: "zyx"}
@@ -273,19 +275,17 @@ def avg_pool(
     first = len(x.dims) - count
     called(x, "c", *SIDES[count])
     outs = shape[-count:]
-    inside = all(
-        not isinstance(s, int) or (o - 1) * t + z - p <= s
+    inside = not ceil or all(
+        isinstance(s, int) and (o - 1) * t + z - p <= s + p
         for s, o, t, z, p in zip(x.shape[first:], outs, strides, sizes, paddings, strict=True)
     )
     view, rows = windowed(reader, x, first, outs, sizes, strides, paddings, dilations)
     view = view.with_dims([*view.dims, *rows])
     along = range(first + count, len(view.dims))
-    if (divisor is None and any(paddings) and not with_border) or not inside:
+    if divisor is None and ((any(paddings) and not with_border) or not inside):
         # Each window is divided by the places of it that lie inside, which are counted outside of the table's step.
         total = summed(reader, view, along)
-        return reader.multiply(
-            total, _inside_shares(reader, x, first, outs, sizes, strides, paddings, with_border, divisor)
-        )
+        return reader.multiply(total, _inside_shares(reader, x, first, outs, sizes, strides, paddings, with_border))
     return summed(reader, view, along, Number(1.0 / (divisor or product(sizes))))
 
 
@@ -298,28 +298,26 @@ def _inside_shares(
     strides: Sequence[int],
     paddings: Sequence[int],
     with_border: bool,
-    divisor: int | None,
 ) -> View:
     """One over the places of each window that lie inside, as the pool of ones gives it: side by side a product."""
     shares: View | None = None
     for place, out in enumerate(outs):
-        side = x.shape[first + place]
-        if not isinstance(side, int) or not isinstance(out, int):
-            raise reader.refusal("a pool over a border of a side without a fixed size")
-        axis = Axis(out)
         border = paddings[place] if with_border else 0
-        counts = [
-            min(i * strides[place] - paddings[place] + sizes[place], side + border)
-            - max(i * strides[place] - paddings[place], -border)
-            for i in range(out)
-        ]
-        given = reader.given_numbers([1.0 / (divisor ** (1 / len(outs)) if divisor else c) for c in counts], axis)
+        function = partial(_inside_share, sizes[place], strides[place], paddings[place], border)
+        numbers = settled(reader, "a pool over a border", function, x.shape[first + place], out)
+        given = reader.given_numbers(numbers, Axis(out))
         rows: list[Any] = [()] * (first + len(outs))
         rows[first + place] = given.dims[0] if given.dims else ()
         given = given.with_dims(rows)
         shares = given if shares is None else reader.multiply(shares, given)
     assert shares is not None
     return shares
+
+
+def _inside_share(size: int, stride: int, padding: int, border: int, side: int, out: int) -> list[float]:
+    """One over the places of each of `out` windows of a side that lie inside, those of a border among them."""
+    starts = [i * stride - padding for i in range(out)]
+    return [1.0 / (min(start + size, side + border) - max(start, -border)) for start in starts]
 
 
 @rule(
@@ -418,11 +416,10 @@ def nearest(reader: Reader, x: View, *_: Any) -> View:
     for dim in range(2, len(shape)):
         if equal(shape[dim], old[dim]):
             continue
-        if not isinstance(shape[dim], int) or not isinstance(old[dim], int) or shape[dim] % old[dim]:
+        times = quotient(shape[dim], old[dim])
+        if not isinstance(times, int) or not _repeats(reader, old, shape, dim, times):
             return _nearest_uneven(reader, x, shape)
-        if _side_matrix_places(reader, old, shape, dim) != [i * old[dim] // shape[dim] for i in range(shape[dim])]:
-            return _nearest_uneven(reader, x, shape)
-        slot = Slot(Axis(shape[dim] // old[dim]))
+        slot = Slot(Axis(times))
         spread.add(slot)
         rows[dim] = (*rows[dim], slot)
     return replace(x.fresh(), dims=tuple(rows), spread=frozenset(spread))
@@ -439,43 +436,63 @@ def _nearest_uneven(reader: Reader, x: View, shape: Sequence[Size]) -> View:
     return x
 
 
-def _side_matrix_places(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int) -> list[int]:
+def _side_matrix_places(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int) -> Any:
     """Which place each place of the enlarged side takes."""
     mode = "nearest-exact" if "exact" in reader.recorder.operator else "nearest"
-    return [row.index(1.0) for row in _side_matrix(reader, mode, before, after, dim)]
+    return settled(
+        reader, _ENLARGEMENT, partial(_places_taken, _enlargement(reader, mode, dim)), before[dim], after[dim]
+    )
 
 
-def _side_matrix(
-    reader: Reader, mode: str, before: Sequence[Size], after: Sequence[Size], dim: int
-) -> list[list[float]]:
-    """What PyTorch makes of a unit matrix along one side: out by in."""
-    import torch
+def _repeats(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int, times: int) -> bool:
+    """Whether each place of a side is taken so many times, one beside the other; of an open side a few places tell."""
+    side = before[dim] if isinstance(before[dim], int) else _FEW
+    sides = [*before[:dim], side, *before[dim + 1 :]]
+    places = _side_matrix_places(reader, sides, [*after[:dim], side * times, *after[dim + 1 :]], dim)
+    return bool(places == [i // times for i in range(side * times)])
 
-    side, out = before[dim], after[dim]
-    if not isinstance(side, int) or not isinstance(out, int):
-        raise reader.refusal("an enlargement of a side without a fixed size")
+
+_FEW = 7
+"""Places of a side that stand for any number of them, where each is taken a whole number of times."""
+
+_ENLARGEMENT = "an enlargement"
+
+
+def _enlargement(reader: Reader, mode: str, dim: int) -> tuple[str, float | None, bool, bool]:
+    """How the node enlarges one side: its mode, its factor where one is told, whether corners meet, and smoothing."""
     told = {
         argument.name: value
         for argument, value in zip(reader.node.target._schema.arguments, reader.node.args, strict=False)
     } | dict(reader.node.kwargs)
-    count, place = len(before) - 2, dim - 2
+    count, place = len(shape_of(reader.node)) - 2, dim - 2
     factors = told.get("scale_factors") or [
         told.get(name) for name in (["scales"] if count == 1 else ["scales_d", "scales_h", "scales_w"][3 - count :])
     ]
-    factor = factors[place]
+    factor = None if factors[place] is None else float(factors[place])
+    return mode, factor, bool(told.get("align_corners", False)), reader.recorder.operator.endswith("_aa")
+
+
+def _side_matrix(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[list[float]]:
+    """What PyTorch makes of a unit matrix along one side: out by in."""
+    import torch
+
+    mode, factor, corners, smooth = how
     # Two columns: of one alone, smoothing takes another way through PyTorch, along the wrong side.
     unit = torch.eye(side, dtype=torch.float64)[None, :, :, None].expand(1, side, side, 2).contiguous()
-    sizes: dict[str, Any] = {"size": (out, 2)} if factor is None else {"scale_factor": (float(factor), 1.0)}
+    sizes: dict[str, Any] = {"size": (out, 2)} if factor is None else {"scale_factor": (factor, 1.0)}
     if not mode.startswith("nearest"):
-        sizes["align_corners"] = bool(told.get("align_corners", False))
+        sizes["align_corners"] = corners
     with torch.no_grad():
-        made = torch.nn.functional.interpolate(
-            unit, mode=mode, antialias=reader.recorder.operator.endswith("_aa"), **sizes
-        )
+        made = torch.nn.functional.interpolate(unit, mode=mode, antialias=smooth, **sizes)
     if made.shape[2] != out:
-        raise reader.refusal(f"an enlargement by {factor} of {side} places to {out}")
+        raise ValueError(f"an enlargement by {factor} of {side} places to {out}")
     rows: list[list[float]] = made[0, :, :, 0].T.tolist()
     return rows
+
+
+def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[int]:
+    """The place of which each place of an enlarged side is a copy."""
+    return [row.index(1.0) for row in _side_matrix(how, side, out)]
 
 
 @rule(
@@ -499,7 +516,7 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
         side, out = before[dim], shape[dim]
         if equal(side, out) and not _scaled(reader):
             continue
-        matrix = _side_matrix(reader, mode, before, shape, dim)
+        matrix = settled(reader, _ENLARGEMENT, partial(_side_matrix, _enlargement(reader, mode, dim)), side, out)
         letters: list[Any] = list(range(len(x.dims)))
         shares = reader.given_numbers(matrix, Axis(out), Axis(side))
         new = [*letters]

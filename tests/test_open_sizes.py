@@ -272,3 +272,25 @@ def test_a_run_stores_what_it_does_not_read():
     step = lc.cost(model, price_book="matmul")
     assert step.parameters == 30
     assert step.total.flops == 2 * 2 * 2 * 4 * 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.repeat(1, 2, 1).mean(),
+        lambda x: x.repeat(1, 2, 1).sum(),
+        lambda x: x.repeat_interleave(3, 1).square().mean(1),
+        lambda x: x[:, None].expand(-1, 4, -1, -1).sum(1) + x,
+        lambda x: (x @ x.mT)[..., None].expand(-1, -1, -1, 3).mean((1, 2, 3)),
+    ],
+    ids=["mean", "sum", "mean of turns", "sum of copies", "mean of squares"],
+)
+def test_what_is_repeated_and_summed_is_of_no_axis(function):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), Of(function))
+    read = read_module(module, (torch.randn(2, 5, 6),), {"input": "B M 6"})
+    for sizes in ((2, 5), (6, 6), (3, 1)):
+        x = torch.randn(*sizes, 6)
+        apart = parity(module, (x,), read)
+        assert max(apart.value, apart.gradient) < 1e-12
+        assert products(module, (x,), read).equal

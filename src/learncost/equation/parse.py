@@ -357,8 +357,11 @@ class _Reader:
         return operand
 
     def size(self) -> str:
-        """A size by name, or in parentheses a sum of sizes and whole numbers."""
+        """A size by name, a whole number, or in parentheses a sum of sizes and whole numbers."""
         if not self.take("("):
+            if self.kind() == "number" and self.value().isdigit():
+                self.position += 1
+                return self.value(-1)
             return self.name()
         text = ""
         while not self.take(")"):

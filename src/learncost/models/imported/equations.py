@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from learncost.equation.line import Opaque
@@ -134,7 +134,7 @@ class Recorder:
         if every:
             reads = self.bound(self._in_full(reads, out))
         if kind == "product":
-            reads += _spread_sums(reads, out)
+            reads = _with_spread_sums(reads, out)
         result = self.result(reads, out, hint)
         left = (Read(result, tuple(out)), *(Read(self.result(reads, o, h), tuple(o)) for o, h in more))
         self.add(Equation(kind, left, tuple(reads), tuple(signs), word, tuple(acts), tuple(where)))
@@ -365,7 +365,16 @@ def _only_spread(reads: Sequence[Operand]) -> dict[Hashable, list[Axis]]:
     return {letter: spread for letter, spread in axes.items() if spread}
 
 
-def _spread_sums(reads: Sequence[Operand], out: Letters) -> list[Number]:
-    """What a product is multiplied by for axes that are summed and that every operand only spreads."""
-    axes = [axis for letter, spread in _only_spread(reads).items() if letter not in out for axis in spread]
-    return [Number(axes=tuple(axes))] if axes else []
+def _with_spread_sums(reads: Sequence[Operand], out: Letters) -> list[Operand]:
+    """A product times the sizes of axes that are summed and that every operand only spreads; a mean is over none."""
+    axes = [axis.root for letter, spread in _only_spread(reads).items() if letter not in out for axis in spread]
+    result = list(reads)
+    for number, read in enumerate(result):
+        if isinstance(read, Number) and read.power == -1.0:
+            over = [axis.root for axis in read.axes]
+            for axis in [each for each in axes if each in over]:
+                if axis in over:
+                    over.remove(axis)
+                    axes.remove(axis)
+            result[number] = replace(read, axes=tuple(over))
+    return [*result, *([Number(axes=tuple(axes))] if axes else [])]

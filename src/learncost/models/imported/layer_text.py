@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,8 @@ from learncost.models.imported.export import Exported
 from learncost.models.imported.fold import Fold, Item, carried_again, made_of, reads_of
 from learncost.models.imported.text import Writer, identifier, tail
 from learncost.models.imported.views import Stored
+
+_WORD = re.compile(r"[^\W\d]\w*")
 
 
 @dataclass
@@ -55,6 +58,8 @@ class LayerText:
         for stored, label in zip(self.results, labels, strict=True):
             self.writer.names[stored] = self.writer.values.unique(identifier(label))
         self._name(self.items, [])
+        values = (*made, *used, *self.results)
+        self.writer.of_values = {leaf for stored in values for axis in stored.axes for leaf in axis.leaves}
 
     def _stack_name(self, stored: Stored) -> str:
         """The path of a stack of weights, with `each` in the place of the number in which its paths differ."""
@@ -177,7 +182,9 @@ class LayerText:
         head += f"; {' '.join(weights)}" if weights else ""
         head += f") -> {' '.join(map(writer.name, self.results))}"
         lines = [*(f"% {remark}" for remark in remarks), head, *body, *self.roles()]
-        if fixed := [f"{letter}={size}" for letter, size in writer.sizes.items() if isinstance(size, int)]:
+        written = {name for line in body for name in _WORD.findall(line)}
+        sizes = {letter: size for letter, size in writer.sizes.items() if letter in written}
+        if fixed := [f"{letter}={size}" for letter, size in sizes.items() if isinstance(size, int)]:
             lines.append(f"sizes: {' '.join(fixed)}")
         if follows := writer.follows():
             lines.append(f"follows: {' '.join(follows)}")

@@ -122,7 +122,8 @@ class Names:
 @dataclass
 class Writer:
     """Writes lines. `symbols` are the letters that sizes are called by. `met` has the sizes of other axes in the order
-    in which they get a letter; of some of them, by their place in it, `stated` knows more.
+    in which they get a letter; of some of them, by their place in it, `stated` knows more. `of_values` are the axes of
+    values.
     """
 
     symbols: dict[str, str]
@@ -133,6 +134,7 @@ class Writer:
     names: dict[Stored, str] = field(default_factory=dict)
     letters: dict[Axis, str] = field(default_factory=dict)
     sizes: dict[str, Size] = field(default_factory=dict)
+    of_values: set[Axis] = field(default_factory=set)
 
     def name(self, stored: Stored) -> str:
         if stored not in self.names:
@@ -155,6 +157,10 @@ class Writer:
                 self.sizes[letter] = size
             self.letters[root] = letter
         return self.letters[root]
+
+    def size_of(self, axis: Axis) -> str:
+        """How a number tells the size of an axis: by its letter, or as it is where no value has such an axis."""
+        return self.letter(axis) if axis in self.of_values or not _is_number(axis.size) else str(axis.size)
 
     def size_letter(self, size: Size) -> str:
         """What a size among places is called: an open letter, `M/2` for its whole part, else an axis of that size."""
@@ -396,5 +402,6 @@ def number(value: Number, writer: Writer) -> str:
     if not value.axes:
         text = repr(float(value.value))
         return f"{text.removesuffix('.0')}[]"
-    sizes = "".join(f"#{writer.letter(leaf)}" for axis in value.axes for leaf in axis.leaves)
+    leaves = [leaf for axis in value.axes for leaf in axis.leaves]
+    sizes = "".join(f"#{writer.size_of(leaf)}" for leaf in leaves)
     return f"{sizes}{'' if value.power == 1 else f'^{value.power:g}'}[]"

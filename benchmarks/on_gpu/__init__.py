@@ -1,0 +1,1 @@
+"""What on_cuda.py measures, a module for each section."""

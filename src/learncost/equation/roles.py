@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
-from learncost.equation.parse import Header, split_names
+from learncost.equation.parse import split_names
+from learncost.equation.parsed import Header
 from learncost.equation.repeat import Repeat, Statement
 from learncost.equation.table import Table
 from learncost.equation.term import Read, Term, terms_of

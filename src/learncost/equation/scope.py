@@ -11,7 +11,8 @@ from learncost.equation.axes import check_shape, settle, terms_in
 from learncost.equation.count import base, summands
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.line import Line, Word
-from learncost.equation.parse import OWN, Block, Call, Header, Parsed, twice
+from learncost.equation.line_reader import twice
+from learncost.equation.parsed import OWN, Block, Call, Header, Parsed
 from learncost.equation.repeat import Carry, Repeat, Statement, walk, windows
 from learncost.equation.table import Table
 from learncost.equation.term import Operand, Read, Term

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
 from learncost.equation.line import Condition, Line, Tag
-from learncost.equation.parse import Block, Call, Parsed
+from learncost.equation.parsed import Block, Call, Parsed
 from learncost.equation.repeat import Carry, Repeat, Statement, walk, windows
 from learncost.equation.scope import Axes, Expanded
 from learncost.equation.table import Table

@@ -13,7 +13,8 @@ from learncost.equation.count import ZERO, Count, base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.line import Line, Opaque, Word
-from learncost.equation.parse import Call, Header, Parsed, parse_header, parse_lines, split_names
+from learncost.equation.parse import parse_header, parse_lines, split_names
+from learncost.equation.parsed import Call, Header, Parsed
 from learncost.equation.repeat import Repeat, Statement, each_line, walk
 from learncost.equation.roles import check as check_roles
 from learncost.equation.roles import role, spelled

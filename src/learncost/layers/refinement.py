@@ -22,7 +22,8 @@ from importlib.resources import files
 
 from learncost.equation.errors import InputError
 from learncost.equation.line import Line, Tag, Word
-from learncost.equation.parse import Header, parse_header, parse_lines
+from learncost.equation.parse import parse_header, parse_lines
+from learncost.equation.parsed import Header
 from learncost.equation.roles import role
 from learncost.equation.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.equation.value import Role, Value

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from learncost.equation.errors import InputError
-from learncost.equation.parse import Call, Header, Parsed
+from learncost.equation.parsed import Call, Header, Parsed
 from learncost.equation.table import Table
 from learncost.equation.value import Same, Value
 from learncost.layers.layer import defined

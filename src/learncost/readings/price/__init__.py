@@ -1,0 +1,26 @@
+"""Price: MACCs, FLOPs and bytes of every line under a named book. No price of a layer is typed here or anywhere.
+
+A MACC is one term of a product that sums, wherever it is added up, and costs two FLOPs; a product without a sum costs
+one FLOP a point.
+"""
+
+from learncost.readings.price.book import Book, Override, WordPrice
+from learncost.readings.price.executed import executed
+from learncost.readings.price.line import NOT_DERIVED, elements, kind, narrow_elements
+from learncost.readings.price.row import Price, Row
+from learncost.readings.price.tables import parameters, price
+
+__all__ = [
+    "NOT_DERIVED",
+    "Book",
+    "Override",
+    "Price",
+    "Row",
+    "WordPrice",
+    "elements",
+    "executed",
+    "kind",
+    "narrow_elements",
+    "parameters",
+    "price",
+]

@@ -1,0 +1,54 @@
+"""What counters of matrix products see: the table as written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from learncost.equation.count import ZERO, Count
+from learncost.equation.line import Product, Word
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
+from learncost.layers.products import (
+    Scores,
+    in_blocks,
+    in_half,
+    inside,
+    matrix_maccs,
+    operator_maccs,
+    operator_name,
+    skipping,
+)
+from learncost.readings.price.book import Book
+from learncost.readings.price.line import kind, row_of
+from learncost.readings.price.row import Row
+
+
+def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row, ...]:
+    """The rows of a table of which matrix products alone cost something."""
+    charges: dict[str, Callable[[Product, Count], Count]]
+    charges = {"half": in_half, "inside": inside, "blocks": partial(in_blocks, sizes=sizes)}
+    charge = charges.get(book.causal)
+    blocks = book.causal == "blocks"
+    few = skipping(table.lines, table.outputs) if blocks else frozenset[tuple[str, str]]()
+    scores = Scores()
+    rows = []
+    for line, turns in walk(table.lines):
+        operator = operator_name(line.tag.operator) if book.operators else ""
+        maccs = ZERO
+        if isinstance(line, Product) and (not operator or operator in book.operators):
+            maccs = operator_maccs(line) if operator else matrix_maccs(line)
+        kernel = line.tag.kernel
+        if charge and maccs and (not blocks or (kernel and (kernel.name, line.name) in few)):
+            assert isinstance(line, Product)
+            maccs = charge(line, maccs)
+        if (
+            book.again
+            and scores.again(line, kind(line, table) == "attention")
+            and (not operator or "attention" in operator)
+        ):
+            maccs = maccs * 2
+        opaque = line.opaque.flops(line.part) if isinstance(line, Word) and line.opaque else None
+        rows.append(row_of(table, line, turns, maccs, opaque or maccs * 2))
+    return tuple(rows)

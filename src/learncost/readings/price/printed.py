@@ -1,0 +1,78 @@
+"""What a publication prints, line by line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from learncost.equation.count import ZERO, Count
+from learncost.equation.line import Product, Sum, Word
+from learncost.equation.repeat import walk
+from learncost.equation.table import Table
+from learncost.equation.term import Read
+from learncost.readings.price.book import Book, WordPrice
+from learncost.readings.price.executed import executed_alone
+from learncost.readings.price.line import row_of
+from learncost.readings.price.row import Row
+from learncost.vocabulary import entry
+
+
+def printed_rows(table: Table, book: Book) -> tuple[Row, ...]:
+    """The rows of a table as a publication prints what they cost."""
+    rows = []
+    for line, turns in walk(table.lines):
+        tag = line.tag
+        outside = False
+        # Overrides speak of printed products and sums; a word in closed form is not what the publication prints.
+        override = None if isinstance(line, Word) else book.overrides.get((tag.layer, tag.local))
+        if override is not None:
+            names = dict(tag.binding)
+            maccs, flops = override.maccs.rename(names), override.flops.rename(names)
+        elif tag.layer in book.unpriced:
+            maccs = flops = ZERO
+        elif isinstance(line, Product):
+            maccs, flops, outside = _printed_product(line, book, table)
+        elif isinstance(line, Sum):
+            adds = len(line.right) - 1 if tag.macro in ("forward", "recomputation") else 0
+            maccs, flops = ZERO, Count.of(line.left[0].loops, adds)
+        else:
+            assert isinstance(line, Word)
+            maccs, flops, outside = _printed_word(line, book, table)
+        rows.append(replace(row_of(table, line, turns, maccs, flops), outside_paper=outside))
+        if erratum := book.withdrawn.get((tag.layer, tag.local)):
+            text = f"the publication's total leaves ({tag.equation}) out"
+            back = replace(rows[-1], line=erratum, equation=erratum, source=text, elements=ZERO)
+            rows.append(replace(back, maccs=back.maccs * -1, flops=back.flops * -1))
+    return tuple(rows)
+
+
+def _printed_product(line: Product, book: Book, table: Table) -> tuple[Count, Count, bool]:
+    """A product by its shapes: one term for each point of the axes that it loops over."""
+    left = {axis for axis in line.left[0].axes if isinstance(axis, str)}
+    if len(line.right) == 1:
+        (term,) = line.right
+        if line.tag.layer in book.one_hot and term.indexed:
+            points = Count.of((*term.loops, *(axis.axis for axis in term.axes if isinstance(axis, Read))))
+            return points, points * 2, False
+        if line.tag.macro not in ("forward", "recomputation"):
+            # A sum of rows, such as a bias gradient, is left out (section 5.4.3), the rows of a look-up are updated
+            # directly (section 5.1.2).
+            return ZERO, ZERO, False
+        maccs, flops = executed_alone(line)
+        return maccs, flops, bool(flops)
+    loops = dict.fromkeys(axis for term in line.right for axis in term.loops)
+    if set(loops) - left:
+        return Count.of(loops), Count.of(loops, 2), False
+    constants = (table.within or table).constants
+    if any(term.name in constants for term in line.right):
+        return ZERO, ZERO, False  # masks, and scalars of the step such as one over the count of targets
+    return ZERO, Count.of(loops), False
+
+
+def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, bool]:
+    prices = book.words.get(line.word, WordPrice())
+    each = {"body": prices.body, "gradient": prices.gradient, "jacobian": prices.jacobian}[line.part]
+    if each is not None:
+        return ZERO, Count.of(line.left[0].loops, each), False
+    if not line.right and entry(line.word).kind == "constant":
+        return ZERO, ZERO, False
+    return *executed_alone(line), True

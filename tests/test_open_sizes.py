@@ -165,6 +165,50 @@ def test_sizes_for_which_code_does_something_else_are_refused(module, taken, ref
     assert lc.layer(read.text).limits == read.limits != {}
 
 
+class Chunks(torch.nn.Module):
+    """A loop over chunks of 8 rows, the last of them filled up, as gated delta rules have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        rows, length, width = x.shape
+        chunks = torch.nn.functional.pad(x, (0, 0, 0, -length % 8)).reshape(rows, -1, 8, width)
+        states, state = [], x.new_zeros(rows, 8, width)
+        for place in range(chunks.shape[1]):
+            state = self.inside(state + chunks[:, place]).tanh()
+            states.append(state)
+        return torch.stack(states, 1).reshape(rows, -1, width)[:, :length]
+
+
+@pytest.mark.parametrize(("length", "least", "most"), [(5, 1, 8), (20, 17, 24)])
+def test_a_loop_over_chunks_is_read_for_the_lengths_that_have_as_many(length, least, most):
+    torch.manual_seed(0)
+    module = Chunks()
+    read = read_module(module, (torch.randn(3, length, 6),), {"x": "B M 6"})
+    limit = lc.layer(read.text).limits["M"]
+    assert (limit.least, limit.most) == (least, most)
+    assert "follows" not in read.text
+    for other in (least, length + 1, most):
+        inputs = (torch.randn(2, other, 6),)
+        apart = parity(module, inputs, read)
+        assert max(apart.value, apart.gradient) < 1e-13
+        assert products(module, inputs, read).equal
+
+
+def test_a_view_has_the_sizes_that_it_was_asked_for():
+    def inside(x):
+        rows = torch.cat([x, x[:, : -x.shape[1] % 4]], 1)
+        return rows.view(x.shape[0], -1, 4, 6).softmax(2)
+
+    module = Of(inside)
+    read = read_module(module, (torch.randn(3, 7, 6),), {"x": "B M 6"})
+    assert all("//((" not in size for size in read.derived.values())
+    apart = parity(module, (torch.randn(2, 6, 6),), read)
+    assert max(apart.value, apart.gradient) < 1e-13
+
+
 def test_limits_of_a_table_are_checked_when_it_is_read():
     text = "rows(X; W) -> Y\nsizes: d=4\nlimits: {}\nY[B M d] = X[B M d] W[d]"
     layer = lc.layer(text.format("M<=8 M >= 2 B<=3"))

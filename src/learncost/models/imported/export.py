@@ -19,6 +19,7 @@ from learncost.models.imported.packed import unpacked
 from learncost.models.imported.refusals import FUNC, GradientTakenError, is_by_func
 from learncost.models.imported.replaced import written_out
 from learncost.models.imported.sized import exact
+from learncost.models.imported.symbolic import constants, interval, open_sizes, plain_sizes
 from learncost.models.imported.unseen import check_changes
 from learncost.models.imported.unused import Unused, unused
 from learncost.models.imported.whole_buffers import known
@@ -144,7 +145,9 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
             first_of.setdefault(word, expression)
             letters.setdefault(str(first_of[word]), word)
             limits[word] = limits.get(word, Limit()) & _limit(program.range_constraints.get(expression))
-    same_sizes |= exact(program.graph.nodes)
+            limits[word] &= interval(size.node.shape_env.guards, expression, int(size.node.hint))
+    sizes = open_sizes(program.graph.nodes)
+    same_sizes |= exact(program.graph.nodes) | constants(sizes, {first_of[word]: limits[word] for word in first_of})
     outputs = [
         spec.arg.name if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name") else None
         for spec in signature.output_specs
@@ -223,6 +226,7 @@ def _exported(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, 
         return program, {place for name, place in places if name in asked}, left_out
 
 
+@plain_sizes()
 def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, set[str], Unused]:
     import torch
 

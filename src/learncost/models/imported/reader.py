@@ -358,6 +358,7 @@ def _is_wider(value: Any, views: Sequence[View]) -> bool:
 def _as_long(size: Size, read: Size, of_graph: Any) -> bool:
     """Whether a size is what was read; where symbols cannot tell, at the sizes of the example. What values decide has
     none, and PyTorch itself checks it in a run."""
+    import sympy
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     if equal(size, read) or not hasattr(of_graph, "node"):
@@ -365,4 +366,4 @@ def _as_long(size: Size, read: Size, of_graph: Any) -> bool:
     if free_unbacked_symbols(size) or free_unbacked_symbols(read):
         return True
     hint = of_graph.node.shape_env.size_hint
-    return bool(hint(size) == hint(read))
+    return bool(hint(sympy.sympify(size)) == hint(sympy.sympify(read)))

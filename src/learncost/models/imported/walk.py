@@ -51,9 +51,13 @@ class Imported:
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
         """A size that follows from others, given these. Raises `InputError` where some of them are not given."""
         import sympy
+        from torch.utils._sympy import functions
 
+        names = re.findall(r"\w+(?=\()", expression)
+        called = {name: getattr(functions, name) for name in names if hasattr(functions, name)}
         letters = {name: sympy.Symbol(name) for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\()", expression)}
-        size = sympy.sympify(expression, locals=letters).subs(sizes)  # a letter E is no number, an N no function
+        # A letter E is no number, an N no function.
+        size = sympy.sympify(expression, locals=called | letters).subs(sizes)
         if unknown := sorted(map(str, size.free_symbols)):
             raise InputError(f"the size {expression} needs {', '.join(unknown)}, which the values of a run say")
         return int(size)

@@ -85,7 +85,7 @@ def padded(reader: Reader, x: View, pads: Sequence[int], value: float | None = 0
         dim = len(x.dims) - 1 - place
         if equal(before, 0) and equal(after, 0):
             continue
-        size = x.shape[dim] + before + after
+        size = size_of(x.shape[dim] + before + after)
         if isinstance(before, int) and isinstance(after, int) and before <= 0 and after <= 0:
             x = narrowed(reader, x, dim, -before, size)
             continue

@@ -1,0 +1,12 @@
+"""Live: which arrays are alive when - what forward must keep, the peak, and the arrays that make it.
+
+An array lives from the line that defines it to the last line that reads it; inputs and weights live throughout, outputs
+to the end. The table is read as written: a word's inner values are seen by reading the lowered table, and another name
+for an array (a sum of one term) is the same array. Nothing is assumed to happen in place.
+"""
+
+from learncost.readings.live.answer import Held, Live, Moment, Stay
+from learncost.readings.live.given_sizes import live, moments
+from learncost.readings.live.open_sizes import Instant, Stretch, levels, stretches
+
+__all__ = ["Held", "Instant", "Live", "Moment", "Stay", "Stretch", "levels", "live", "moments", "stretches"]

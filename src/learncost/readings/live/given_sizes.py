@@ -1,0 +1,97 @@
+"""What is alive where all sizes are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from learncost.equation.count import checked_sizes
+from learncost.equation.errors import InputError
+from learncost.equation.line import Line
+from learncost.equation.precision import BYTES
+from learncost.equation.table import Table
+from learncost.layers.derive import Derived, derive
+from learncost.layers.layer import Layer
+from learncost.readings.live.answer import Live
+from learncost.readings.live.walk import Walk, turns_of, walk_of
+from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS, Rules
+from learncost.schedule.lifetimes import Walked, every_turn
+
+
+def live(
+    table: Layer | Table | Derived,
+    sizes: Mapping[str, Any],
+    dtype: str = "fp32",
+    widths: Mapping[str, int] | None = None,
+    rules: Rules = AS_WRITTEN,
+) -> Live:
+    """Which named arrays of a table are alive when, and how many bytes they take together.
+
+    An array lives from the line that makes it to the last line that reads it; inputs and weights live throughout.
+
+    Parameters
+    ----------
+    table
+        A table as it stands; of a layer or a derivation the whole step: forward, backward and update.
+    sizes
+        Every size, by the names of the axes and of the counts of repeats. Arrays of sizes give arrays of bytes;
+        `peak_line` and `witnesses` are then those of the first row. The turns of a repeat are one number.
+    dtype
+        The type of every array, indices included.
+    widths
+        Bytes of an element by role, where a role has another type: weight, index, gradient, kept; an array's own name
+        goes before its role.
+    rules
+        What stays inside of a kernel, and what takes the place of something else: by default nothing does.
+
+    Returns
+    -------
+    Live
+        The peak, what makes it, and what is kept.
+
+    Raises
+    ------
+    InputError
+        For a size that is missing, and for an unknown type.
+
+    Examples
+    --------
+    >>> norm = lc.layer('''scaled(X; g) -> Y
+    ...   Y[B M d] = X[B M d] g[d]
+    ... ''')
+    >>> lc.live(norm, {"B": 2, "M": 3, "d": 4}, dtype="bf16").peak
+    208
+    """
+    if dtype not in BYTES:
+        raise InputError(f"no data type is called {dtype!r}; there are {', '.join(BYTES)}")
+    if isinstance(table, Layer):
+        table = derive(table)
+    if isinstance(table, Derived):
+        table = table.step
+    turns = turns_of(table, sizes)
+    if several := sorted(count for count, number in turns.items() if not isinstance(number, int | None)):
+        raise InputError(f"live takes one number of turns for a repeat: {several[0]} may be no array")
+    walk = walk_of(table, rules, sizes)
+    needed = {name.partition("/")[0] for array in walk.arrays for name in array.count.sizes}
+    missing = sorted((needed | {count.partition("/")[0] for count in turns if not count.isdigit()}) - sizes.keys())
+    if missing:
+        raise InputError(f"live needs every size: give {', '.join(missing)}")
+    return walk.read(checked_sizes(sizes), dtype, widths or {})
+
+
+def moments(
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str = "fp32",
+    widths: Mapping[str, int] | None = None,
+    rules: Rules = IN_KERNELS,
+    turns: Walked = every_turn,
+) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+    """Every line as it runs, turn by turn, with the numbers of the turns around it and the bytes that are alive then.
+
+    turns  which turns of a repeat are walked; by default all of them
+    """
+    walk = Walk(table, rules, turns_of(table, sizes), turns)
+    levels_of_lines = walk.levels(lambda count: count.at(sizes), BYTES[dtype], widths or {})
+    for (line, path, _), level in zip(walk.lines, levels_of_lines, strict=True):
+        yield line, tuple(turn for _, turn in path), level

@@ -1,0 +1,222 @@
+"""The arrays of a table under the rules of a runner, walked once for all sizes and types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.count import Count, base, shape_of, size_of
+from learncost.equation.line import Word
+from learncost.equation.precision import BYTES
+from learncost.equation.repeat import walk as each
+from learncost.equation.table import Table
+from learncost.equation.value import RANDOM, Same
+from learncost.readings.live.answer import Held, Live, Moment, Stay
+from learncost.schedule.calls import Rules, calls
+from learncost.schedule.lifetimes import Array, Lifetimes, Walked, some_turns
+from learncost.schedule.stretches import Stretches
+
+
+def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
+    """The turns of a repeat, or None where its size is left out."""
+    has_size = count.isdigit() or base(count).partition("/")[0] in sizes
+    return size_of(count, sizes) if has_size else None
+
+
+def walk_of(table: Table, rules: Rules, sizes: Mapping[str, Any]) -> Walk:
+    """The arrays of a table, remembered: at other lengths, in other types, and as polynomials they are the same."""
+    return _walk(Same(table), rules, tuple(turns_of(table, sizes).items()))
+
+
+@lru_cache(maxsize=16)
+def _walk(same: Same[Table], rules: Rules, turns: tuple[tuple[str, int | None], ...]) -> Walk:
+    return Walk(same.content, rules, dict(turns))
+
+
+def turns_of(table: Table, sizes: Mapping[str, Any]) -> dict[str, int | None]:
+    """The turns of every repeat, by its count."""
+    return {count: _turns(count, sizes) for _, counts in each(table.lines) for count in counts}
+
+
+class Walk:
+    """The arrays of a table under the rules of a runner, and what they are for."""
+
+    def __init__(
+        self,
+        table: Table,
+        rules: Rules,
+        turns: Mapping[str, int | None],
+        walked: Walked = some_turns,
+    ) -> None:
+        lifetimes = Lifetimes(table, calls(table, rules), turns.__getitem__, walked)
+        self.lines, last = lifetimes.lines, len(lifetimes.lines)
+        self.loops = {number: loop.repeat.count for loop, number in lifetimes.loops.items()}
+        self.arrays = [array for array in lifetimes.arrays if array.over is None]
+        for array in self.arrays:
+            array.first, array.last = max(array.first, 1), last if array.given else min(array.last, last)
+        self._weights, self._indices, self._gradients = frozenset(table.weights), table.indices, _gradients(table)
+        self._fixed = frozenset(name for name in table.inputs if table.values[name].role in RANDOM)
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Of every moment the place of its line among all of them, each of which stands once for all its turns."""
+        places: dict[tuple[tuple[int, ...], int], int] = {}
+        keys = ((tuple(loop for loop, _ in path), number) for _, path, number in self.lines)
+        return [places.setdefault(key, len(places)) for key in keys]
+
+    def role(self, array: Array) -> str:
+        names = {array.name, array.stack[0] if array.stack else ""}
+        if array.given in self._weights and array.given:
+            return "weight"
+        if array.given in self._fixed and array.given:
+            return "projection"
+        if names & self._indices:
+            return "index"
+        if names & self._gradients:
+            return "gradient"
+        return "kept" if array.kept else ""
+
+    def width(self, array: Array, width: int, widths: Mapping[str, int]) -> int:
+        """Bytes of an element: by its name, by its role, or as of all."""
+        return widths.get(name_of(array), widths.get(self.role(array), width))
+
+    def levels(self, value: Callable[[Count], Any], width: int, widths: Mapping[str, int]) -> Iterator[Any]:
+        """What is alive at every moment, as it `changes`."""
+        return accumulate(self.changes(value, width, widths))
+
+    def changes(self, value: Callable[[Count], Any], width: int, widths: Mapping[str, int]) -> list[Any]:
+        """What begins at every moment less what ended before, a count becoming a number or another count by `value`."""
+        numbers: dict[tuple[tuple[str, ...], int], Any] = {}
+        changes = [value(Count())] * (len(self.lines) + 2)
+        for array in self.arrays:
+            if array.last < array.first:
+                continue
+            key = array.axes, self.width(array, width, widths)
+            if key not in numbers:
+                numbers[key] = value(Count.of(array.axes, key[1]))
+            change = numbers[key] if isinstance(array.times, int) and array.times == 1 else numbers[key] * array.times
+            changes[array.first] = changes[array.first] + change
+            changes[array.last + 1] = changes[array.last + 1] - change
+        return changes[1:-1]
+
+    def _kept(self) -> Iterator[Array]:
+        """What is kept; of what no turn keeps for later ones, and every turn makes, that of one turn."""
+        counted: set[tuple[str, tuple[int, ...]]] = set()
+        for array in self.arrays:
+            if array.kept and self.role(array) != "weight":
+                loops = tuple(loop for loop, _ in self.lines[array.first - 1][1])
+                if array.stack is not None or (array.name, loops) not in counted:
+                    yield array
+                counted.add((array.name, loops))
+
+    def read(self, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str, int]) -> Live:
+        width = BYTES[dtype]
+
+        def held(arrays: Iterable[Array]) -> list[Held]:
+            return _held(arrays, sizes, lambda array: self.width(array, width, widths), self.role)
+
+        kept_arrays = tuple(held(self._kept()))
+        levels = list(self.levels(lambda count: count.at(sizes), width, widths))
+        if not levels:
+            return Live(kept_arrays, 0, "", (), (), dtype)
+        if all(isinstance(level, int) for level in levels):
+            peak: Any = max(levels)
+            worst = levels.index(peak)
+        else:
+            rows = np.stack(np.broadcast_arrays(*levels))
+            peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
+        alive = held(array for array in self.arrays if array.first <= worst + 1 <= array.last)
+        alive.sort(key=lambda array: -int(np.ravel(array.bytes)[0]))
+        curve, worst_turns = self._curve(levels, sizes)
+        return Live(
+            kept_arrays,
+            peak,
+            self.lines[worst][0].name,
+            tuple(alive),
+            curve,
+            dtype,
+            lambda: tuple(self._stays(worst_turns, sizes, width, widths)),
+        )
+
+    def _curve(self, levels: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[tuple[Moment, ...], tuple[int, ...]]:
+        """A line stands once, with the bytes of that of its turns in which most is alive; and which moment that is,
+        from 1: none where the bytes are arrays."""
+        highest: dict[int, tuple[int, Any]] = {}
+        for moment, (place, level) in enumerate(zip(self.places, levels, strict=True)):
+            if place not in highest:
+                highest[place] = moment, level
+            elif not isinstance(level, int):
+                highest[place] = highest[place][0], np.maximum(level, highest[place][1])
+            elif level > highest[place][1]:
+                highest[place] = moment, level
+        moments = []
+        for place, level in highest.values():
+            line, path, _ = self.lines[place]
+            loops = tuple((loop, self.loops[loop], int(size_of(self.loops[loop], sizes))) for loop, _ in path)
+            moments.append(Moment(line.name, line.tag.layer, line.tag.macro, level, line.tag.block, loops))
+        has_numbers = all(isinstance(level, int) for level in levels)
+        return tuple(moments), tuple(place + 1 for place, _ in highest.values()) if has_numbers else ()
+
+    def _stays(
+        self, moments: Sequence[int], sizes: Mapping[str, Any], width: int, widths: Mapping[str, int]
+    ) -> Iterator[Stay]:
+        """The arrays at moments, those of a stack that are there as long as each other together."""
+        groups: dict[Any, list[Array]] = {}
+        stretches = Stretches(moments)
+        for array in self.arrays:
+            for stretch in stretches.within(array.first, array.last):
+                groups.setdefault((array.stack[0] if array.stack else array, array.axes, *stretch), []).append(array)
+        for (*_, first, last), several in groups.items():
+            last_made = several[-1]
+            number = sum(_at(array.times, sizes) for array in several)
+            size = sum(int((array.count * self.width(array, width, widths)).at(sizes)) for array in several)
+            shape = shape_of(last_made.axes, sizes)
+            tags = last_made.macro, last_made.layer, last_made.block
+            yield Stay(
+                name_of(last_made), last_made.axes, shape, number, size, first, last, *tags, self.role(last_made)
+            )
+
+
+def _at(times: int | Count, sizes: Mapping[str, Any]) -> int:
+    return times if isinstance(times, int) else int(times.at(sizes))
+
+
+def _held(
+    arrays: Iterable[Array],
+    sizes: Mapping[str, Any],
+    width: Callable[[Array], int],
+    role: Callable[[Array], str],
+) -> list[Held]:
+    """Arrays as they are shown, the turns' parts of a stack together."""
+    groups: dict[Any, list[Array]] = {}
+    for array in arrays:
+        groups.setdefault(array.stack[0] if array.stack else array, []).append(array)
+    result = []
+    for several in groups.values():
+        first = several[-1]  # of a stack the first may be what went into the repeat
+        axes, shape = first.axes, shape_of(first.axes, sizes)
+        if first.stack:
+            axes = first.stack[1]
+            turns = shape_of(axes[: len(axes) - len(first.axes)], sizes)
+            alive = sum(array.times for array in several if isinstance(array.times, int))
+            shape = (*(turns if alive == prod(turns) else (alive,)), *shape)
+        size = sum((array.count * width(array)).at(sizes) for array in several)
+        result.append(Held(name_of(first), axes, shape, size, first.layer, first.block, role(first)))
+    return result
+
+
+def name_of(array: Array) -> str:
+    """What an array is called: where it is a part of a stack, as that."""
+    return array.stack[0] if array.stack else array.name
+
+
+def _gradients(table: Table) -> frozenset[str]:
+    """What optimizers are given, under every name that it has in stacks."""
+    lines = [line for line, _ in each(table.lines) if isinstance(line, Word) and "G" in line.given]
+    updates = [line for line in lines if line.tag.macro == "optimizer_step"]
+    return frozenset(line.right[line.given.index("G")].name for line in updates)

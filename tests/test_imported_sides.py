@@ -61,3 +61,22 @@ def test_a_mean_of_whole_windows_has_no_shares():
     read = read_module(Halved(lambda y: functional.avg_pool2d(y, 3, 1, 1)), (torch.randn(2, 2, 14, 18),))
     assert "shares" not in read.text
     assert parity(Halved(lambda y: functional.avg_pool2d(y, 3, 1, 1)), (torch.randn(2, 2, 14, 18),), read).value < 1e-12
+
+
+class HalvedOften(nn.Module):
+    """Sides that are halved four times: of two places nothing would be left but one, which is another size."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Conv2d(2, 2, 3, 2, 1) for _ in range(4)))
+
+    def forward(self, x):
+        return functional.interpolate(self.layers(x), x.shape[2:], mode="bilinear")
+
+
+def test_letters_of_equal_sides_stay_apart():
+    torch.manual_seed(0)
+    module = HalvedOften()
+    read = read_module(module, (torch.randn(1, 2, 32, 32),), {"x": "B 2 H W"})
+    found = parity(module, (torch.randn(3, 2, 48, 80),), read)
+    assert max(found.value, found.gradient) < 1e-12

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -108,16 +109,16 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     if len(tensors) < sum(isinstance(v, torch.Tensor) for v in given.values()):
         given = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
     shapes = {name: _dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
-    apart = _apart(given, symbols)
-    try:
-        program, asked, left_out = _exported(module, apart, shapes if symbols else None)
-    except Exception as error:  # whatever a user's module raises
-        if apart is given:
+    *others, last = _apart(given, symbols)
+    for examples in others:
+        with suppress(Exception):  # whatever a user's module raises: sizes of its own choice it may need
+            program, asked, left_out = _exported(module, examples, shapes)
+            break
+    else:
+        try:
+            program, asked, left_out = _exported(module, last, shapes if symbols else None)
+        except Exception as error:
             raise InputError(_message(error)) from error
-        try:  # sizes of its own choice it may need
-            program, asked, left_out = _exported(module, given, shapes)
-        except Exception as again:
-            raise InputError(_message(again)) from again
     signature = program.graph_signature
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     inputs_by_place = {node: node for node in signature.user_inputs if isinstance(node, str)}
@@ -384,30 +385,44 @@ APART = (2, 5, 7, 11, 13, 17, 19, 23)
 """Sizes of examples, all different: PyTorch takes two equal ones for the same, and one of 1 for nothing."""
 
 
-def _apart(given: Mapping[str, Any], symbols: Mapping[str, str]) -> Mapping[str, Any]:
-    """Examples in which no two letters have one size, and none is 1; the given ones where that is so."""
-    import torch
+def _apart(given: Mapping[str, Any], symbols: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """Examples to try in which no two letters have one size, and none is 1, and the given ones; these alone where that
+    is so.
 
+    Of a size that is taken some times as much is tried first, as a side has to be that is halved often, then a few.
+    """
     sizes: dict[str, int] = {}
     for name, words in symbols.items():
         for letter, size in zip(words.split(), given[name].shape, strict=True):
             if not letter.isdigit() and sizes.setdefault(letter, int(size)) != size:
                 raise InputError(f"{letter} is {sizes[letter]} and, in {name}, {int(size)}")
     if len(set(sizes.values())) == len(sizes) and 1 not in sizes.values():
-        return given
+        return [given]
+    several = _all_different(sizes, lambda size: (size * times for times in (*range(1, 4), *APART)))
+    few = _all_different(sizes, lambda size: (size, *APART))
+    return [_of_sizes(given, symbols, several), _of_sizes(given, symbols, few), given]
+
+
+def _all_different(sizes: Mapping[str, int], choices: Callable[[int], Iterable[int]]) -> dict[str, int]:
+    """Of each letter the first choice, of those for its size, that no letter before it has, and that is not 1."""
     fresh: dict[str, int] = {}
     for letter, size in sizes.items():
-        free = [n for n in (size, *APART) if n > 1 and n not in fresh.values()]
-        fresh[letter] = free[0]
-    apart = dict(given)
+        fresh[letter] = next(each for each in choices(size) if each > 1 and each not in fresh.values())
+    return fresh
+
+
+def _of_sizes(given: Mapping[str, Any], symbols: Mapping[str, str], sizes: Mapping[str, int]) -> Mapping[str, Any]:
+    """Examples whose letters have these sizes."""
+    import torch
+
+    examples = dict(given)
     for name, words in symbols.items():
         value = given[name]
-        shape = [fresh.get(letter, int(size)) for letter, size in zip(words.split(), value.shape, strict=True)]
-        if shape == list(value.shape):
-            continue
-        made = torch.zeros(shape, dtype=value.dtype, device=value.device)
-        apart[name] = made.requires_grad_(value.requires_grad)
-    return apart
+        shape = [sizes.get(letter, int(size)) for letter, size in zip(words.split(), value.shape, strict=True)]
+        if shape != list(value.shape):
+            made = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            examples[name] = made.requires_grad_(value.requires_grad)
+    return examples
 
 
 def _message(error: Exception) -> str:

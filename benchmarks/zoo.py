@@ -122,6 +122,10 @@ SHALLOW = {
     "xcit_nano_12_p16_224": (32, {"depth": 2, "batch": 2}),
     "levit_128s": (64, {"batch": 2}),
     "lambda_resnet26rpt_256": (64, {"batch": 2}),
+    "efficientformerv2_s0": (64, {"batch": 2}),
+    "efficientvim_m1": (64, {"batch": 2}),
+    "shvit_s1": (64, {"batch": 2}),
+    "fasternet_t0": (64, {"batch": 2}),
 }
 """Of timm, most with fewer blocks than they have: the side of an image, and what they are built with. With one image
 some would be held to gradients of PyTorch that are off (docs/any-module.md): of these a batch is two."""

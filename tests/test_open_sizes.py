@@ -10,6 +10,7 @@ import learncost as lc
 torch = pytest.importorskip("torch")
 
 from learncost.models.imported.as_run import straight  # noqa: E402 - it needs torch
+from learncost.models.imported.axes import simple  # noqa: E402
 from learncost.models.imported.walk import read_module  # noqa: E402
 from learncost.proof.imported import parity, products  # noqa: E402
 from own_modules import Of  # noqa: E402
@@ -195,6 +196,21 @@ def test_a_loop_over_chunks_is_read_for_the_lengths_that_have_as_many(length, le
         apart = parity(module, inputs, read)
         assert max(apart.value, apart.gradient) < 1e-13
         assert products(module, inputs, read).equal
+
+
+def test_the_less_of_two_sizes_that_are_one_number_is_that():
+    """As SEW has it: a pool's places and those of a convolution beside it, of which the lesser number is taken."""
+    sympy = pytest.importorskip("sympy")
+    from torch.utils._sympy.functions import FloorDiv, Min
+
+    length = sympy.Symbol("M", integer=True, positive=True)
+    frames = FloorDiv(length, 4)
+    pooled, halved = FloorDiv(frames - 7, 2) + 1, FloorDiv(frames - 5, 2)
+    least = simple(Min(pooled, halved))
+    assert least in (pooled, halved)
+    assert [int(least.subs(length, size)) for size in (28, 33, 46)] == [(size // 4 - 5) // 2 for size in (28, 33, 46)]
+    assert simple(Min(pooled, halved + 1)) == pooled
+    assert simple(Min(FloorDiv(length, 2), FloorDiv(length, 3))).has(Min)
 
 
 def test_a_view_has_the_sizes_that_it_was_asked_for():

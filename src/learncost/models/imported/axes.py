@@ -102,8 +102,11 @@ def _largest(size: Any) -> Any:
             each: sympy.Dummy(integer=True, nonnegative=True) + 1 for each in part.free_symbols if each.is_positive
         }
         sign = 1 if isinstance(part, Max) else -1
+        apart = {each: _less_wholes(each) for each in part.args}
         ends = [
-            one for one in part.args if all((sign * (one - each)).xreplace(above).is_nonnegative for each in part.args)
+            one
+            for one in part.args
+            if all((sign * (apart[one] - apart[each])).xreplace(above).is_nonnegative for each in part.args)
         ]
         if ends:
             size = size.xreplace({part: ends[0]})
@@ -124,6 +127,19 @@ def _cut_down(size: Any) -> Any:
 
 _EXACT = 1 << 10
 """A factor in parts of so many gives the same in floats and in whole numbers."""
+
+
+def _less_wholes(size: Any) -> Any:
+    """A size whose quotients have no whole number to give, (M - 2) // 2 as M // 2 - 1: equal ones are then one text."""
+    from torch.utils._sympy.functions import FloorDiv
+
+    def given(above: Any, below: Any) -> Any:
+        number, rest = above.as_coeff_Add()
+        if not number.is_Integer or not below.is_Integer:
+            return FloorDiv(above, below)
+        return FloorDiv(rest + number % below, below) + number // below
+
+    return size.replace(FloorDiv, given)
 
 
 def _rounded_up(size: Any) -> Any:

@@ -312,3 +312,9 @@ def test_the_longest_that_fits_is_asked_few_peaks_for(power):
         assert longest == max(length for length in range(1, 4_001) if 50 + max(7 * length, length**power) <= room)
         assert len(asked) < 25
     assert longest_within(lambda length: 3, 5, 1_000) == 1_023
+
+
+def test_a_table_without_a_batch_is_told_that_nothing_of_it_grows():
+    nodes = lc.layer("Nodes(X; W) -> Y\nsizes: d=4 f=3\n  Y[N f] = X[N d] W[d f]\n")
+    found = lc.fit(nodes, "1MB", procedures="inference,bp", N=8)
+    assert "nothing of it grows with a batch B" in " ".join(str(found).split())

@@ -118,12 +118,11 @@ class Serving:
         return max(int(level.at({"B": batch})) for level in self.levels)
 
     def largest(self, budget: int) -> int:
-        """The largest batch that fits a budget, 0 where one sequence does not."""
-        return min(
-            int(max(0, budget - level.terms.get((), 0)) // level.terms[("B",)])
-            for level in self.levels
-            if ("B",) in level.terms
-        )
+        """The largest batch that fits a budget, 0 where one sequence does not. Raises `InputError` without a batch."""
+        growing = [level for level in self.levels if ("B",) in level.terms]
+        if not growing:
+            raise InputError("nothing of it grows with a batch B, which fit looks for; learncost memory tells its peak")
+        return min(int(max(0, budget - level.terms.get((), 0)) // level.terms[("B",)]) for level in growing)
 
     def split(self) -> dict[str, int]:
         """The peak of one sequence: weights, cache of keys, other values."""

@@ -232,7 +232,8 @@ def _traced(module: Any, given: Mapping[str, Any], shapes: Any) -> tuple[Any, se
     import torch
 
     opt_einsum = torch.backends.opt_einsum.enabled
-    torch.backends.opt_einsum.enabled = opt_einsum and not shapes  # it would fix the sizes of batches
+    opens = any(leaf is not None for leaf in torch.utils._pytree.tree_leaves(shapes))
+    torch.backends.opt_einsum.enabled = opt_einsum and not opens  # it would fix the sizes of batches
     row, by_name = as_called(module, given)
     hook = module.register_forward_hook(_of_known_types)
     try:

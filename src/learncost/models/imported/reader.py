@@ -247,9 +247,9 @@ class Reader:
         """Numbers that follow from settings and sizes alone, as an input without a gradient."""
         return self._given(numbers, axes, "constant", "shares")
 
-    def given_places(self, places: Any, axis: Axis) -> View:
+    def given_places(self, places: Any, *axes: Axis) -> View:
         """Places that follow from settings and sizes alone, as an index."""
-        return self._given(places, (axis,), "places", "places")
+        return self._given(places, axes, "places", "places")
 
     def _given(self, numbers: Any, axes: Sequence[Axis], kind: str, name: str) -> View:
         key = (kind, repr(numbers))

@@ -83,6 +83,20 @@ def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = Non
     return Solved(solution.squeeze(-1) if vectors else solution)
 
 
+def largest_of_windows(*given: Any, **named: Any) -> Any:
+    """`max_pool1d`, whose own kernel makes a number of an open length; this one is what autograd runs."""
+    import torch
+
+    return torch.max_pool1d_with_indices(*given, **named)[0]
+
+
+def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
+    """`math.sqrt`, of a size that stays open too; Python's own makes a number of it."""
+    import torch
+
+    return value**0.5 if isinstance(value, torch.SymInt | torch.SymFloat) else of_numbers(value)
+
+
 @contextmanager
 def written_out() -> Iterator[None]:
     """Inside, these functions are what they are made of."""
@@ -97,6 +111,8 @@ def written_out() -> Iterator[None]:
         **{(of, "corrcoef"): correlation for of in (torch, torch.Tensor)},
         (torch, "combinations"): combinations,
         (torch.linalg, "lstsq"): least_squares,
+        (torch, "max_pool1d"): largest_of_windows,
+        (math, "sqrt"): root,
     }
     before = {(of, name): getattr(of, name) for of, name in put_in}
     for (of, name), function in put_in.items():

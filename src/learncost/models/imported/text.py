@@ -33,7 +33,8 @@ def needed(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equ
 def read_in_products(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equation]:
     """What is read at an index and then summed over by one product alone is read there, `W[e=T[B M t] d f]`.
 
-    So a book sees the matrix, and the rows that are chosen never lie in memory beside it.
+    So a book sees the matrix, and the rows that are chosen never lie in memory beside it. Where the chosen rows are the
+    columns of a matrix, as vectors by distance are beside queries, they stay an array of their own.
     """
     readers: dict[Stored, list[Equation]] = {}
     for equation in equations:
@@ -51,10 +52,42 @@ def read_in_products(equations: Sequence[Equation], outputs: Iterable[Stored]) -
             assert isinstance(operand, Read)
             view = operand.view.fresh()
             is_summed = any(letter not in equation.left[0].letters for letter in operand.letters)
-            if readers[gather.stored] == [equation] and view.is_plain and is_summed and len(operands) > 1:
+            alone = readers[gather.stored] == [equation] and view.is_plain and len(operands) > 1
+            if alone and is_summed and not _are_columns(equation, operand, gather):
                 operands[place] = Read(_through(view, gather), operand.letters)
         result.append(replace(equation, operands=tuple(operands)))
     return result
+
+
+def _are_columns(equation: Equation, operand: Read, gather: Equation) -> bool:
+    """Whether a product with what was gathered is one of matrices by the axes of its index alone."""
+    (source,) = gather.operands
+    assert isinstance(source, Read)
+    made, read, view = gather.left[0].view.fresh(), source.view.fresh(), operand.view.fresh()
+    rows = dict(zip(source.letters, read.dims, strict=True))
+    direct = set()
+    for letter, row in zip(gather.left[0].letters, made.dims, strict=True):
+        for mine, theirs in zip(row, rows[letter], strict=True):
+            if any(each is theirs for each in read.index):
+                place = next(number for number, each in enumerate(made.index) if each is mine)
+                direct |= {
+                    name for name, slots in zip(operand.letters, view.dims, strict=True) if view.index[place] in slots
+                }
+    others = {
+        letter
+        for each in equation.operands
+        if isinstance(each, Read) and each is not operand
+        for letter, row in zip(each.letters, each.view.dims, strict=True)
+        if row
+    }
+    out = set(equation.left[0].letters)
+    here = {name for name, row in zip(operand.letters, view.dims, strict=True) if row}
+    return _is_of_matrices(here, others, out) and not _is_of_matrices(direct, others, out)
+
+
+def _is_of_matrices(one: set[Hashable], other: set[Hashable], out: set[Hashable]) -> bool:
+    """Whether each factor keeps an axis that the other lacks, and both sum one."""
+    return bool((one - other) & out and (other - one) & out and (one & other) - out)
 
 
 def _is_gather(equation: Equation) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from learncost.models.imported.axes import equal
 from learncost.models.imported.constants import Mask
 from learncost.models.imported.equations import Number, Where
 from learncost.models.imported.reader import Reader
 from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.products import called
+from learncost.models.imported.rules.views import merged
 from learncost.models.imported.views import View
 
 
@@ -45,12 +47,14 @@ def attention(
     def letters(view: View, *last: str) -> list[str]:
         return [*front[most - len(view.dims) :], *last]
 
+    if is_causal := is_causal and not equal(k.shape[-2], 1):  # the only key is seen by all
+        q, k, v = (merged(reader, each, len(each.dims) - 2) for each in (q, k, v))
     seen = Mask() if is_causal else None
     if mask is not None and not is_causal and _single(q, k) and (seen := reader.mask(mask)) is not None:
         is_causal, mask = True, None
     where = [Where("N", "<=", "M", seen.window)] if seen is not None and _single(q, k) else []
     if is_causal and not where:
-        raise reader.refusal("a causal attention whose positions are parted")
+        raise reader.refusal("a causal attention of one position to several")
     recorder = reader.recorder
     out = [*front, "M", "N"]
     raw = recorder.line(

@@ -508,7 +508,7 @@ def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int
     "upsample_trilinear3d.vec",
 )
 def interpolated(reader: Reader, x: View, *_: Any) -> View:
-    """Side by side a product with a matrix, which is what PyTorch makes of a unit matrix."""
+    """Side by side shares of a few places; where they are smoothed, of all, as PyTorch makes them of a unit matrix."""
     shape = list(shape_of(reader.node))
     mode = "bicubic" if "bicubic" in reader.recorder.operator else "bilinear"
     before = x.shape
@@ -516,7 +516,11 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
         side, out = before[dim], shape[dim]
         if equal(side, out) and not _scaled(reader):
             continue
-        matrix = settled(reader, _ENLARGEMENT, partial(_side_matrix, _enlargement(reader, mode, dim)), side, out)
+        how = _enlargement(reader, mode, dim)
+        if not how[-1] and not equal(side, 1):
+            x = _by_shares(reader, x, dim, how, side, out)
+            continue
+        matrix = settled(reader, _ENLARGEMENT, partial(_side_matrix, how), side, out)
         letters: list[Any] = list(range(len(x.dims)))
         shares = reader.given_numbers(matrix, Axis(out), Axis(side))
         new = [*letters]
@@ -524,6 +528,40 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
         x = reader.recorder.whole_spread(x, [dim])
         x = reader.recorder.line("product", [(x, letters), (shares, ["out", dim])], new)
     return x
+
+
+TAPS = {"bilinear": 2, "bicubic": 4}
+"""Of how many places one is made, along each side."""
+
+
+def _by_shares(
+    reader: Reader, x: View, dim: int, how: tuple[str, float | None, bool, bool], side: Size, out: Size
+) -> View:
+    """A side whose places have shares of a few of another's: `x[y=places[i k]] shares[i k]`, no matrix product."""
+    from learncost.models.imported.rules.indexing import at_index
+
+    x = merged(reader, x, dim)
+    letters: list[Any] = list(range(len(x.dims)))
+    axes = Axis(out), Axis(TAPS[how[0]])
+    places, shares = (
+        settled(reader, _ENLARGEMENT, partial(_taps, how, which), side, out) for which in ("places", "shares")
+    )
+    read = at_index(reader, x, dim, reader.given_places(places, *axes), (dim, dim + 1))
+    operands = [
+        (read, [*letters[: dim + 1], "share", *letters[dim + 1 :]]),
+        (reader.given_numbers(shares, *axes), [dim, "share"]),
+    ]
+    return reader.recorder.line("product", operands, letters)
+
+
+def _taps(how: tuple[str, float | None, bool, bool], which: str, side: int, out: int) -> list[list[Any]]:
+    """The places that each new one is made of, or the share of each; where they are fewer, one is read for nothing."""
+    taken: list[list[Any]] = []
+    for row in _side_matrix(how, side, out):
+        there = [place for place, share in enumerate(row) if share]
+        more = TAPS[how[0]] - len(there)
+        taken.append(there + there[:1] * more if which == "places" else [row[place] for place in there] + [0.0] * more)
+    return taken
 
 
 def _scaled(reader: Reader) -> bool:

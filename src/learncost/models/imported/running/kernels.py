@@ -39,6 +39,21 @@ def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequenc
     return int(prod(left)) * x.element_size()
 
 
+def _resized(x: torch.Tensor, *_: Any, **__: Any) -> int:
+    """`Im2Col.cpp`: the result is made as large as the operand first."""
+    return x.numel() * x.element_size()
+
+
+def _laid_out(x: torch.Tensor, *_: Any, **__: Any) -> int:
+    """`Col2Im.cpp`: what does not lie in its order is copied."""
+    return 0 if x.is_contiguous() else x.numel() * x.element_size()
+
+
+def _one_side(x: torch.Tensor, size: Sequence[int], *_: Any, **__: Any) -> int:
+    """`UpSampleKernel.cpp`: of what is smoothed along one dimension after the other, the rows in between."""
+    return x.numel() // x.shape[-1] * size[-1] * x.element_size()
+
+
 def _turned(x: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> int:
     """`Sorting.cpp`: the median along another dimension than the last is one of a copy."""
     return 0 if dim is None or dim % x.dim() == x.dim() - 1 else x.numel() * x.element_size()
@@ -120,6 +135,10 @@ KERNELS: Mapping[str, Row] = {
     "aten::scatter_add_": _scattered_in_float,
     "aten::native_batch_norm_backward": _made_twice,
     "aten::_trilinear": _outer,
+    "aten::im2col": _resized,
+    "aten::col2im": _laid_out,
+    "aten::_upsample_bilinear2d_aa": _one_side,
+    "aten::_upsample_bicubic2d_aa": _one_side,
     "aten::median": _turned,
     "aten::kthvalue": _sorted,
     "aten::gather": _gathered_in_float,
@@ -141,8 +160,15 @@ def _in_all_their_room(func: Any, args: Any, result: Any) -> Any:
     return result.new_empty(_losses(args[0], args[1])).as_strided((), ()) if not result.dim() else result
 
 
+def _in_the_room_of_its_operand(func: Any, args: Any, result: Any) -> Any:
+    """`Col2Im.cpp`: what is folded is made as large as its columns, and keeps that memory."""
+    room = max(args[0].numel(), result.numel())
+    return result.new_empty(room).as_strided(result.shape, result.stride())
+
+
 RESULTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "aten::mkldnn_rnn_layer": _workspace,
+    "aten::col2im": _in_the_room_of_its_operand,
     "aten::mse_loss": _in_all_their_room,
     "aten::smooth_l1_loss": _in_all_their_room,
     "aten::binary_cross_entropy": _in_all_their_room,

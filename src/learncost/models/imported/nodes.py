@@ -34,6 +34,23 @@ def operator_name(target: Any) -> str:
     return str(target).removeprefix("aten.").removesuffix(".default")
 
 
+LOOKS = (
+    *("detach", "alias", "clone", "contiguous", "to", "_to_copy"),
+    *("view", "reshape", "unsqueeze", "squeeze", "expand"),
+)
+"""Operators that hand on what they are given under another shape or type."""
+
+
+def name_of(node: Any) -> str:
+    """What a value from outside is called: as the node that makes it, before it is looked at otherwise or scaled."""
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        name = operator_name(node.target).partition(".")[0]
+        if name not in (*LOOKS, "mul", "div"):
+            break
+        node = node.all_input_nodes[0]
+    return str(node.name)
+
+
 def is_float(node: Any) -> bool:
     """Whether a node gives a tensor of real numbers."""
     return bool(getattr(getattr(node.meta.get("val"), "dtype", None), "is_floating_point", False))

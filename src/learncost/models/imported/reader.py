@@ -11,7 +11,7 @@ from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.constants import Constants, Mask
 from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
-from learncost.models.imported.nodes import is_float, is_real, module_of, operator_name, place_of, size_of
+from learncost.models.imported.nodes import is_float, is_real, module_of, name_of, operator_name, place_of, size_of
 from learncost.models.imported.operands import Chosen, Masked, Outside, Whole, is_inside
 from learncost.models.imported.rule import RULES, rule_of
 from learncost.models.imported.sized import expression_of, lines_of, number_of
@@ -125,7 +125,7 @@ class Reader:
             return made
         if key not in self.given:
             axes = [Axis(size) for size in value.shape if not equal(size, 1)]
-            name = {"share": "share", "unlike": "is_no_padding"}.get(kind.partition(" ")[0], str(value.node.name))
+            name = {"share": "share", "unlike": "is_no_padding"}.get(kind.partition(" ")[0], name_of(value.node))
             self.given[key] = Stored(name, tuple(axes), kind, str(value.node.name))
         stored = self.given[key]
         return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])

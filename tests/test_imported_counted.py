@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.models.imported.walk import read_module
@@ -53,6 +54,41 @@ def test_an_enlargement_at_open_sides_is_the_module_at_others(name):
         assert lc.cost(table, price_book="matmul", **sizes).total.flops == sum(counted.torch)
         fixed = lc.layer(read_module(module, given).text)
         assert lc.cost(table, **sizes).total.flops == lc.cost(fixed).total.flops
+
+
+def between_of(count, pool):
+    """A pool between two convolutions of signals, images or volumes."""
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[count - 1]
+    return nn.Sequential(convolution(3, 4, 3, padding=1), pool, convolution(4, 2, 3, padding=1))
+
+
+POOLS = {
+    "of images": ((7, 9), nn.AdaptiveAvgPool2d((3, 4))),
+    "of images, one side evenly": ((7, 9), nn.AdaptiveAvgPool2d((3, 3))),
+    "to more places": ((3, 5), nn.AdaptiveAvgPool2d((7, 4))),
+    "of one row": ((1, 5), nn.AdaptiveAvgPool2d((3, 2))),
+    "of signals": ((11,), nn.AdaptiveAvgPool1d(4)),
+    "of volumes": ((3, 5, 7), nn.AdaptiveAvgPool3d((2, 5, 3))),
+    "the largest": ((7, 9), nn.AdaptiveMaxPool2d((3, 3))),
+    **{f"to {bins} by {bins}": ((7, 7), nn.AdaptiveAvgPool2d(bins)) for bins in (1, 2, 3, 6)},
+}
+
+
+@pytest.mark.parametrize("name", sorted(POOLS))
+def test_an_uneven_adaptive_pool_is_no_matrix_product(name):
+    sides, pool = POOLS[name]
+    module, given = between_of(len(sides), pool), (torch.randn(2, 3, *sides),)
+    opened = read_module(module, given, {"input": " ".join(("B", "3", *map(str, sides)))})
+    for batch in (1, 3):
+        given = (torch.randn(batch, 3, *sides),)
+        apart = parity(module, given, opened)
+        assert max(apart.value, apart.gradient) < 1e-12
+        assert products(module, given, opened).equal
+        counter = FlopCounterMode(display=False)
+        with counter:
+            module(*given).sum().backward()
+        counted = lc.cost(lc.layer(opened.text), B=batch, price_book="matmul").total.flops
+        assert counted == counter.get_total_flops()
 
 
 class Lengths(nn.Module):

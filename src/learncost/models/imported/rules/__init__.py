@@ -6,6 +6,7 @@ from learncost.models.imported.rules import (  # noqa: F401 - they register them
     complex,
     diagonals,
     elementwise,
+    enlargements,
     indexing,
     losses,
     movement,

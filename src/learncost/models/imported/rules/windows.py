@@ -1,18 +1,18 @@
-"""Convolutions, pools and enlargements: reads at places that positions and windows give."""
+"""Convolutions and pools: reads at places that positions and windows give."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learncost.models.imported.axes import Axis, Size, equal, product, quotient
+from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Number
 from learncost.models.imported.nodes import shape_of, size_of
 from learncost.models.imported.ones import at_its_place, matrix_product, written
 from learncost.models.imported.reader import Reader
 from learncost.models.imported.rule import rule
+from learncost.models.imported.rules.enlargements import by_shares, places_of, shares_of
 from learncost.models.imported.rules.normalization import channels, scaled
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.reductions import summed
@@ -333,243 +333,57 @@ def adaptive_max_pool(reader: Reader, x: View, sizes: Any) -> list[Any]:
 
 
 def _adaptive(reader: Reader, x: View, sizes: Any, how: str) -> View:
+    """Windows that part each side: along those that they part evenly at once, then side by side along the others."""
+    from learncost.models.imported.rules.reductions import extreme, mean_of
+
     outs = [size_of(size) for size in (sizes if isinstance(sizes, list) else [sizes])]
     first = len(x.dims) - len(outs)
     shape: list[Size] = list(x.shape[:first])
-    along = []
-    for place, out in enumerate(outs):
-        side = x.shape[first + place]
-        if not equal(out, 1) and (not isinstance(side, int) or side % out):
-            return _adaptive_uneven(reader, x, outs, how)
+    along, uneven = [], []
+    for dim, out in enumerate(outs, first):
+        side = x.shape[dim]
+        if not equal(out, 1) and not isinstance(side, int):
+            raise reader.refusal("an adaptive pool of a side without a fixed size")
+        if not equal(out, 1) and side % out:
+            uneven.append(dim)
+            shape.append(side)
+            continue
         along.append(len(shape) + 1)
         shape += [out, side // out if isinstance(side, int) else side]
-    parted = reshaped(reader, x, shape)
-    if how == "mean":
-        from learncost.models.imported.rules.reductions import mean_of
-
-        return mean_of(reader, parted, along)
-    from learncost.models.imported.rules.reductions import extreme
-
-    return extreme(reader, "max", parted, along, False)
-
-
-def _adaptive_uneven(reader: Reader, x: View, outs: Sequence[int], how: str) -> View:
-    """Windows of unequal sizes: a product with shares that are given, side by side."""
-    first = len(x.dims) - len(outs)
-    if how != "mean":
-        return _largest_uneven(reader, x, first, outs)
-    for place, out in enumerate(outs):
-        side = x.shape[first + place]
-        if not isinstance(side, int):
-            raise reader.refusal("an adaptive pool of a side without a fixed size")
-        rows = []
-        for i in range(out):
-            start, stop = i * side // out, -(-(i + 1) * side // out)
-            rows.append([1.0 / (stop - start) if start <= j < stop else 0.0 for j in range(side)])
-        letters: list[Any] = list(range(len(x.dims)))
-        shares = reader.given_numbers(rows, Axis(out), Axis(side))
-        new = [*letters]
-        new[first + place] = "out"
-        x = reader.recorder.whole_spread(x, [first + place])
-        x = reader.recorder.line("product", [(x, letters), (shares, ["out", first + place])], new)
+    if along:
+        parted = reshaped(reader, x, shape)
+        x = mean_of(reader, parted, along) if how == "mean" else extreme(reader, "max", parted, along, False)
+    for dim in uneven:
+        x = (_mean_uneven if how == "mean" else _largest_uneven)(reader, x, dim, outs[dim - first])
     return x
 
 
-def _largest_uneven(reader: Reader, x: View, first: int, outs: Sequence[int]) -> View:
-    """The largest of each window, side by side, window by window."""
+def _windows_of(side: int, out: int) -> list[range]:
+    """The places of each of the windows that part a side: they begin rounded down, end rounded up, and may overlap."""
+    return [range(i * side // out, -(-(i + 1) * side // out)) for i in range(out)]
+
+
+def _mean_uneven(reader: Reader, x: View, dim: int, out: int) -> View:
+    """Equal shares of the places of each window, which are not as many in each."""
+    side = size_of(x.shape[dim])
+    if side == 1:  # each window has the only place
+        return x.expanded([*x.shape[:dim], out, *x.shape[dim + 1 :]])
+    rows = [dict.fromkeys(window, 1.0 / len(window)) for window in _windows_of(side, out)]
+    most = max(map(len, rows))
+    return by_shares(reader, x, dim, places_of(rows, most), shares_of(rows, most), (out, most))
+
+
+def _largest_uneven(reader: Reader, x: View, dim: int, out: int) -> View:
+    """The largest of each window, window by window."""
     from learncost.models.imported.rules.movement import joined
     from learncost.models.imported.rules.reductions import extreme
     from learncost.models.imported.rules.views import narrowed
 
-    for place, out in enumerate(outs):
-        dim = first + place
-        side = x.shape[dim]
-        if not isinstance(side, int):
-            raise reader.refusal("an adaptive pool of a side without a fixed size")
-        parts = []
-        for i in range(out):
-            start, stop = i * side // out, -(-(i + 1) * side // out)
-            part = narrowed(reader, x, dim, start, stop - start, parts=False)
-            parts.append(extreme(reader, "max", part, [dim], True))
-        shape = [*x.shape]
-        shape[dim] = out
-        x = joined(reader, parts, dim, shape)
-    return x
-
-
-@rule(
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "upsample_nearest1d.vec",
-    "upsample_nearest2d.vec",
-    "upsample_nearest3d.vec",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-)
-def nearest(reader: Reader, x: View, *_: Any) -> View:
-    shape = list(shape_of(reader.node))
-    rows = list(x.fresh().dims)
-    spread = set(x.spread)
-    old = x.shape
-    for dim in range(2, len(shape)):
-        if equal(shape[dim], old[dim]):
-            continue
-        times = quotient(shape[dim], old[dim])
-        if not isinstance(times, int) or not _repeats(reader, old, shape, dim, times):
-            return _nearest_uneven(reader, x, shape)
-        slot = Slot(Axis(times))
-        spread.add(slot)
-        rows[dim] = (*rows[dim], slot)
-    return replace(x.fresh(), dims=tuple(rows), spread=frozenset(spread))
-
-
-def _nearest_uneven(reader: Reader, x: View, shape: Sequence[Size]) -> View:
-    from learncost.models.imported.rules.indexing import read_at
-
-    before = x.shape
-    for dim in range(2, len(shape)):
-        if not equal(shape[dim], before[dim]):
-            places = _side_matrix_places(reader, before, shape, dim)
-            x = read_at(reader, x, dim, reader.given_places(places, Axis(shape[dim])))
-    return x
-
-
-def _side_matrix_places(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int) -> Any:
-    """Which place each place of the enlarged side takes."""
-    mode = "nearest-exact" if "exact" in reader.recorder.operator else "nearest"
-    return settled(
-        reader, _ENLARGEMENT, partial(_places_taken, _enlargement(reader, mode, dim)), before[dim], after[dim]
-    )
-
-
-def _repeats(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int, times: int) -> bool:
-    """Whether each place of a side is taken so many times, one beside the other; of an open side a few places tell."""
-    side = before[dim] if isinstance(before[dim], int) else _FEW
-    sides = [*before[:dim], side, *before[dim + 1 :]]
-    places = _side_matrix_places(reader, sides, [*after[:dim], side * times, *after[dim + 1 :]], dim)
-    return bool(places == [i // times for i in range(side * times)])
-
-
-_FEW = 7
-"""Places of a side that stand for any number of them, where each is taken a whole number of times."""
-
-_ENLARGEMENT = "an enlargement"
-
-
-def _enlargement(reader: Reader, mode: str, dim: int) -> tuple[str, float | None, bool, bool]:
-    """How the node enlarges one side: its mode, its factor where one is told, whether corners meet, and smoothing."""
-    told = {
-        argument.name: value
-        for argument, value in zip(reader.node.target._schema.arguments, reader.node.args, strict=False)
-    } | dict(reader.node.kwargs)
-    count, place = len(shape_of(reader.node)) - 2, dim - 2
-    factors = told.get("scale_factors") or [
-        told.get(name) for name in (["scales"] if count == 1 else ["scales_d", "scales_h", "scales_w"][3 - count :])
-    ]
-    factor = None if factors[place] is None else float(factors[place])
-    return mode, factor, bool(told.get("align_corners", False)), reader.recorder.operator.endswith("_aa")
-
-
-def _side_matrix(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[list[float]]:
-    """What PyTorch makes of a unit matrix along one side: out by in."""
-    import torch
-
-    mode, factor, corners, smooth = how
-    # Two columns: of one alone, smoothing takes another way through PyTorch, along the wrong side.
-    unit = torch.eye(side, dtype=torch.float64)[None, :, :, None].expand(1, side, side, 2).contiguous()
-    sizes: dict[str, Any] = {"size": (out, 2)} if factor is None else {"scale_factor": (factor, 1.0)}
-    if not mode.startswith("nearest"):
-        sizes["align_corners"] = corners
-    with torch.no_grad():
-        made = torch.nn.functional.interpolate(unit, mode=mode, antialias=smooth, **sizes)
-    if made.shape[2] != out:
-        raise ValueError(f"an enlargement by {factor} of {side} places to {out}")
-    rows: list[list[float]] = made[0, :, :, 0].T.tolist()
-    return rows
-
-
-def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[int]:
-    """The place of which each place of an enlarged side is a copy."""
-    return [row.index(1.0) for row in _side_matrix(how, side, out)]
-
-
-@rule(
-    "upsample_bilinear2d",
-    "upsample_bilinear2d.vec",
-    "upsample_linear1d",
-    "upsample_linear1d.vec",
-    "upsample_bicubic2d",
-    "upsample_bicubic2d.vec",
-    "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa",
-    "upsample_trilinear3d",
-    "upsample_trilinear3d.vec",
-)
-def interpolated(reader: Reader, x: View, *_: Any) -> View:
-    """Side by side shares of a few places; where they are smoothed, of all, as PyTorch makes them of a unit matrix."""
-    shape = list(shape_of(reader.node))
-    mode = "bicubic" if "bicubic" in reader.recorder.operator else "bilinear"
-    before = x.shape
-    for dim in range(2, len(shape)):
-        side, out = before[dim], shape[dim]
-        if equal(side, out) and not _scaled(reader):
-            continue
-        how = _enlargement(reader, mode, dim)
-        if not how[-1] and not equal(side, 1):
-            x = _by_shares(reader, x, dim, how, side, out)
-            continue
-        matrix = settled(reader, _ENLARGEMENT, partial(_side_matrix, how), side, out)
-        letters: list[Any] = list(range(len(x.dims)))
-        shares = reader.given_numbers(matrix, Axis(out), Axis(side))
-        new = [*letters]
-        new[dim] = "out"
-        x = reader.recorder.whole_spread(x, [dim])
-        x = reader.recorder.line("product", [(x, letters), (shares, ["out", dim])], new)
-    return x
-
-
-TAPS = {"bilinear": 2, "bicubic": 4}
-"""Of how many places one is made, along each side."""
-
-
-def _by_shares(
-    reader: Reader, x: View, dim: int, how: tuple[str, float | None, bool, bool], side: Size, out: Size
-) -> View:
-    """A side whose places have shares of a few of another's: `x[y=places[i k]] shares[i k]`, no matrix product."""
-    from learncost.models.imported.rules.indexing import at_index
-
-    x = merged(reader, x, dim)
-    letters: list[Any] = list(range(len(x.dims)))
-    axes = Axis(out), Axis(TAPS[how[0]])
-    places, shares = (
-        settled(reader, _ENLARGEMENT, partial(_taps, how, which), side, out) for which in ("places", "shares")
-    )
-    read = at_index(reader, x, dim, reader.given_places(places, *axes), (dim, dim + 1))
-    operands = [
-        (read, [*letters[: dim + 1], "share", *letters[dim + 1 :]]),
-        (reader.given_numbers(shares, *axes), [dim, "share"]),
-    ]
-    return reader.recorder.line("product", operands, letters)
-
-
-def _taps(how: tuple[str, float | None, bool, bool], which: str, side: int, out: int) -> list[list[Any]]:
-    """The places that each new one is made of, or the share of each; where they are fewer, one is read for nothing."""
-    taken: list[list[Any]] = []
-    for row in _side_matrix(how, side, out):
-        there = [place for place, share in enumerate(row) if share]
-        more = TAPS[how[0]] - len(there)
-        taken.append(there + there[:1] * more if which == "places" else [row[place] for place in there] + [0.0] * more)
-    return taken
-
-
-def _scaled(reader: Reader) -> bool:
-    """Whether a factor is told, by which places are moved even where no size changes."""
-    values = [*reader.node.args[2:], *reader.node.kwargs.values()]
-    return any(
-        isinstance(v, float) or (isinstance(v, list | tuple) and any(isinstance(e, float) for e in v)) for v in values
-    )
+    parts = []
+    for window in _windows_of(size_of(x.shape[dim]), out):
+        part = narrowed(reader, x, dim, window.start, len(window), parts=False)
+        parts.append(extreme(reader, "max", part, [dim], True))
+    return joined(reader, parts, dim, [*x.shape[:dim], out, *x.shape[dim + 1 :]])
 
 
 @rule("im2col")

@@ -46,6 +46,20 @@ def test_an_object_beside_the_results_is_none_of_them():
     assert parity(module, given, read).gradient < 1e-10
 
 
+class Silent(Routed):
+    """Two results that are equal as long as nothing was learned, as all of ControlNet's are."""
+
+    def forward(self, x):
+        return self.first(x), self.second(x.tanh())
+
+
+def test_of_equal_results_each_has_the_gradient_of_its_own():
+    module, given = Silent(leads=False), (torch.randn(3, 4),)
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    assert parity(module, given, read_module(module, given)).module < 1e-10
+
+
 class Joined(nn.Module):
     def forward(self, x, y):
         return torch.cat([x, y, x], 1).tanh()

@@ -277,6 +277,7 @@ def _gradients_apart(
         if not near:  # the module brings it to a precision of its own, or it is another value, which is told already
             return 0.0
         nearest = min(near, key=lambda t: float((t - mine).detach().abs().max()))
+        tensors = [t for t in tensors if t is not nearest]  # equal values, as zeros are, may be several outputs
         if nearest.requires_grad:
             pairs.append((nearest, seed))
     learning = {path: weight for path, weight in twin.named_parameters() if weight.requires_grad and path in weights}

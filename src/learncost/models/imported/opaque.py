@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.models.imported.axes import Axis, equal
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.nodes import size_of
-from learncost.models.imported.operands import Chosen, Complex, Outside
+from learncost.models.imported.operands import Chosen, Complex, Outside, Whole
 from learncost.models.imported.registered import name_of, registered
 from learncost.models.imported.views import Stored, View
 
@@ -51,7 +51,7 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
             tensors += _tensors(value)
         elif isinstance(value, Complex):
             tensors += _tensors([value.real, value.imaginary])
-        elif isinstance(value, View | Chosen | Outside):
+        elif isinstance(value, View | Chosen | Whole | Outside):
             tensors.append(value)
     return tensors
 

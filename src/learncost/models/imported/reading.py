@@ -46,7 +46,7 @@ def _value(reader: Reader, node: Any) -> Any:
     named = {name: reader.argument(value) for name, value in node.kwargs.items()}
     if node.target is operator.getitem:
         part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else Outside(node)
-        return Chosen(part.view, node) if isinstance(part, Chosen) else part
+        return Chosen(part.view, node) if isinstance(part, Chosen) else _typed(part, node)
     if result is None:  # it checks something, and gives nothing
         return None
     operands = [*arguments, *named.values()]
@@ -93,13 +93,16 @@ def _by_rule(reader: Reader, known: Rule, node: Any, arguments: list[Any], named
         return Outside(node)  # of places that are chosen and what is outside: it has no gradient
     if operator_name(node.target) not in TAKES_MASKED:
         arguments = [reader.view(each) if isinstance(each, Masked) else each for each in arguments]
-    arguments = [[_placed(e) for e in each] if isinstance(each, list) else each for each in arguments]
-    if any(isinstance(each, Whole) for each in arguments):
+    if kind == "indexing":
+        arguments = [_placed(each) if isinstance(each, list) else each for each in arguments]
+    if any(map(_has_whole, arguments)):
         return _of_whole(reader, known, node, arguments, named)
     value = known(reader, *arguments, **named)
     if isinstance(value, View) and isinstance(result, torch.Tensor):
-        value = _typed(reader.shaped(value, result, arguments), result)
-        return Complex(value, 0.0) if result.dtype.is_complex else value  # a real number among complex ones
+        value = reader.shaped(value, result, arguments)
+        return (
+            Complex(value, 0.0) if result.dtype.is_complex else _typed(value, node)
+        )  # a real number among complex ones
     return value
 
 
@@ -107,26 +110,46 @@ def _of_whole(reader: Reader, known: Rule, node: Any, arguments: Sequence[Any], 
     """What a rule makes of whole numbers: they may be an operand, an index from outside, or refused."""
     result = node.meta["val"]
     with suppress(InputError):
-        value = known(reader, *[reader.view(each) if isinstance(each, Whole) else each for each in arguments], **named)
-        if not isinstance(value, View) or result.dtype.is_floating_point:
-            return value
-        if _typed(value, result).stored.kind == "truth":
-            return value
-        return Whole(reader.shaped(value, result, arguments), node)
+        value = known(reader, *[_in_lines(each) for each in arguments], **named)
+        return _typed(reader.shaped(value, result, arguments), node) if isinstance(value, View) else value
     arguments = [_placed(each) for each in arguments]
     if not any(map(is_inside, [*arguments, *named.values()])):
         return Outside(node)
     value = known(reader, *arguments, **named)
-    return reader.shaped(value, result, arguments) if isinstance(value, View) else value
+    return _typed(reader.shaped(value, result, arguments), node) if isinstance(value, View) else value
 
 
-def _typed(value: View, result: Any) -> View:
-    """A value that says what holds is marked so, whichever lines have made it."""
-    if str(result.dtype) == "torch.bool" and value.stored.kind == "value":
+def _typed(value: Any, node: Any) -> Any:
+    """A view as its node's type has it: what holds is marked so, whichever lines have made it, and whole numbers, as
+    counts of what holds, may be places."""
+    import torch
+
+    if not isinstance(value, View):
+        return value
+    of_type = node.meta["val"].dtype
+    if of_type.is_floating_point or of_type.is_complex:
+        return value
+    if of_type != torch.bool:
+        return Whole(value, node)
+    if value.stored.kind == "value":
         value.stored.kind = "truth"
     return value
 
 
+def _has_whole(value: Any) -> bool:
+    """Whether an argument is of whole numbers, or a list in which some are."""
+    return any(map(_has_whole, value)) if isinstance(value, list) else isinstance(value, Whole)
+
+
+def _in_lines(value: Any) -> Any:
+    """Whole numbers as what they are in the table."""
+    if isinstance(value, list):
+        return [_in_lines(each) for each in value]
+    return value.view.fresh() if isinstance(value, Whole) else value
+
+
 def _placed(value: Any) -> Any:
     """Whole numbers, as indices are given, as what they are outside."""
+    if isinstance(value, list):
+        return [_placed(each) for each in value]
     return Outside(value.node) if isinstance(value, Whole) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from learncost.models.imported.axes import Size, product
+from learncost.models.imported.nodes import is_float
 from learncost.models.imported.operands import Outside
 from learncost.models.imported.reader import Reader
 from learncost.models.imported.rule import rule
@@ -39,7 +40,7 @@ def cross_entropy(
     """The negative logarithm of the target's share, times what each target counts; what is ignored counts nothing."""
     classes = 1 if len(x.dims) > 1 else 0
     logs = reader.along("log_softmax", x, [classes], hint="P") if x.dims[classes] else reader.multiply(0.0, x)
-    if isinstance(targets, View) or targets.node.meta["val"].dtype.is_floating_point:
+    if is_float(reader.node.args[1]):
         if smoothing:
             targets = reader.add(reader.multiply(targets, 1.0 - smoothing), smoothing / logs.shape[classes])
         taken = reader.multiply(logs, targets)
@@ -53,6 +54,8 @@ def cross_entropy(
         total = summed(reader, taken, range(len(taken.dims)))
         count: Size = product([size for dim, size in enumerate(x.shape) if dim != classes])
         return _times(reader, reader.multiply(-1.0, total), count, reduction)
+    if not isinstance(targets, Outside):
+        raise reader.refusal("an index that is computed from values that learn")
     if smoothing:
         return _smoothed(reader, logs, classes, targets, weight, reduction, ignore, smoothing)
     return nll(reader, logs, classes, targets, reduction, ignore, weight)

@@ -103,6 +103,11 @@ def diagonal_times_three(y):
     return changed
 
 
+def enlarged_with_its_norm(x):
+    norm = functional.group_norm(x, 2)
+    return functional.interpolate(x, scale_factor=2) + functional.interpolate(norm, scale_factor=2).tanh()
+
+
 FUNCTIONS = {
     "x log(1 + z)": lambda y: torch.special.xlog1py(torch.relu(y), y.exp()),
     "codes of a tensor": lambda y: torch.fake_quantize_per_tensor_affine(10 * y, 0.1, 3, -10, 12),
@@ -112,6 +117,8 @@ FUNCTIONS = {
     "an enlargement of one value": lambda y: nn.functional.interpolate(
         y[:1, :1].view(1, 1, 1, 1).expand(1, 2, 4, 4), scale_factor=2, mode="bilinear"
     ),
+    "an enlargement of what a norm has in groups": lambda y: enlarged_with_its_norm(y[:, :, None, None]),
+    "each place repeated once": lambda y: y.view(2, 2, 2, 3).repeat_interleave(1, -1).transpose(1, 2).flatten(2),
     "an uneven pool of one value": lambda y: nn.functional.adaptive_avg_pool2d(
         y[:1, :1].view(1, 1, 1, 1).expand(1, 2, 4, 5), (3, 3)
     ),

@@ -29,7 +29,8 @@ from learncost.models.imported.views import Slot, View
 )
 def nearest(reader: Reader, x: View, *_: Any) -> View:
     shape = list(shape_of(reader.node))
-    rows = list(x.fresh().dims)
+    x = x.fresh()  # once: the slots of another one would be others
+    rows = list(x.dims)
     spread = set(x.spread)
     old = x.shape
     for dim in range(2, len(shape)):
@@ -41,7 +42,7 @@ def nearest(reader: Reader, x: View, *_: Any) -> View:
         slot = Slot(Axis(times))
         spread.add(slot)
         rows[dim] = (*rows[dim], slot)
-    return replace(x.fresh(), dims=tuple(rows), spread=frozenset(spread))
+    return replace(x, dims=tuple(rows), spread=frozenset(spread))
 
 
 def _nearest_uneven(reader: Reader, x: View, shape: Sequence[Size]) -> View:

@@ -62,6 +62,17 @@ def between_of(count, pool):
     return nn.Sequential(convolution(3, 4, 3, padding=1), pool, convolution(4, 2, 3, padding=1))
 
 
+class Resized(nn.Module):
+    """Resizing without aliases."""
+
+    def __init__(self, size, mode):
+        super().__init__()
+        self.how = {"size": size, "mode": mode, "antialias": True}
+
+    def forward(self, y):
+        return change(y, **self.how)
+
+
 POOLS = {
     "of images": ((7, 9), nn.AdaptiveAvgPool2d((3, 4))),
     "of images, one side evenly": ((7, 9), nn.AdaptiveAvgPool2d((3, 3))),
@@ -69,13 +80,15 @@ POOLS = {
     "of one row": ((1, 5), nn.AdaptiveAvgPool2d((3, 2))),
     "of signals": ((11,), nn.AdaptiveAvgPool1d(4)),
     "of volumes": ((3, 5, 7), nn.AdaptiveAvgPool3d((2, 5, 3))),
+    "smoothed": ((7, 9), Resized((3, 13), "bilinear")),
+    "smoothed cubic": ((8, 6), Resized((3, 4), "bicubic")),
     "the largest": ((7, 9), nn.AdaptiveMaxPool2d((3, 3))),
     **{f"to {bins} by {bins}": ((7, 7), nn.AdaptiveAvgPool2d(bins)) for bins in (1, 2, 3, 6)},
 }
 
 
 @pytest.mark.parametrize("name", sorted(POOLS))
-def test_an_uneven_adaptive_pool_is_no_matrix_product(name):
+def test_uneven_pools_and_smoothed_sides_are_no_matrix_product(name):
     sides, pool = POOLS[name]
     module, given = between_of(len(sides), pool), (torch.randn(2, 3, *sides),)
     opened = read_module(module, given, {"input": " ".join(("B", "3", *map(str, sides)))})

@@ -128,7 +128,7 @@ def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int
     "upsample_trilinear3d.vec",
 )
 def interpolated(reader: Reader, x: View, *_: Any) -> View:
-    """Side by side shares of a few places; where they are smoothed, of all, as PyTorch makes them of a unit matrix."""
+    """Side by side shares of a few places, as PyTorch makes them of a unit matrix; of all, smoothed at an open side."""
     shape = list(shape_of(reader.node))
     mode = "bicubic" if "bicubic" in reader.recorder.operator else "bilinear"
     before = x.shape
@@ -137,8 +137,9 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
         if equal(side, out) and not _scaled(reader):
             continue
         how = _enlargement(reader, mode, dim)
-        if not how[-1] and not equal(side, 1):
-            x = _by_enlargement(reader, x, dim, how, side, out)
+        count = _count_of_taps(reader, how, side, out)
+        if count is not None and not equal(side, 1):
+            x = _by_enlargement(reader, x, dim, how, count, side, out)
             continue
         matrix = settled(reader, _ENLARGEMENT, partial(_side_matrix, how), side, out)
         letters: list[Any] = list(range(len(x.dims)))
@@ -151,14 +152,23 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
 
 
 TAPS = {"bilinear": 2, "bicubic": 4}
-"""Of how many places one is made, along each side."""
+"""Of how many places one is made, along each side that is not smoothed."""
+
+
+def _count_of_taps(reader: Reader, how: tuple[str, float | None, bool, bool], side: Size, out: Size) -> int | None:
+    """Of how many places one is made at most: of more where a smoothed side gets smaller. None where that is open."""
+    if not how[-1]:
+        return TAPS[how[0]]
+    if not isinstance(side, int) or not isinstance(out, int):
+        return None
+    matrix: list[list[float]] = settled(reader, _ENLARGEMENT, partial(_side_matrix, how), side, out)
+    return max(len(row) - row.count(0.0) for row in matrix)
 
 
 def _by_enlargement(
-    reader: Reader, x: View, dim: int, how: tuple[str, float | None, bool, bool], side: Size, out: Size
+    reader: Reader, x: View, dim: int, how: tuple[str, float | None, bool, bool], count: int, side: Size, out: Size
 ) -> View:
-    """A side whose places have shares of two or four places of another's."""
-    count = TAPS[how[0]]
+    """A side whose places have shares of a few places of another's."""
     places, shares = (
         settled(reader, _ENLARGEMENT, partial(_taps, how, count, which), side, out) for which in ("places", "shares")
     )

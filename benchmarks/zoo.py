@@ -176,6 +176,9 @@ def cases() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
     yield "diffusers SD3Transformer2DModel", _stable_diffusion
     yield "diffusers FluxTransformer2DModel", _flux
     yield "diffusers WanTransformer3DModel", _wan
+    yield "diffusers UNet2DConditionModel", _conditioned
+    yield "diffusers ControlNetModel", _control
+    yield "diffusers CosmosTransformer3DModel", _cosmos
 
 
 def _transformers(kind: str, name: str, settings: dict[str, Any]) -> tuple[Any, Any]:
@@ -422,6 +425,54 @@ def _wan() -> tuple[Any, Any]:
         "hidden_states": torch.randn(2, 4, 2, 4, 4),
         "encoder_hidden_states": torch.randn(2, 5, 12),
         "timestep": torch.tensor([3, 3]),
+    }
+    return model.eval(), {**inputs, "return_dict": False}
+
+
+CONDITIONED = {
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "cross_attention_dim": 12,
+    "attention_head_dim": 2,
+}
+
+
+def _conditioned() -> tuple[Any, Any]:
+    import torch
+    from diffusers import UNet2DConditionModel
+
+    model = UNet2DConditionModel(8, 4, 4, up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), **CONDITIONED)
+    inputs = {
+        "sample": torch.randn(2, 4, 8, 8),
+        "timestep": torch.tensor([3, 7]),
+        "encoder_hidden_states": torch.randn(2, 5, 12),
+    }
+    return model.eval(), {**inputs, "return_dict": False}
+
+
+def _control() -> tuple[Any, Any]:
+    import torch
+    from diffusers import ControlNetModel
+
+    model = ControlNetModel(4, 3, conditioning_embedding_out_channels=(4, 8), **CONDITIONED)
+    _, inputs = _conditioned()
+    return model.eval(), {**inputs, "controlnet_cond": torch.randn(2, 3, 16, 16)}
+
+
+def _cosmos() -> tuple[Any, Any]:
+    import torch
+    from diffusers import CosmosTransformer3DModel
+
+    model = CosmosTransformer3DModel(4, 4, 2, 16, 1, 2.0, 12, 4, (4, 8, 8))
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 2, 8, 8),
+        "timestep": torch.tensor([0.3, 0.7]),
+        "encoder_hidden_states": torch.randn(2, 5, 12),
+        "attention_mask": torch.ones(2, 5),
+        "fps": 30,
+        "padding_mask": torch.zeros(1, 1, 8, 8),
     }
     return model.eval(), {**inputs, "return_dict": False}
 

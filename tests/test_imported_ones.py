@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
@@ -133,3 +134,20 @@ def test_the_only_place_of_an_axis_is_read_by_many():
     read = read_module(Sampled(), given(2), {"one": "B 3 1 1", "row": "B 3 1 5", "flow": "B 4 6 2"})
     found = parity(Sampled(), given(4), read)
     assert max(found.value, found.gradient) < 1e-12
+
+
+ROWS = {
+    "an embedding": lambda y, places, weight: y * functional.embedding(places, weight),
+    "an embedding of padding": lambda y, places, weight: y * functional.embedding(places, weight, padding_idx=0),
+    "an embedding at positions": lambda y, _, weight: y * functional.embedding(torch.arange(1), weight),
+    "rows by index": lambda y, places, weight: y * weight.index_select(0, places),
+    "rows as indexed": lambda y, places, weight: y * weight[places],
+}
+
+
+@pytest.mark.parametrize("function", ROWS.values(), ids=ROWS.keys())
+def test_a_table_of_one_row_is_read_at_every_place(function):
+    module = With(lambda x, places, w, weight: function(x @ w, places, weight), (6, 6), (1, 6))
+    given = (torch.randn(3, 6), torch.zeros(3, dtype=torch.long))
+    apart = parity(module, given, read_module(module, given))
+    assert max(apart.value, apart.gradient) < 1e-12

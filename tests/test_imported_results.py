@@ -177,6 +177,11 @@ PLACES = {
     "intervals": lambda y, z: y[torch.bucketize(z[:, 0].contiguous(), torch.tensor([-0.1, 0.1]))],
     "no numbers": lambda y, z: y.masked_fill(z.isnan(), 0.0),
     "the largest two": lambda y, z: y.gather(1, z.argsort(-1, descending=True)[..., :2]),
+    "whether it holds": lambda y, z: y[(z[:, 0] > 0).long()],
+    "one of two places": lambda y, z: y[torch.where(z[:, 0] > 0, 2, z[:, :3].argmax(1))],
+    "how many hold, as a factor and as places": lambda y, z: (
+        (n := (z > 0).sum(1, keepdim=True)) * y + y.gather(1, n.clamp(max=3))
+    ),
     "bytes": lambda y, z: y * ((200 * z.sigmoid()).byte() / 255.0),
 }
 

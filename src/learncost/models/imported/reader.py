@@ -177,7 +177,7 @@ class Reader:
         if isinstance(value, Whole):
             value = Outside(value.node)
         if not isinstance(value, Outside):
-            raise self.refusal("an index that is computed from values that learn")
+            raise self.refusal("an index made of whether something holds of computed values")
         view = self.outside(value, "index")
         view.stored.reads = reads
         return view

@@ -72,12 +72,22 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
     return taken(reader, View(x.stored, index, tuple(rows), x.spread - along))
 
 
+def only(reader: Reader, x: View, dim: int, sizes: Sequence[Size]) -> View:
+    """The only place of a dimension, read as often as these sizes say."""
+    new = [() if equal(size, 1) else (Slot(Axis(size)),) for size in sizes]
+    dims = (*x.dims[:dim], *new, *x.dims[dim + 1 :])
+    return taken(reader, View(x.stored, x.index, dims, x.spread | {slot for row in new for slot in row}))
+
+
 @rule("embedding")
 def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_frequency: bool = False, *_: Any) -> View:
     if by_frequency:
         raise reader.refusal("an embedding whose gradients are divided by how often a row is read")
     weight = merged(reader, reader.view(weight), 0)
     called(weight, "v", "d")
+    if not weight.dims[0]:
+        row = only(reader, weight, 0, shape_of(reader.node)[:-1])
+        return reader.word("stop_gradient", row) if padding == 0 else row
     if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
         shape = list(shape_of(reader.node))
         rows = weight.dims[0][0].axis.size
@@ -100,6 +110,8 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_fr
 def index_select(reader: Reader, x: View, dim: int, places: Any) -> View:
     dim %= len(x.dims)
     x = merged(reader, x, dim)
+    if not x.dims[dim]:
+        return only(reader, x, dim, [shape_of(reader.node)[dim]])
     index = reader.index(places, x.dims[dim][0].axis)
     return taken(reader, at_index(reader, x, dim, index, [dim]))
 
@@ -110,10 +122,9 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     import torch
 
-    if any(isinstance(i, Outside) and i.node.meta["val"].dtype == torch.bool for i in indices):
+    given = [node for node in reader.node.args[1] if node is not None]
+    if any(node.meta["val"].dtype == torch.bool for node in given):
         raise reader.refusal("a selection by a mask", AS_RUN)
-    if any(isinstance(i, View) for i in indices):
-        raise reader.refusal("an index that is computed from values that learn")
     most = max(len(_dims(indices[dim])) for dim in dims)
     together = dims == list(range(dims[0], dims[-1] + 1))
     first = dims[0] if together else 0

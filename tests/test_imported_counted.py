@@ -118,7 +118,7 @@ class Lengths(nn.Module):
 def test_a_root_of_a_length_and_windows_along_it_leave_it_open():
     module = Lengths()
     opened = read_module(module, (torch.randn(2, 3, 8),), {"x": "B 3 M"})
-    assert not opened.exported.fixed
+    assert not opened.exported.letters.fixed
     for batch, length in ((3, 4), (4, 4), (1, 6)):
         given = (torch.randn(batch, 3, length),)
         apart = parity(module, given, opened)

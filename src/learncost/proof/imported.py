@@ -13,7 +13,7 @@ import numpy as np
 from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
-from learncost.models.imported.export import arguments, as_called, flattened
+from learncost.models.imported.examples import arguments, as_called, flattened
 from learncost.models.imported.nodes import operator_name
 from learncost.models.imported.running.ends import backward, ends
 from learncost.models.imported.settled import OfSizes
@@ -140,7 +140,7 @@ def read_output(read: Layer, name: str) -> str:
 def _sizes(read: Layer, imported: Imported, given: Mapping[str, Any]) -> dict[str, int]:
     """The sizes of the example: those of the table, and of its open letters."""
     sizes = dict(read.sizes)
-    for letter, (name, dim) in imported.exported.where_open.items():
+    for letter, (name, dim) in imported.exported.letters.where_open.items():
         sizes[letter] = int(given[name].shape[dim])
     for letter, expression in imported.derived.items():
         sizes[letter] = imported.at(expression, sizes)
@@ -177,7 +177,7 @@ def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], sizes: M
     if stored in imported.reader.numbers:
         numbers = imported.reader.numbers[stored]
         if isinstance(numbers, OfSizes):
-            numbers = numbers.at({each: sizes[letter] for each, letter in imported.exported.symbols.items()})
+            numbers = numbers.at({each: sizes[letter] for each, letter in imported.exported.letters.symbols.items()})
         return np.asarray(numbers)
     value = of_node[stored.target]
     if stored.kind == "constant" and value.requires_grad and not _stops(stored, imported):
@@ -347,7 +347,7 @@ def _counted_of_table(text: str, module: Any, inputs: Any, imported: Imported) -
 
     read = layer(text)
     sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
-    asked = imported.exported.where_open
+    asked = imported.exported.letters.where_open
     open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter in asked}
     ledger = cost(read, price_book="torch-flop-counter", **open_sizes)
     forward = sum(row.flops for row in ledger.rows if row.macro_operation == "forward")

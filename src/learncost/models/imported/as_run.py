@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.models.imported.export import as_called
+from learncost.models.imported.examples import as_called
 from learncost.models.imported.functions import held_to_their_lines
 from learncost.models.imported.gradients import written_through
 from learncost.models.imported.learning import ChangedError, learning_kept

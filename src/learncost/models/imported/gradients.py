@@ -38,7 +38,7 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from learncost.models.imported.as_run import called_with, of_graph
-    from learncost.models.imported.export import as_called
+    from learncost.models.imported.examples import as_called
 
     names, run = called_with(module, values)
     others = [value for name, value in values.items() if name not in names]
@@ -104,7 +104,7 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from learncost.models.imported.export import as_called
+    from learncost.models.imported.examples import as_called
 
     with torch.random.fork_rng([]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(0)

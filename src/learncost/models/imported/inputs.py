@@ -219,7 +219,7 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
     """
     import torch
 
-    from learncost.models.imported.export import arguments
+    from learncost.models.imported.examples import arguments
 
     parameters = inspect.signature(module.forward).parameters
     if isinstance(said, Mapping) and _are_texts(said.values()):

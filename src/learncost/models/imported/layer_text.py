@@ -170,7 +170,7 @@ class LayerText:
     def text(self, name: str, remarks: Sequence[str]) -> str:
         """The layer."""
         writer, exported = self.writer, self.exported
-        writer.axes.taken |= writer.values.taken | set(exported.symbols.values())
+        writer.axes.taken |= writer.values.taken | set(exported.letters.symbols.values())
         for item in self._all(self.items):
             if isinstance(item, Fold):
                 self.counts[item] = writer.axes.unique("n_layer", "_")
@@ -194,14 +194,15 @@ class LayerText:
             lines.append(f"limits: {limits}")
         if undecided := writer.undecided():
             lines.append(f"undecided: {' '.join(undecided)}")
-        if frozen := [writer.name(s) for s in self.given if s in self.weights and not exported.learns[self.weights[s]]]:
+        learns, counts, same = exported.weights.learns, exported.weights.counts, exported.weights.same
+        if frozen := [writer.name(s) for s in self.given if s in self.weights and not learns[self.weights[s]]]:
             lines.append(f"frozen: {' '.join(frozen)}")
         read = {self.weights[each] for s in self.given if s in self.weights for each in self.stacks.get(s, [s])}
-        others = (count for path, count in exported.counts.items() if path not in read and path not in exported.same)
+        others = (count for path, count in counts.items() if path not in read and path not in same)
         if unread := sum(others):
             lines.append(f"unread: {unread}")
         if exported.unused.places and exported.unused.flops is not None:
-            lines.append(f"unused: {Count.parse(exported.unused.flops).rename(exported.symbols)}")
+            lines.append(f"unused: {Count.parse(exported.unused.flops).rename(exported.letters.symbols)}")
         return "\n".join(lines) + "\n"
 
     def roles(self) -> list[str]:

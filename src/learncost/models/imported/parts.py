@@ -10,7 +10,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.equation.repeat import walk
 from learncost.layers.layer import layer
-from learncost.models.imported.export import as_called
+from learncost.models.imported.examples import as_called
 from learncost.models.imported.refusals import exports
 from learncost.models.imported.walk import read_module
 

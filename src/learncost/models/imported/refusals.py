@@ -195,7 +195,7 @@ def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> boo
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from learncost.models.imported.export import as_called
+    from learncost.models.imported.examples import as_called
 
     row, by_name = as_called(module, values)
     try:

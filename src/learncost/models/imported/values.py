@@ -86,7 +86,7 @@ def run_graph(
     for spec in signature.input_specs:
         kind = spec.kind.name
         if kind == "PARAMETER":
-            given.append(parameters[imported.exported.same.get(spec.target, spec.target)])
+            given.append(parameters[imported.exported.weights.same.get(spec.target, spec.target)])
         elif kind == "BUFFER":
             given.append(double(buffers[spec.target] if spec.target in buffers else program.constants[spec.target]))
         elif kind == "CONSTANT_TENSOR":

@@ -36,9 +36,9 @@ def varied(
     """
     import sympy
 
-    fixed = dict(first.exported.fixed)
+    fixed = dict(first.exported.letters.fixed)
     used = {*taken, *fixed.values()}
-    if fixed.keys() & first.exported.symbols.values():  # open in one input, a number in another
+    if fixed.keys() & first.exported.letters.symbols.values():  # open in one input, a number in another
         first = read(at(fixed), {})
     exports, tried = [first.exported], [fixed]
     stated: dict[int, Size] = {}
@@ -76,7 +76,7 @@ def varied(
 def _open(exported: Exported, letters: Iterable[str]) -> Exported:
     """An export whose fixed letters are names of sizes."""
     names: dict[str, str] = {letter: letter for letter in letters}
-    return replace(exported, symbols=exported.symbols | names, fixed={})
+    return replace(exported, letters=replace(exported.letters, symbols=exported.letters.symbols | names, fixed={}))
 
 
 def told(called: str, tried: list[dict[str, int]]) -> str:

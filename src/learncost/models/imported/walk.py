@@ -108,9 +108,9 @@ def read_exported(
     """The layer that an exported module is; of sizes that are `met`, by their place, `stated` says more than the number
     that they have in this export. Raises `InputError`.
     """
-    SAME_SIZES.set(exported.same_sizes)
+    SAME_SIZES.set(exported.letters.same_sizes)
     constants = Constants(_tensors(exported, module))
-    makes = not exported.parameters and not any(exported.wants_gradient.values())
+    makes = not exported.weights.paths and not any(exported.wants_gradient.values())
     reader = Reader(exported.program.graph, allows_unknown=unknown == "zero", makes=makes, constants=constants)
     weights: dict[Stored, str] = {}
     graph = exported.program.graph
@@ -145,9 +145,9 @@ def _check_given(exported: Exported, reader: Reader, given: Mapping[str, Sequenc
     nodes = {}
     for node in exported.program.graph.nodes:
         nodes[node.name] = node
-        path = exported.parameters.get(node.name)
+        path = exported.weights.paths.get(node.name)
         if node.op == "placeholder":
-            if (path is not None and exported.learns[path]) or exported.wants_gradient.get(node.name):
+            if (path is not None and exported.weights.learns[path]) or exported.wants_gradient.get(node.name):
                 learned.add(node)
             continue
         values = node.meta.get("val")
@@ -184,15 +184,14 @@ def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, 
     import torch
 
     value = node.meta.get("val")
-    if node.name in exported.parameters:
-        path = exported.parameters[node.name]
-        if path in exported.same:  # a parameter under a second name
-            path = exported.same[path]
+    paths, same = exported.weights.paths, exported.weights.same
+    if node.name in paths:
+        path = same.get(paths[node.name], paths[node.name])  # a parameter may have a second name
         sizes = [*map(size_of, value.shape), *((2,) if value.dtype.is_complex else ())]  # two numbers for each
         for stored, known in weights.items():
             if known == path:
                 return _looked(reader, as_given(stored, sizes, reader.kept[stored]), value)
-        names = [name for name, known in exported.parameters.items() if exported.same.get(known, known) == path]
+        names = [name for name, known in paths.items() if same.get(known, known) == path]
         kept = kept_axes(sizes, (each for each in exported.program.graph.nodes if each.name in names))
         view = _input(path, sizes, kept, "weight")
         weights[view.stored] = path
@@ -279,9 +278,9 @@ def _written(
         learned = _learned(equations, exported, weights)
         items = folded(items, kept, learned.__contains__)
     limits = _limits(exported, reader)
-    layer_text = LayerText(items, results, exported, weights, Writer(exported.symbols, stated), limits)
+    layer_text = LayerText(items, results, exported, weights, Writer(exported.letters.symbols, stated), limits)
     writer = layer_text.writer
-    writer.values.taken |= set(exported.symbols.values())
+    writer.values.taken |= set(exported.letters.symbols.values())
     layer_text.prepare([label for label, *_ in outputs])
     unused = ", ".join(exported.unused.places)
     remarks = [f"{name}, read from PyTorch.", *([f"Nothing reads a result of {unused}."] if unused else [])]
@@ -303,9 +302,9 @@ def _written(
 
 def _limits(exported: Exported, reader: Reader) -> Mapping[str, Limit]:
     """The sizes that open letters may have: those that the export holds for, and places that there are to look up."""
-    limits = dict(exported.limits)
+    limits = dict(exported.letters.limits)
     for size, most in reader.limits.items():
-        if letter := exported.symbols.get(str(size)):
+        if letter := exported.letters.symbols.get(str(size)):
             limits[letter] = limits.get(letter, Limit()) & Limit(most=most)
     return limits
 
@@ -334,7 +333,7 @@ def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -
 
 def _learned(equations: Sequence[Equation], exported: Exported, weights: Mapping[Stored, str]) -> set[Stored]:
     """What has a gradient: weights and inputs that want one, and what follows from them."""
-    learned = {stored for stored, path in weights.items() if exported.learns[path]}
+    learned = {stored for stored, path in weights.items() if exported.weights.learns[path]}
     for equation in equations:
         learned |= {s for s in equation.reads if s.kind == "input" and exported.wants_gradient.get(s.target)}
         if equation.word != "stop_gradient" and not learned.isdisjoint(equation.reads):

@@ -68,14 +68,14 @@ def table_of(
                 return read_exported(exported, whole, name=name, unknown=unknown, fold=fold, stated=stated)
 
             first = table(exported, {})
-            if not exported.fixed:
+            if not exported.letters.fixed:
                 return first.text
             with suppress(InputError):
                 if answer := varied(first, at, table, _numbers(values)):
                     imported, tried = answer
                     say(remark := told(called, tried))
                     return f"% {remark}\n{imported.text}"
-        letter, size = next(iter(exported.fixed.items()))
+        letter, size = next(iter(exported.letters.fixed.items()))
         raise FixedError(
             f"{called} cannot be read with {letter} open: its code fixes it to {size}, as a loop over it does, or an "
             f"input whose size is a number does; write the number itself, as in {_with(values, letters, letter, size)}"

@@ -38,7 +38,7 @@ class Stepping:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         from learncost.models.imported.distributions import unchecked
-        from learncost.models.imported.export import as_called
+        from learncost.models.imported.examples import as_called
         from learncost.models.imported.running.counting import Counting, knows
         from learncost.models.imported.running.ends import ends
 

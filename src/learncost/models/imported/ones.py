@@ -8,7 +8,7 @@ from typing import Any
 from learncost.models.imported.axes import Axis, Size, equal, leaves
 from learncost.models.imported.equations import Letters, Recorder
 from learncost.models.imported.nodes import operator_name, shape_of
-from learncost.models.imported.rule import RULES
+from learncost.models.imported.rule import RULES, VIEW_RULES
 from learncost.models.imported.views import Index, Place, Slot, Stored, View
 
 PRODUCTS = ("linear", "mm", "addmm", "matmul", "einsum", "bmm", "baddbmm", "addbmm")
@@ -40,7 +40,7 @@ def _readers(nodes: Iterable[Any]) -> Iterator[str]:
         for user in node.users:
             name = operator_name(user.target).partition(".")[0]
             look = RULES.get(name)
-            if look is not None and look.__module__.endswith("rules.views"):
+            if look in VIEW_RULES:
                 left.append(user)
             elif name not in CONVOLUTIONS or (
                 user.args[1] is node and equal(shape_of(user.args[0])[1 - len(shape_of(node))], shape_of(node)[1])

@@ -13,7 +13,7 @@ from learncost.models.imported.constants import Constants, Mask
 from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
 from learncost.models.imported.nodes import is_float, is_real, module_of, name_of, operator_name, place_of, size_of
 from learncost.models.imported.operands import Chosen, Masked, Outside, Whole, is_inside
-from learncost.models.imported.rule import RULES, rule_of
+from learncost.models.imported.rule import RULES, VIEW_RULES, rule_of
 from learncost.models.imported.sized import expression_of, lines_of, number_of
 from learncost.models.imported.views import Stored, View
 from learncost.models.wording import shown
@@ -187,7 +187,7 @@ class Reader:
         name = operator_name(node.target)
         look = rule_of(name, RULES)
         first = arguments[0] if arguments else None
-        if look is None or not look.__module__.endswith("rules.views") or not isinstance(first, Outside):
+        if look is None or look not in VIEW_RULES or not isinstance(first, Outside):
             return Outside(node)
         if node.meta["val"].dtype.is_floating_point != first.node.meta["val"].dtype.is_floating_point:
             return Outside(node)

@@ -12,7 +12,7 @@ from learncost.models.imported.nodes import is_empty, operator_name
 from learncost.models.imported.opaque import opaque
 from learncost.models.imported.operands import Chosen, Complex, Masked, Outside, Whole, is_complex, is_inside, learns
 from learncost.models.imported.reader import Reader
-from learncost.models.imported.rule import COMPLEX_RULES, RULES, Rule, rule_of
+from learncost.models.imported.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
 from learncost.models.imported.views import View
 
 COURSES = {
@@ -21,9 +21,6 @@ COURSES = {
     "scan": "a loop in Python runs once for each place",
 }
 """Operators that run parts of a graph, and how a table may have their lines."""
-
-TAKES_CHOSEN = ("indexing",)
-"""Kinds of rules that read at chosen places; for others the places are outside."""
 
 TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
 """Operators that may read masked scores as they are."""
@@ -82,10 +79,9 @@ def _by_rule(reader: Reader, known: Rule, node: Any, arguments: list[Any], named
     import torch
 
     result = node.meta["val"]
-    kind = known.__module__.rpartition(".")[2]
-    if any(isinstance(each, Chosen) for each in arguments) and kind not in TAKES_CHOSEN:
+    if any(isinstance(each, Chosen) for each in arguments) and known not in INDEX_RULES:
         first = arguments[0]
-        if kind == "views" and isinstance(first, Chosen) and getattr(result, "dtype", None) is not torch.bool:
+        if known in VIEW_RULES and isinstance(first, Chosen) and getattr(result, "dtype", None) is not torch.bool:
             looked = known(reader, first.view, *arguments[1:], **named)
             return [Chosen(each, node) for each in looked] if isinstance(looked, list) else Chosen(looked, node)
         arguments = [Outside(each.node) if isinstance(each, Chosen) else each for each in arguments]

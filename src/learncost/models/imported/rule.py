@@ -15,9 +15,26 @@ COMPLEX_RULES: dict[str, Rule] = {}
 """What an operator does where an operand is a pair of real numbers."""
 
 
+VIEW_RULES: set[Rule] = set()
+"""Rules that only look at a value otherwise: what is outside of a table stays so, and what is chosen too."""
+
+INDEX_RULES: set[Rule] = set()
+"""Rules that read at chosen places; for others the places are outside."""
+
+
 def rule(*names: str) -> Callable[[_Rule], _Rule]:
     """Registers the rule of operators."""
     return _registers(RULES, names)
+
+
+def view_rule(*names: str) -> Callable[[_Rule], _Rule]:
+    """Registers the rule of operators that only look at a value otherwise."""
+    return _registers(RULES, names, VIEW_RULES)
+
+
+def index_rule(*names: str) -> Callable[[_Rule], _Rule]:
+    """Registers the rule of operators that read at places."""
+    return _registers(RULES, names, INDEX_RULES)
 
 
 def complex_rule(*names: str) -> Callable[[_Rule], _Rule]:
@@ -25,9 +42,13 @@ def complex_rule(*names: str) -> Callable[[_Rule], _Rule]:
     return _registers(COMPLEX_RULES, names)
 
 
-def _registers(rules: dict[str, Rule], names: tuple[str, ...]) -> Callable[[_Rule], _Rule]:
+def _registers(
+    rules: dict[str, Rule], names: tuple[str, ...], kind: set[Rule] | None = None
+) -> Callable[[_Rule], _Rule]:
     def register(function: _Rule) -> _Rule:
         rules.update(dict.fromkeys(names, function))
+        if kind is not None:
+            kind.add(function)
         return function
 
     return register

@@ -11,7 +11,7 @@ from learncost.models.imported.nodes import shape_of
 from learncost.models.imported.opaque import opaque
 from learncost.models.imported.operands import Chosen, Outside
 from learncost.models.imported.reader import AS_RUN, Reader
-from learncost.models.imported.rule import rule
+from learncost.models.imported.rule import index_rule
 from learncost.models.imported.rules.products import called
 from learncost.models.imported.rules.views import merged, narrowed
 from learncost.models.imported.views import At, Index, Slot, View
@@ -79,7 +79,7 @@ def only(reader: Reader, x: View, dim: int, sizes: Sequence[Size]) -> View:
     return taken(reader, View(x.stored, x.index, dims, x.spread | {slot for row in new for slot in row}))
 
 
-@rule("embedding")
+@index_rule("embedding")
 def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_frequency: bool = False, *_: Any) -> View:
     if by_frequency:
         raise reader.refusal("an embedding whose gradients are divided by how often a row is read")
@@ -106,7 +106,7 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_fr
     return reader.word("select", kept.with_dims([*kept.dims, ()]), rows, reader.word("stop_gradient", rows))
 
 
-@rule("index_select")
+@index_rule("index_select")
 def index_select(reader: Reader, x: View, dim: int, places: Any) -> View:
     dim %= len(x.dims)
     x = merged(reader, x, dim)
@@ -116,7 +116,7 @@ def index_select(reader: Reader, x: View, dim: int, places: Any) -> View:
     return taken(reader, at_index(reader, x, dim, index, [dim]))
 
 
-@rule("index.Tensor", "index", "_unsafe_index.Tensor")
+@index_rule("index.Tensor", "index", "_unsafe_index.Tensor")
 def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
     x = reader.view(x)
     dims = [dim for dim, index in enumerate(indices) if index is not None]
@@ -175,12 +175,12 @@ def _dims(value: Any) -> Any:
     return value.view.dims if isinstance(value, Chosen) else value.shape
 
 
-@rule("masked_select")
+@index_rule("masked_select")
 def masked_select(reader: Reader, *_: Any) -> View:
     raise reader.refusal("a selection by a mask", AS_RUN)
 
 
-@rule("gather")
+@index_rule("gather")
 def gather(reader: Reader, x: Any, dim: int, places: Any, **_: Any) -> View:
     x = reader.view(x)
     dim %= max(1, len(x.dims))
@@ -270,7 +270,7 @@ def _fitting(reader: Reader, source: Any, places: Any) -> View:
     return reader.recorder.whole_spread(view, range(len(view.dims)))
 
 
-@rule("index_add")
+@index_rule("index_add")
 def index_add(reader: Reader, base: Any, dim: int, places: Any, source: Any, *, alpha: Any = 1) -> View:
     if alpha != 1:
         source = reader.multiply(source, alpha)
@@ -279,7 +279,8 @@ def index_add(reader: Reader, base: Any, dim: int, places: Any, source: Any, *, 
     return written(reader, base, dim % len(reader.node.meta["val"].shape), places, view)
 
 
-@rule("scatter_add", "scatter.src", "scatter.value", "scatter_reduce.two", "scatter.reduce", "scatter.value_reduce")
+@index_rule("scatter_add", "scatter.src", "scatter.value")
+@index_rule("scatter_reduce.two", "scatter.reduce", "scatter.value_reduce")
 def scatter(
     reader: Reader, base: Any, dim: int, places: Any, source: Any, how: str = "", *, include_self: bool = True, **_: Any
 ) -> View:
@@ -303,7 +304,7 @@ def scatter(
     return over(reader, base, count, new)
 
 
-@rule("index_reduce")
+@index_rule("index_reduce")
 def index_reduce(
     reader: Reader, base: Any, dim: int, places: Any, source: Any, how: str, *, include_self: bool = True
 ) -> View:
@@ -323,7 +324,7 @@ def _averaged(reader: Reader, base: Any, dim: int, places: Any, source: View, in
     return over(reader, base, count, reader.word("divide", new, reader.word("maximum", count, 1.0)))
 
 
-@rule("index_put", "_unsafe_index_put", "index_put_")
+@index_rule("index_put", "_unsafe_index_put", "index_put_")
 def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> View:
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     masks = [indices[dim] for dim in dims if _is_truth(indices[dim])]
@@ -410,6 +411,6 @@ def put(
     return reader.add(base, result)
 
 
-@rule("one_hot")
+@index_rule("one_hot")
 def one_hot(reader: Reader, *_: Any) -> Any:
     return Outside(reader.node)

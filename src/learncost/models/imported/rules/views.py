@@ -10,7 +10,7 @@ from learncost.models.imported.axes import ApartError, Axis, Size, equal, produc
 from learncost.models.imported.nodes import shape_of, size_of
 from learncost.models.imported.operands import Masked, Outside, Whole
 from learncost.models.imported.reader import Reader
-from learncost.models.imported.rule import rule
+from learncost.models.imported.rule import view_rule
 from learncost.models.imported.views import Place, Slot, View
 
 
@@ -59,12 +59,12 @@ def regrouped_to(reader: Reader, view: View, shape: Sequence[Size]) -> View:
     return View(flat, (Place(tuple(new)),), tuple(rows))
 
 
-@rule("view", "reshape", "_unsafe_view", "_reshape_alias", "view_as")
+@view_rule("view", "reshape", "_unsafe_view", "_reshape_alias", "view_as")
 def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
     return reshaped(reader, x, list(shape_of(reader.node)))
 
 
-@rule(
+@view_rule(
     "flatten",
     "unflatten",
     "unflatten.int",
@@ -77,7 +77,7 @@ def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
     return reshaped(reader, x, list(shape_of(reader.node)))
 
 
-@rule(
+@view_rule(
     "contiguous",
     "clone",
     "alias",
@@ -119,12 +119,12 @@ def _whole(reader: Reader, x: View) -> Any:
     return Whole(trunc(reader, x), reader.node)
 
 
-@rule("permute", "permute_copy")
+@view_rule("permute", "permute_copy")
 def _permute(reader: Reader, x: View, order: Sequence[int]) -> View:
     return x.permuted([place % len(x.dims) for place in order])
 
 
-@rule("transpose", "transpose.int", "swapaxes", "swapdims")
+@view_rule("transpose", "transpose.int", "swapaxes", "swapdims")
 def _transpose(reader: Reader, x: View, first: int, second: int) -> View:
     order = list(range(len(x.dims)))
     if not order:
@@ -134,12 +134,12 @@ def _transpose(reader: Reader, x: View, first: int, second: int) -> View:
     return x.permuted(order)
 
 
-@rule("t", "numpy_T", "mT", "adjoint", "matrix_H")
+@view_rule("t", "numpy_T", "mT", "adjoint", "matrix_H")
 def _t(reader: Reader, x: View) -> View:
     return x if len(x.dims) < 2 else _transpose(reader, x, -2, -1)
 
 
-@rule("movedim", "moveaxis")
+@view_rule("movedim", "moveaxis")
 def _movedim(reader: Reader, x: View, source: Any, target: Any) -> View:
     count = len(x.dims)
     sources = [s % count for s in (source if isinstance(source, list) else [source])]
@@ -151,12 +151,12 @@ def _movedim(reader: Reader, x: View, source: Any, target: Any) -> View:
     return x.permuted([next(rest) if place is None else place for place in order])
 
 
-@rule("expand", "broadcast_to", "expand_as", "expand_copy")
+@view_rule("expand", "broadcast_to", "expand_as", "expand_copy")
 def _expand(reader: Reader, x: View, *_: Any, **__: Any) -> View:
     return x.expanded(list(shape_of(reader.node)))
 
 
-@rule("repeat", "tile")
+@view_rule("repeat", "tile")
 def _repeat(reader: Reader, x: View, repeats: Sequence[Any]) -> View:
     counts = sizes(repeats)
     rows = [() for _ in range(len(counts) - len(x.dims))] + list(x.dims)
@@ -170,7 +170,7 @@ def _repeat(reader: Reader, x: View, repeats: Sequence[Any]) -> View:
     return replace(x, dims=tuple(rows), spread=frozenset(spread))
 
 
-@rule("repeat_interleave.self_int")
+@view_rule("repeat_interleave.self_int")
 def _repeat_interleave(reader: Reader, x: View, count: int, dim: int | None = None, **_: Any) -> View:
     if dim is None:
         x, dim = reshaped(reader, x, [product(x.shape)]), 0
@@ -236,7 +236,7 @@ def merged(reader: Reader, view: View, dim: int) -> View:
     return reader.recorder.merged(view, dim)
 
 
-@rule("select.int", "select", "select_copy.int")
+@view_rule("select.int", "select", "select_copy.int")
 def _select(reader: Reader, x: View, dim: int, place: Any) -> View:
     dim %= len(x.dims)
     taken = narrowed(reader, x, dim, _from_front(place, x.shape[dim]), 1)
@@ -272,7 +272,7 @@ def bound(value: Any, total: Size, default: Size) -> Size:
     return at
 
 
-@rule("slice", "slice.Tensor", "slice_copy.Tensor", "narrow")
+@view_rule("slice", "slice.Tensor", "slice_copy.Tensor", "narrow")
 def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
     dim %= len(x.dims)
     total = x.shape[dim]
@@ -282,7 +282,7 @@ def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any =
     return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
 
 
-@rule(
+@view_rule(
     "split",
     "split.Tensor",
     "split.sizes",
@@ -309,12 +309,12 @@ def _split(reader: Reader, x: View, _: Any, dim: int = 0, **__: Any) -> list[Vie
     return parts
 
 
-@rule("unbind", "unbind.int")
+@view_rule("unbind", "unbind.int")
 def _unbind(reader: Reader, x: View, dim: int = 0) -> list[View]:
     return [_select(reader, x, dim, place) for place in range(len(reader.node.meta["val"]))]
 
 
-@rule("flip")
+@view_rule("flip")
 def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
     for dim in dims:
         if not x.dims[dim]:
@@ -328,7 +328,7 @@ def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
     return x
 
 
-@rule("unfold")
+@view_rule("unfold")
 def _unfold(reader: Reader, x: View, dim: int, size: int, step: int) -> View:
     dim %= len(x.dims)
     shape = list(shape_of(reader.node))

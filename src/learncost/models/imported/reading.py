@@ -89,7 +89,7 @@ def _by_rule(reader: Reader, known: Rule, node: Any, arguments: list[Any], named
         return Outside(node)  # of places that are chosen and what is outside: it has no gradient
     if operator_name(node.target) not in TAKES_MASKED:
         arguments = [reader.view(each) if isinstance(each, Masked) else each for each in arguments]
-    if kind == "indexing":
+    if known in INDEX_RULES:
         arguments = [_placed(each) if isinstance(each, list) else each for each in arguments]
     if any(map(_has_whole, arguments)):
         return _of_whole(reader, known, node, arguments, named)

@@ -261,3 +261,21 @@ def test_a_factorization_whose_gradient_takes_no_open_size_says_what_to_do():
 def test_a_transform_of_open_length_is_refused():
     with pytest.raises(lc.InputError, match="a Fourier transform need its length as a number"):
         lc.from_module(Transformed(), (torch.ones(2, 8, 8),), symbols={"x": "B M 8"})
+
+
+def test_what_raises_while_it_is_exported_alone_is_taken_down_by_a_run():
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            mask = torch.ones(3 if torch.compiler.is_exporting() else 8)
+            return self.inner(x) * mask
+
+    with pytest.raises(
+        lc.InputError, match=r"--as-run \(in Python as_run=True\) takes down one run, and --unknown zero"
+    ):
+        lc.from_module(Module(), {"x": torch.randn(5, 8)})
+    read = lc.from_module(Module(), {"x": torch.randn(5, 8)}, as_run=True)
+    assert lc.cost(read, price_book="matmul").macro_operations["forward"][1].flops == 2 * 5 * 8 * 8

@@ -56,6 +56,10 @@ class GradientTakenError(InputError):
     """A gradient that a forward pass takes by this function, and that PyTorch does not export."""
 
 
+class WhileExportedError(NotExportedError):
+    """What PyTorch, or a package, raises while it exports, though a run may not."""
+
+
 class RaisedError(NotExportedError):
     """What a module's code raises itself."""
 
@@ -159,7 +163,7 @@ def refusal(error: Exception, called: str) -> InputError:
         said = f"{said}: {code}"
     if not said.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # of a package's own code
         said = f"{place}: {said}"
-    kind = RaisedError if frames and is_local(Path(frames[-1].filename)) else NotExportedError
+    kind = RaisedError if frames and is_local(Path(frames[-1].filename)) else WhileExportedError
     return kind(f"{called} cannot be {what}: {said}")
 
 

@@ -15,6 +15,7 @@ from learncost.models.imported.refusals import (
     NotExportedError,
     OnValuesError,
     RaisedError,
+    WhileExportedError,
     exports,
     raises_too,
 )
@@ -83,12 +84,16 @@ def table_of(
 
     def parts(values: Mapping[str, Any], error: InputError) -> str:
         """The parts of a module that cannot be exported, where that is asked for."""
-        if as_run or not any(module.children()):
+        ways = ["--as-run (in Python as_run=True) takes down one run"] * isinstance(error, WhileExportedError)
+        has_parts = any(module.children())
+        if has_parts:
+            ways.append("--unknown zero reads the parts that can be exported, and says `>=`")
+        if as_run or not ways or (unknown == "zero" and not has_parts):
             raise error
         if unknown != "zero":
             if isinstance(error, RaisedError) or raises_too(module, values, error):
                 raise error
-            raise type(error)(f"{error}; --unknown zero reads the parts that can be exported, and says `>=`")
+            raise type(error)(f"{error}; {', and '.join(ways)}")
         stage(f"reading the parts of {name}")
         apart = in_parts(real() if real else module, values, called, fold)
         say(apart.told(called))

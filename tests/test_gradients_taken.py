@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import learncost as lc
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
+from sampling import sampled
 
 
 class Heat(nn.Module):
@@ -66,7 +67,7 @@ def held(module, given, symbols):
     return imported
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.SiLU, nn.Softplus, nn.GELU])
+@pytest.mark.parametrize("activation", sampled([nn.Tanh, nn.SiLU, nn.Softplus, nn.GELU], 4))
 def test_an_equation_of_physics(activation):
     module, given = Heat(activation), (torch.rand(5, 1), torch.rand(5, 1))
     imported = held(module, given, {"t": "N 1", "x": "N 1"})
@@ -84,7 +85,7 @@ def test_products_of_both_orders_are_those_that_pytorch_counts():
     assert found.table[0] > 2 * 2 * 5 * (2 * 8 + 8 * 8 + 8)
 
 
-@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.Identity(), nn.RMSNorm(8)])
+@pytest.mark.parametrize("norm", sampled([nn.LayerNorm(8), nn.Identity(), nn.RMSNorm(8)], 3))
 def test_an_energy_and_its_forces(norm):
     held(Forces(norm), (torch.randn(2, 4, 3, requires_grad=True),), {"places": "B N 3"})
 
@@ -104,7 +105,7 @@ def test_a_gradient_through_attention_and_groups():
         held(Attending(), (torch.randn(3, 4, 8, requires_grad=True),), {"x": "B 4 8"})
 
 
-@pytest.mark.parametrize("name", FUNC)
+@pytest.mark.parametrize("name", sampled(FUNC, 2))
 def test_derivatives_by_functions(name):
     held(Jacobians(FUNC[name]), (torch.randn(5, 3),), {"x": "B 3"})
 

@@ -9,6 +9,7 @@ from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
 from own_modules import CASES, Block
 from own_operators import GROUPS
+from sampling import sampled
 
 REFUSED = {"transformer": "data-dependent"}
 DRAWN = ("dropped_shares",)
@@ -16,7 +17,7 @@ DRAWN = ("dropped_shares",)
 
 
 @pytest.mark.alike(every=2)
-@pytest.mark.parametrize("name", sorted(CASES.keys() - REFUSED.keys()))
+@pytest.mark.parametrize("name", sampled(sorted(CASES.keys() - REFUSED.keys()), 2))
 def test_values_and_gradients_are_those_of_the_module(name):
     module, inputs, symbols = CASES[name]()
     found = parity(module, inputs, read_module(module, inputs, symbols))
@@ -25,7 +26,9 @@ def test_values_and_gradients_are_those_of_the_module(name):
     assert found.module < 1e-4 or name in DRAWN
 
 
-@pytest.mark.parametrize("name", ["nanogpt_manual", "encoder", "loop_of_layers", "shared_by_turns"])
+@pytest.mark.parametrize(
+    "name", sampled(["nanogpt_manual", "encoder", "loop_of_layers", "shared_by_turns"], 4, start=2)
+)
 def test_equal_blocks_become_a_repeat_that_costs_the_same(name):
     """Under a book that counts every operation, the table with a repeat and the one without have the same price.
 

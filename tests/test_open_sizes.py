@@ -14,6 +14,7 @@ from learncost.models.imported.axes import simple  # noqa: E402
 from learncost.models.imported.walk import read_module  # noqa: E402
 from learncost.proof.imported import parity, products  # noqa: E402
 from own_modules import Of  # noqa: E402
+from sampling import sampled  # noqa: E402 - it needs torch
 
 
 def numbers_of_sizes(x):
@@ -295,7 +296,7 @@ REMAINING = {
 }
 
 
-@pytest.mark.parametrize("function", HALVES.values(), ids=HALVES.keys())
+@pytest.mark.parametrize("function", sampled(HALVES.values(), 2), ids=HALVES.keys())
 def test_whole_parts_of_open_sizes_without_a_rest_are_quotients(function):
     module = Of(function)
     read = read_module(module, (torch.randn(2, 8, 6, requires_grad=True),), {"x": "B M 6"})
@@ -306,7 +307,7 @@ def test_whole_parts_of_open_sizes_without_a_rest_are_quotients(function):
         lc.cost(lc.layer(read.text), B=2, M=7)
 
 
-@pytest.mark.parametrize("function", REMAINING.values(), ids=REMAINING.keys())
+@pytest.mark.parametrize("function", sampled(REMAINING.values(), 2), ids=REMAINING.keys())
 def test_whole_parts_of_open_sizes_with_a_rest_are_places_and_sizes(function):
     module = Of(function)
     read = read_module(module, (torch.randn(2, 8, 6, requires_grad=True),), {"x": "B M 6"})

@@ -11,7 +11,7 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.proof import verify as proof
 from learncost.proof.check import values_of
-from learncost.readings import price as price_module
+from learncost.readings.price import running
 from learncost.vocabulary import entries
 
 LAYER = """mine(X T; W C) -> Y S
@@ -54,13 +54,13 @@ def test_a_foreign_meaning_sees_what_differences_cannot():
 
 
 def test_a_wrong_price_is_named_with_its_line(monkeypatch):
-    right = price_module.executed
+    right = running.executed
 
     def wrong(line):
         maccs, flops = right(line)
         return (maccs, flops * 2) if getattr(line, "word", "") == "exp" else (maccs, flops)
 
-    monkeypatch.setattr(price_module, "executed", wrong)
+    monkeypatch.setattr(running, "executed", wrong)
     report = lc.check_layer(shipped_layer("attention"))
     assert not report.passed
     failed = report.failed[0]

@@ -5,9 +5,9 @@ one FLOP a point.
 """
 
 from learncost.readings.price.book import Book, Override, WordPrice
-from learncost.readings.price.executed import executed
 from learncost.readings.price.line import NOT_DERIVED, elements, kind, narrow_elements
 from learncost.readings.price.row import Price, Row
+from learncost.readings.price.running import executed
 from learncost.readings.price.tables import parameters, price
 
 __all__ = [

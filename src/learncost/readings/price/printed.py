@@ -10,9 +10,9 @@ from learncost.equation.repeat import walk
 from learncost.equation.table import Table
 from learncost.equation.term import Read
 from learncost.readings.price.book import Book, WordPrice
-from learncost.readings.price.executed import executed_alone
 from learncost.readings.price.line import row_of
 from learncost.readings.price.row import Row
+from learncost.readings.price.running import executed_alone
 from learncost.vocabulary import entry
 
 

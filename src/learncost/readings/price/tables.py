@@ -14,10 +14,10 @@ from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.products import with_windows
 from learncost.readings.price.book import Book
-from learncost.readings.price.executed import executed_rows
 from learncost.readings.price.matrix import matrix_rows
 from learncost.readings.price.printed import printed_rows
 from learncost.readings.price.row import Price, Row
+from learncost.readings.price.running import executed_rows
 
 
 def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str = "fp32") -> Price:

@@ -14,7 +14,7 @@ from learncost.models.imported.axes import simple  # noqa: E402
 from learncost.models.imported.walk import read_module  # noqa: E402
 from learncost.proof.imported import parity, products  # noqa: E402
 from own_modules import Of  # noqa: E402
-from sampling import sampled  # noqa: E402 - it needs torch
+from sampling import sampled  # noqa: E402
 
 
 def numbers_of_sizes(x):

@@ -84,6 +84,7 @@ def test_optimizers_with_their_state(name, optimizer):
     assert worst(executed, values)[1] < NEAR
 
 
+@pytest.mark.slow  # tests/test_torch_module.py has a smaller one
 def test_torch_compile_takes_a_model_whole():
     import torch
 

@@ -105,7 +105,7 @@ def test_a_gradient_through_attention_and_groups():
         held(Attending(), (torch.randn(3, 4, 8, requires_grad=True),), {"x": "B 4 8"})
 
 
-@pytest.mark.parametrize("name", sampled(FUNC, 2))
+@pytest.mark.parametrize("name", sampled(FUNC, 4))
 def test_derivatives_by_functions(name):
     held(Jacobians(FUNC[name]), (torch.randn(5, 3),), {"x": "B 3"})
 

@@ -17,7 +17,7 @@ DRAWN = ("dropped_shares",)
 
 
 @pytest.mark.alike(every=2)
-@pytest.mark.parametrize("name", sampled(sorted(CASES.keys() - REFUSED.keys()), 2))
+@pytest.mark.parametrize("name", sampled(sorted(CASES.keys() - REFUSED.keys()), 3))
 def test_values_and_gradients_are_those_of_the_module(name):
     module, inputs, symbols = CASES[name]()
     found = parity(module, inputs, read_module(module, inputs, symbols))

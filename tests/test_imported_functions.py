@@ -48,7 +48,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
+@pytest.mark.parametrize("name", sampled(FUNCTIONS, 4))
 def test_values_and_slopes_are_those_of_scipy(name):
     function, x, slope, value = FUNCTIONS[name]
     _, imported = read(function, x)

@@ -150,7 +150,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("function", sampled(FUNCTIONS.values(), 2), ids=FUNCTIONS.keys())
+@pytest.mark.parametrize("function", sampled(FUNCTIONS.values(), 4), ids=FUNCTIONS.keys())
 def test_operators_that_choose_round_and_spread(function):
     module, given = Made(function), (torch.randn(4, 6),)
     apart = parity(module, given, read_module(module, given))
@@ -187,7 +187,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("function", sampled(PLACES.values(), 2), ids=PLACES.keys())
+@pytest.mark.parametrize("function", sampled(PLACES.values(), 4), ids=PLACES.keys())
 def test_products_that_say_places_alone_are_counted(function):
     module, given = Placed(function), (torch.randn(3, 4),)
     read = read_module(module, given)
@@ -202,7 +202,7 @@ TURNED = {
 }
 
 
-@pytest.mark.parametrize("function", sampled(TURNED.values(), 2), ids=TURNED.keys())
+@pytest.mark.parametrize("function", sampled(TURNED.values(), 4), ids=TURNED.keys())
 def test_a_side_that_several_axes_are(function):
     module, given = Made(lambda y: function(y.flatten(2))), (torch.randn(2, 2, 3, 6),)
     apart = parity(module, given, read_module(module, given))

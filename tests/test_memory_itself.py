@@ -74,7 +74,7 @@ OWN = {
 CASES = [(name, dtype) for name in (*OWN, *list(peaks.CASES)[:18]) for dtype in ("fp32", "bf16")]
 
 
-@pytest.mark.parametrize(("name", "dtype"), sampled(CASES, 10, lambda case: case[1]))
+@pytest.mark.parametrize(("name", "dtype"), sampled(CASES, 16, lambda case: case[1]))
 def test_the_predicted_peak_is_that_of_the_allocator(name, dtype):
     case = OWN.get(name) or peaks.CASES[name]
     torch.manual_seed(0)

@@ -139,7 +139,7 @@ def steps(request, monkeypatch):
     ("name", "kind", "more"),
     [
         pytest.param("gpt2", "torch", {}, marks=pytest.mark.slow),
-        ("llama", "torch", {}),
+        pytest.param("llama", "torch", {}, marks=pytest.mark.slow),
         pytest.param("gpt2", "torch", {"clip": 0.5}, marks=pytest.mark.slow),
         ("gpt2", "torch", {"accumulate": 2, "clip": 0.5}),
         pytest.param("gpt2", "jax", {"clip": 0.5}, marks=pytest.mark.slow),

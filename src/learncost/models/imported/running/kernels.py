@@ -24,7 +24,7 @@ def _made_twice(gradient: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> 
     """`Normalization.cpp`: where the gradient lies as the operand does, the result is made twice, and written once."""
     formats = [torch.contiguous_format, *([torch.channels_last] if x.dim() == 4 else [])]
     alike = any(all(each.is_contiguous(memory_format=laid) for each in (gradient, x)) for laid in formats)
-    return x.numel() * x.element_size() if alike else 0
+    return x.nbytes if alike else 0
 
 
 def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequence[int], **_: Any) -> int:
@@ -41,12 +41,12 @@ def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequenc
 
 def _resized(x: torch.Tensor, *_: Any, **__: Any) -> int:
     """`Im2Col.cpp`: the result is made as large as the operand first."""
-    return x.numel() * x.element_size()
+    return x.nbytes
 
 
 def _laid_out(x: torch.Tensor, *_: Any, **__: Any) -> int:
     """`Col2Im.cpp`: what does not lie in its order is copied."""
-    return 0 if x.is_contiguous() else x.numel() * x.element_size()
+    return 0 if x.is_contiguous() else x.nbytes
 
 
 def _one_side(x: torch.Tensor, size: Sequence[int], *_: Any, **__: Any) -> int:
@@ -56,7 +56,7 @@ def _one_side(x: torch.Tensor, size: Sequence[int], *_: Any, **__: Any) -> int:
 
 def _turned(x: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> int:
     """`Sorting.cpp`: the median along another dimension than the last is one of a copy."""
-    return 0 if dim is None or dim % x.dim() == x.dim() - 1 else x.numel() * x.element_size()
+    return 0 if dim is None or dim % x.dim() == x.dim() - 1 else x.nbytes
 
 
 def _sorted(x: torch.Tensor, *_: Any, **__: Any) -> int:

@@ -16,7 +16,7 @@ from learncost.proof.check import seeds_of, sound_arrays
 from learncost.proof.sample import small_sizes
 from learncost.proof.verify import verify, with_jax, with_torch
 from learncost.proof.words import word_layer
-from learncost.vocabulary import entry
+from learncost.vocabulary import entries, entry
 
 VOCABULARY = import_module("learncost.vocabulary.entry")
 SIDES = pytest.mark.parametrize("side", [with_torch, with_jax])
@@ -53,6 +53,16 @@ def test_a_wrong_value_is_seen(side, monkeypatch):
     check = compared(side, word_layer(other).table)
     assert check.passed is False
     assert check.found.endswith("in Y.out")
+
+
+MASKED = [entry for entry in entries() if entry.outside is not None and not entry.inline and not entry.chooses]
+
+
+@SIDES
+@pytest.mark.parametrize("masked", MASKED, ids=lambda masked: masked.name)
+def test_every_word_that_a_where_may_mask_is_translated(side, masked):
+    check = compared(side, word_layer(masked, masked=True).table)
+    assert check.passed, str(check)
 
 
 @SIDES

@@ -98,10 +98,10 @@ def test_without_torch_and_jax_their_comparisons_are_not_made(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_all_words_and_layers_pass(every, monkeypatch):
-    words = [entry for at, entry in enumerate(entries()) if at % every == 0 or entry.name == "softmax"]
-    layers = [name for at, name in enumerate(shipped()) if at % every == 0 or name == "attention"]
+def test_all_words_and_layers_pass(monkeypatch):
+    """Of words and layers a ninth: `.ci/run` runs them all."""
+    words = [entry for at, entry in enumerate(entries()) if at % 9 == 0 or entry.name == "softmax"]
+    layers = [name for at, name in enumerate(shipped()) if at % 9 == 0 or name == "attention"]
     monkeypatch.setattr(proof, "entries", lambda: words)
     monkeypatch.setattr(proof, "shipped", lambda: layers)
     report = lc.verify()

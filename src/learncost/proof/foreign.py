@@ -213,9 +213,7 @@ class _Translation:
         if line.word == "select" and mask is not None and len(operands) == 2:  # of a lowered word: its `where` decides
             return (self.library.where(mask > 0, *operands),)
         if mask is not None and line.axes:
-            sums, extremes = ("cumsum", "reversed_cumsum"), {"min": math.inf, "max": -math.inf}
-            outside = 0.0 if line.word in sums else extremes.get(line.word, -1e30)  # finite: nothing may be inside
-            operands = [self.library.where(mask > 0, operands[0], outside), *operands[1:]]
+            operands = [self.library.where(mask > 0, operands[0], _MASKED.get(line.word, 0.0)), *operands[1:]]
         x = operands[0]
         if line.word in self.library.last:
             function = self.library.last[line.word]
@@ -364,6 +362,9 @@ def _plus(left: Tensor, right: Tensor, times: Tensor) -> Tensor:
 
 _STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"sgd": _sgd, "momentum": _momentum, "adamw": _adamw}
 """Words with a body that no library has a function for: the steps of optimizers, in operators alone."""
+
+_MASKED: Mapping[str, float] = {"max": -math.inf, "min": math.inf, "softmax": -1e30, "log_softmax": -1e30}
+"""The number that masks an input of a word, finite where all may be masked; 0 for every other word, as it sums."""
 
 _PLAIN = frozenset(("proportion", "vector_norm"))
 """Words that the translation itself says in sums."""

@@ -1,5 +1,8 @@
 """Words as a layer's users write them, held to PyTorch's own functions: values and gradients, on every backend."""
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -147,6 +150,17 @@ def used(X, W, g):
         h = t * X.detach() * scale
         X = h + t.amin((1, 2), keepdim=True) + (c * c).sum(-1, keepdim=True)
     return functional.elu(X)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_shift_is_the_nearest_whole_number_with_halves_up(backend):
+    """Quarters and halves of both signs and numbers out of range, held to fractions, which are exact."""
+    table = lc.layer("shifted(X Z) -> Y\n  Y[M] = shift(X[M], Z[M])").table
+    shifts = [(x, z) for z in (-3, 0, 1, 2, 5) for x in (*range(-9, 10), 37, -41)] + [(3, -30), (-3, -30), (2**29, 31)]
+    x, z = (np.array(numbers, float) for numbers in zip(*shifts, strict=True))
+    exact = [math.floor(Fraction(number) / Fraction(2) ** places + Fraction(1, 2)) for number, places in shifts]
+    within = [max(-(2**30), min(2**30, number)) for number in exact]
+    assert list(on(backend, table, {"X": x, "Z": z}, {"M": len(shifts)})["Y"]) == within
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

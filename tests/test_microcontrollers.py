@@ -104,7 +104,8 @@ def test_fit_names_the_byte_that_is_too_much_and_what_would_help(net: str) -> No
     best = max(found.rows, key=lambda row: row.largest)
     assert best.plan == "in-product"
     for batch, fits in ((best.largest, True), (best.largest + 1, False)):
-        assert (lc.memory(net, B=batch, engine="c99", plan="in-product", optimizer="sgd").peak <= 2**18) == fits
+        peak = lc.memory(net, B=batch, engine="c99", plan="in-product", optimizer="sgd").peak
+        assert (peak <= 2**18 - 4096) == fits  # without the stack, for which the linker asks
     least = min(row.ram for row in found.rows)
     advice = lc.fit(net, least - 1, procedures="bp", optimizer="sgd", engine="c99").advice
     (line,) = [line for line in advice if "least" in line]

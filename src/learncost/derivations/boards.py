@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.devices.device import STACK
 from learncost.engines.boards import BOARDS, Board, Built, build, run
-from learncost.engines.boards.board import STACK
 from learncost.engines.inputs import random_batch
 from learncost.equation.errors import InputError
 from learncost.models.made import names_made

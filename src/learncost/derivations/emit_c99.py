@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from learncost.devices.device import Device
+from learncost.devices.device import device as find_device
+from learncost.engines.boards.script import linker_script
 from learncost.engines.inputs import data, random_batch
 from learncost.engines.numpy_engine import Training
 from learncost.engines.weights import DEVIATION
@@ -76,6 +79,10 @@ class Freestanding:
         random matrix, with commas between, where these are no tokens.
     target_len
         With `backend` c99, how many tokens the decoder of an encoder-decoder says. The default is `seq_len`.
+    on
+        With `backend` c99, a microcontroller (`learncost list devices`) or a file that describes one: arrays are laid
+        out over the regions of its RAM, what does not fit is refused, and where its addresses are known a linker
+        script is written beside.
     """
 
     entry: str = "both"
@@ -94,6 +101,7 @@ class Freestanding:
     lora: object = None
     lora_rank: object = None
     lora_alpha: object = None
+    on: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,10 +115,11 @@ class Settings:
     seq_len: int | None = None
     target_len: int | None = None
     dtype: str = "fp32"
+    device: Device | None = None
 
 
 class Source(str):
-    """A file in C, and the header that belongs beside it.
+    """A file in C, and the header and the linker script that belong beside it.
 
     program     what it was made of
     is_unnamed  whether names in it begin as the file is called that it is written to
@@ -129,12 +138,19 @@ class Source(str):
         """The text of the header."""
         return self.program.firmware.header
 
+    @property
+    def script(self) -> str:
+        """The linker script of the device that was named; empty where none was, or its addresses are not known."""
+        device, places = self.program.device, self.program.firmware.places
+        return linker_script(device, [*places.values()]) if device else ""
+
     def files(self, path: Path) -> dict[Path, str]:
         """What is written where a file of this name is asked for."""
         named = Source(self.program.named(prefix_of(path.name))) if self.is_unnamed else self
         header = path.with_suffix(".h")
         include = f'#include "{named.program.firmware.prefix}.h"'
-        return {path: named.replace(include, f'#include "{header.name}"', 1), header: named.header}
+        script = {path.with_suffix(".ld"): named.script} if named.script else {}
+        return {path: named.replace(include, f'#include "{header.name}"', 1), header: named.header, **script}
 
 
 @dataclass(frozen=True)
@@ -146,6 +162,7 @@ class Program:
     plan      that was chosen or given
     content   what it was given beside its tables
     title     what it says of itself above all else
+    device    that it was laid out for, where one was named
     """
 
     training: Training
@@ -155,6 +172,7 @@ class Program:
     content: Given
     title: tuple[str, ...]
     firmware: Firmware
+    device: Device | None = None
 
     def named(self, prefix: str) -> Program:
         """The same, with names that begin so."""
@@ -196,9 +214,14 @@ def program_of(
     if training.precision.is_whole:
         check_room(training.table(), sizes)
     content = _constants(training, batch, tables, sizes, weights is not None)
+    if settings.device:
+        content = replace(content, regions=settings.device.free)
     title = (*title, *_said(training, tables, sizes, plan))
     written = firmware(tables, sizes, settings.dtype, settings.prefix, content, title)
-    return Program(training, tables, sizes, plan, content, title, written)
+    flash = settings.device.flash if settings.device else None
+    if flash is not None and written.rooms.constants > flash:
+        raise InputError(f"constants take {written.rooms.constants:,} bytes of the flash, which has {flash:,}")
+    return Program(training, tables, sizes, plan, content, title, written, settings.device)
 
 
 def _of_weights(step: Table) -> list[str]:
@@ -346,7 +369,10 @@ def freestanding(
     configuration, given = subject, _read(subject, learning, flags.weights)
     title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
 
-    settings = Settings(flags.entry, flags.prefix or "model", plan, dtype=dtype, **checked)
+    device = None if flags.on is None else find_device(flags.on)
+    if device and not device.core:
+        raise InputError(f"--on is for microcontrollers, and {device.name} has no core in its data")
+    settings = Settings(flags.entry, flags.prefix or "model", plan, dtype=dtype, device=device, **checked)
     return Source(program_of(configuration, settings, learning, given, title), flags.prefix is None)
 
 

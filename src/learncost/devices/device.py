@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from learncost.devices.regions import address, regions_of
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import nearest, shown
+from learncost.schedule.regions import Region
 
 FILES = tuple(Path(__file__).with_name(name) for name in ("devices.toml", "microcontrollers.toml"))
 
@@ -23,6 +25,10 @@ RATES = (*BYTES, "tf32", "fp4")  # data types that a rate may be of
 
 TRAINED_IN = ("bf16", "fp16", "fp32")
 """What training runs in, where no data type is named: the first of them that the device has a peak of."""
+
+STACK = 4096
+"""Bytes of RAM that are left for the stack of a microcontroller, which a linker script asks for too: emitted steps took
+less than 700 in QEMU (docs/microcontrollers.md)."""
 
 _MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel", "google", "apple")
 """Words before a name that may be left out, as drivers of different years do."""
@@ -48,6 +54,10 @@ class Device(Displayed):
         10^9 bytes of memory, in every size that is sold.
     flash_gb
         10^9 bytes of flash, of a small device.
+    regions
+        Of a microcontroller, the RAM that the data of a program may have, by its addresses; the first has the stack.
+    flash_begin
+        The first address of its flash, where a linker script needs it.
     bandwidth_gbs
         10^9 bytes a second to and from the memory, in every size that is sold.
     tdp_w
@@ -87,6 +97,8 @@ class Device(Displayed):
     measured_tflops: Mapping[str, float] = field(default_factory=dict)
     memory_gb: tuple[float, ...] = ()
     flash_gb: float | None = None
+    regions: tuple[Region, ...] = ()
+    flash_begin: int | None = None
     bandwidth_gbs: tuple[float, ...] = ()
     tdp_w: float | None = None
     system_power_w: tuple[float, ...] = ()
@@ -109,6 +121,18 @@ class Device(Displayed):
     def ram(self) -> int:
         """Bytes of memory, of the smallest size that is sold; 0 where that is not known."""
         return round(min(self.memory_gb, default=0) * 1e9)
+
+    @property
+    def data(self) -> int:
+        """Bytes of RAM that the data of a program and its stack may have; 0 where that is not known."""
+        return sum(region.bytes for region in self.regions) or self.ram
+
+    @property
+    def free(self) -> tuple[Region, ...]:
+        """Where a program's arrays may lie: its regions without the stack; of others than microcontrollers, memory."""
+        first, *others = self.regions or (Region("RAM", self.ram),)
+        stack = STACK if self.core else 0
+        return replace(first, bytes=max(first.bytes - stack, 0)), *others
 
     @property
     def flash(self) -> int | None:
@@ -245,6 +269,10 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
             checked[key] = tuple(above_0(key, each, where) for each in several)
         elif key in ("tdp_w", "flash_gb", "clock_mhz", "ua_per_mhz", "volts"):
             checked[key] = above_0(key, value, where)
+        elif key == "regions":
+            checked[key] = regions_of(value, where)
+        elif key == "flash_begin":
+            checked[key] = address("flash_begin", value, where)
         elif key == "names":
             if not isinstance(value, list) or not all(isinstance(text, str) and text.isprintable() for text in value):
                 raise InputError(f"{where}: names must be a list of lines of text, not {shown(value)}")

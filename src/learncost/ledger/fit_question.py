@@ -19,6 +19,7 @@ from learncost.ledger.runners import TABLE, runners
 from learncost.ledger.search import largest_batch
 from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.schedule.regions import Region, largest_assigned
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ class Way:
 
 @dataclass(frozen=True)
 class FitQuestion:
-    """What `fit` is asked, and with a change of it asked again."""
+    """What `fit` is asked, and with a change of it asked again.
+
+    regions  of the RAM, without the stack, where a device was named that has them
+    """
 
     model: str | Configuration | Layer
     ram: int
@@ -92,6 +96,7 @@ class FitQuestion:
     learns: tuple[object, ...]
     sizes: Mapping[str, Any]
     over: tuple[str | None, str | None, str | None] | None = None
+    regions: tuple[Region, ...] = ()
 
     @property
     def least(self) -> int:
@@ -164,6 +169,7 @@ class FitQuestion:
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
         step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
+        step.regions = self.regions
         return step.over_mesh(self.over[0] or "", *self.over[1:], runner.trains) if self.over else step
 
     def _learning(self, run: Run, procedure: str) -> Way:
@@ -199,6 +205,13 @@ class FitQuestion:
                 )
 
             most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
+            if (arrays := runners()[self.engine].arrays) is not None and len(self.regions) > 1:
+                laid, dtype, passes = arrays, self.dtype, served.passes
+                batch = largest_assigned(
+                    lambda number: [laid(each.whole, {**each.sizes, "B": number}, dtype) for each in passes],
+                    self.regions,
+                    batch,
+                )
             if stored is not None:
                 sizes = [(inference_pass.whole, inference_pass.sizes) for inference_pass in served.passes]
                 flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)

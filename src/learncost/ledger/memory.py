@@ -25,6 +25,7 @@ from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.live import Held, Moment, Stay
+from learncost.schedule.regions import Region
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_several import Several
@@ -103,6 +104,8 @@ class Memory(Drawn):
         else None.
     over
         With a mesh: its devices, what is cut over them, and what each sends. All bytes are then those of one device.
+    unfit
+        Why it does not fit the regions of the RAM of a device that was named; else "".
 
     Examples
     --------
@@ -145,6 +148,7 @@ class Memory(Drawn):
     updates: Updates | None = None
     arena: Arena | None = None
     over: OverMesh | None = None
+    unfit: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -163,6 +167,8 @@ class Memory(Drawn):
             result["flash"] = self.flash
         if self.budget is not None:
             result |= {"budget": self.budget, "fits": dict(self.fits or {})}
+        if self.unfit:
+            result["unfit"] = self.unfit
         result["witnesses"] = [
             {
                 "name": witness.name,
@@ -209,6 +215,7 @@ def memory(
     plan: str | None = None,
     accumulate: int | str = 1,
     budget: int | str | None = None,
+    on: str | None = None,
     engine: str = "",
     module: str = "",
     mode: str = PAPER,
@@ -239,6 +246,9 @@ def memory(
         Into how many microbatches the batch is cut.
     budget
         How many bytes there are, as 8GB or 256MiB. The largest batch and the longest sequence that fit are then shown.
+    on
+        A published device (`learncost list devices`) or a file that describes one, whose memory the budget is. On a
+        microcontroller the step is that of `engine` c99, and it is shown what lies in which region of its RAM.
     engine
         Who runs the step: autograd, which is PyTorch's on a processor with AdamW fused, autograd-foreach or
         autograd-for-loop; autograd-cuda, on a GPU; table, as the step is written; numpy, torch (in place where it can
@@ -272,6 +282,8 @@ def memory(
         What each of eight devices takes.
     learncost memory gpt2 --budget 8GB
         The largest batch and the longest sequence that fit in 8 GB.
+    learncost memory net.table --on stm32f407 --B 4
+        What lies in which region of a microcontroller's RAM.
 
     Examples
     --------
@@ -283,6 +295,17 @@ def memory(
     >>> found.fits
     {'batch_size': 31, 'seq_len': 1024}
     """
+    regions: tuple[Region, ...] = ()
+    if on is not None:
+        from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
+
+        if budget is not None:
+            raise InputError("--budget and --on both say how much memory there is: give one of them")
+        if not (device := find_device(on)).data:
+            raise InputError(f"{device.name} has no memory in its data: give --budget, how many bytes there are")
+        engine = engine or ("c99" if device.core else "")
+        regions = device.free
+        budget = sum(region.bytes for region in regions)
     limit, parts = None if budget is None else bytes_of("budget", budget), 1
     learning = train, train_layers, lora, lora_rank, lora_alpha
     kind = either(dtype, precision)
@@ -304,6 +327,7 @@ def memory(
         chosen = optimizer or DEFAULT
         planner = runner.planner if mesh is None else of_part(runner.planner, parts)
         step = Step(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)
+        step.regions = regions
         if mesh is not None:
             step = step.over_mesh(mesh, place, placement, runner.trains)
         answer = answered(step, engine, limit)
@@ -354,6 +378,8 @@ def _names(kind: str, text: str) -> tuple[str, ...]:
 
 def _too_little(answer: Memory, budget: int) -> str:
     """Why nothing fits: what does not grow with the batch, or what one sequence takes."""
+    if answer.unfit:
+        return f"no batch fits: one of {answer.batch_size} takes {answer.unfit}; learncost fit says what fits"
     text = f"budget: {budget:,} bytes are too few for one sequence"
     fixed = sum(answer.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
     if fixed > budget:
@@ -394,6 +420,7 @@ def memory_on(step: Step, chosen: Chosen) -> Memory:
         engine=runner.name,
         convention=(needs.said or runner.convention) + why,
         rules=needs.rules or runner.rules,
+        unfit=needs.unfit,
         module=step.module if runner.module else "",
     )
 

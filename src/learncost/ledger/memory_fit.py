@@ -24,6 +24,7 @@ from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.schedule.autograd import module_named
+from learncost.schedule.regions import Region
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_lengths import Lengths
@@ -64,6 +65,8 @@ class Fit(Drawn):
         The device that was named, or "".
     over
         Of many devices: what is cut over them; `ram` is then what each of them has, `largest` of all together.
+    regions
+        Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
 
     Examples
     --------
@@ -86,6 +89,7 @@ class Fit(Drawn):
     module: str = ""
     on: str = ""
     over: OverMesh | None = None
+    regions: tuple[Region, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -96,7 +100,8 @@ class Fit(Drawn):
             | ({"why": r.why} if r.why else {})
             for r in self.rows
         ]
-        several = {"over": self.over.said_of_mesh} if self.over else {}
+        several: dict[str, Any] = {"over": self.over.said_of_mesh} if self.over else {}
+        several |= {"regions": {region.name: region.bytes for region in self.regions}} if self.regions else {}
         return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)} | several
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
@@ -161,6 +166,11 @@ class Fit(Drawn):
             rule += f" of the module {self.module}." if self.module else "."
             if "c99" in others:
                 rule += " Stack and code are not measured, and in no total."
+        if self.regions:
+            rooms = " and ".join(f"{region.bytes:,} in {region.name}" for region in self.regions)
+            left = self.ram - sum(region.bytes for region in self.regions)
+            one = ", and an array lies in one region" if len(self.regions) > 1 else ""
+            rule += f" Without {left:,} bytes for the stack there are {rooms}{one}."
         return rule
 
     @property
@@ -266,13 +276,15 @@ def fit(
             f"{batch.replace('_', '-')} is what fit finds, the largest that fits: leave it out; "
             "learncost memory tells the peak of one batch"
         )
-    device = None
+    device, regions = None, tuple[Region, ...]()
     if on is not None:
         from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
 
         device = find_device(on)
-        ram, flash = ram or device.ram or None, device.flash if flash is None else flash
         engine = engine or ("c99" if device.core else "")
+        if ram is None and engine == "c99" and device.core:
+            regions = device.free
+        ram, flash = ram or device.data or None, device.flash if flash is None else flash
     if ram is None:
         known = f"{device.name} has no memory in its data: " if device else ""
         raise InputError(f"{known}give --ram, how many bytes there are, or --on, a device that has them")
@@ -280,10 +292,12 @@ def fit(
     if over:
         _check_over(mesh, engine, flash)
         engine = engine or TABLE
+    room = sum(region.bytes for region in regions) or bytes_of("ram", ram)
     question = FitQuestion(
-        model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
+        model, room, None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
         module and module_named(module).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
+        regions,
     )  # fmt: skip
     if engine:
         named_one("engine", engine, runners())
@@ -328,8 +342,9 @@ def fit(
     model_name = run.model.configuration.name
     by_module = any(runners()[row.engine].module for row in rows)
     ran = module_named(question.module or usual_module(run.model)).name if by_module else ""
-    settings = question.dtype, question.optimizer, length, question.ram, question.flash, engine
-    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, device.name if device else "", placed)
+    settings = question.dtype, question.optimizer, length, bytes_of("ram", ram), question.flash, engine
+    named = device.name if device else ""
+    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions)
 
 
 def each_of(over: OverMesh | None) -> str:

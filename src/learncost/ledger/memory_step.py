@@ -34,6 +34,7 @@ from learncost.schedule.autograd.module import module_named
 from learncost.schedule.autograd.running import Running
 from learncost.schedule.calls import IN_KERNELS
 from learncost.schedule.lifetimes import FEW, Walked, every_turn
+from learncost.schedule.regions import Region
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Step:
         self.plain_flash = kind.weight * sum(points(shapes[w]) for w in frozen) if in_flash else 0
         self.flash = self.plain_flash + self.quantized if in_flash else 0
         self.widths = _widths(structure, table, kind)
+        self.regions: Sequence[Region] = ()  # of the RAM of a device that was named
         self.over: OverMesh | None = None  # of a device among many
         self.mesh: tuple[Any, ...] = ()  # and how it was asked for
         self.shares: Mapping[str, int] = {}
@@ -141,13 +143,14 @@ class Step:
         run, *others = self._given
         axes = {**run.axes, "B": batch} if length is None else {**run.axes, **run_sizes(run.model, batch, length, None)}
         changed = Step(replace(run, axes=axes), *others)
+        changed.regions = self.regions
         return changed.over_mesh(*self.mesh) if self.mesh else changed
 
     def of(self, model: Model, axes: Mapping[str, int]) -> Step:
         """The same of a rewritten model and of its sizes; `at` others it is that of the model as it was."""
         run, *others = self._given
         rewritten = Step(replace(run, model=model, axes=dict(axes)), *others)
-        rewritten._given = self._given
+        rewritten._given, rewritten.regions = self._given, self.regions
         return rewritten
 
     def placed(self, table: Table, over: OverMesh, shares: Mapping[str, int]) -> None:

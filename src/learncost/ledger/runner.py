@@ -37,6 +37,7 @@ class Taken:
     flash  bytes of flash, of a runner that says what lies there; None: those of frozen weights, where there is flash
     arena  where arrays lie over the calls, of a runner that gives each its place before it runs
     rules  the rules, where they are others than the runner's
+    unfit  why it does not fit the regions of a device's RAM; empty where it does, or none are known
     """
 
     bytes: int
@@ -49,6 +50,7 @@ class Taken:
     flash: int | None = None
     arena: Arena | None = None
     rules: Mapping[str, str] | None = None
+    unfit: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Runner:
     lengths     whether it is quick enough to be asked for many lengths
     module      whether it runs a module, which is named
     passes      the most bytes of any table at sizes, in a type: of a pass of inference
+    arrays      the bytes of every array in RAM of the same, of a runner that lays them out over regions
     stored      bytes of flash of the same, where the runner says what lies there
     trains      whether it is what learncost train runs: over a mesh a vocabulary stays whole that does not divide
     alone       why it has nothing to say of one device among many; empty where it has
@@ -85,6 +88,7 @@ class Runner:
     lengths: bool = False
     module: bool = False
     passes: Callable[[Table, Mapping[str, int], str], int] | None = None
+    arrays: Callable[[Table, Mapping[str, int], str], Mapping[str, int]] | None = None
     stored: Callable[[Table, Mapping[str, int], str], int] | None = None
     trains: bool = False
     alone: str = ""

@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from learncost.devices.device import STACK
 from learncost.equation.errors import InputError
 
 HERE = Path(__file__).parent
-STACK = 4096
-"""Bytes that the linker leaves at least for the stack."""
-
 FLAGS = ("-std=c99", "-O2", "-ffunction-sections", "-fdata-sections", "-fno-tree-loop-distribute-patterns")
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wdouble-promotion", "-Werror")
 
@@ -101,10 +99,17 @@ class Built:
 
 
 def build(
-    board: Board, sources: Sequence[Path], folder: Path, ram: int = 2**18, flash: int = 2**20, flags: Sequence[str] = ()
+    board: Board,
+    sources: Sequence[Path],
+    folder: Path,
+    ram: int = 2**18,
+    flash: int = 2**20,
+    flags: Sequence[str] = (),
+    script: Path | None = None,
 ) -> Built:
     """Compile and link files in C, which find their headers in the folder, for a board of so many bytes.
 
+    script  of the linker, which says itself where everything lies
     Raises `InputError` with the compiler's words, as where RAM or flash is too small.
     """
     path = folder / f"{board.name}.elf"
@@ -123,7 +128,7 @@ def build(
             f"-I{folder}",
             f"-I{HERE}",
         ),
-        *(*map(str, sources), str(HERE / "start.c"), "-lgcc", "-o", str(path), f"-T{HERE / 'board.ld'}"),
+        *(*map(str, sources), str(HERE / "start.c"), "-lgcc", "-o", str(path), f"-T{script or HERE / 'board.ld'}"),
         *(f"-Wl,--defsym={name}={value:#x}" for name, value in places.items()),
         *("-Wl,--gc-sections", "-Wl,--no-warn-rwx-segments"),
     )
@@ -132,8 +137,9 @@ def build(
         name, *numbers = line.split() or [""]
         if name.startswith(".") and numbers:
             sizes[name] = int(numbers[0])
-    data = sizes.get(".data", 0)
-    return Built(board, path, sizes[".text"] + sizes.get(".ARM.exidx", 0) + data, data, sizes.get(".bss", 0))
+    data = sum(size for name, size in sizes.items() if name.startswith(".data"))
+    bss = sum(size for name, size in sizes.items() if name.startswith(".bss"))
+    return Built(board, path, sizes[".text"] + sizes.get(".ARM.exidx", 0) + data, data, bss)
 
 
 def run(built: Built, seconds: float = 600) -> str:

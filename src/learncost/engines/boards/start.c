@@ -2,7 +2,9 @@
 
 #include "board.h"
 
-extern uint32_t data_begin, data_end, data_in_flash, bss_begin, bss_end, stack_begin, stack_end;
+extern uint32_t stack_begin, stack_end;
+extern const struct copied { const uint32_t *from; uint32_t *to; uint32_t words; } __copy_table_start__, __copy_table_end__;
+extern const struct zeroed { uint32_t *to; uint32_t words; } __zero_table_start__, __zero_table_end__;
 int main(void);
 
 #define PAINT 0xc5a5c5a5u
@@ -24,8 +26,10 @@ void *memset(void *to, int value, __SIZE_TYPE__ bytes) {
 static void ready(void) {
     uint32_t *here = (uint32_t *)__builtin_frame_address(0);
     for (uint32_t *word = &stack_begin; word < here - 64; word++) *word = PAINT;
-    for (uint32_t *to = &data_begin, *from = &data_in_flash; to < &data_end;) *to++ = *from++;
-    for (uint32_t *to = &bss_begin; to < &bss_end;) *to++ = 0;
+    for (const struct copied *row = &__copy_table_start__; row < &__copy_table_end__; row++)
+        for (uint32_t i = 0; i < row->words; i++) row->to[i] = row->from[i];
+    for (const struct zeroed *row = &__zero_table_start__; row < &__zero_table_end__; row++)
+        for (uint32_t i = 0; i < row->words; i++) row->to[i] = 0;
 }
 
 uint32_t stack_used(void) {

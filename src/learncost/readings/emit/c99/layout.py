@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.equation.count import shape_of
+from learncost.equation.errors import InputError
 from learncost.equation.line import Line
 from learncost.equation.repeat import check_derived
 from learncost.equation.table import Table
@@ -21,6 +22,7 @@ from learncost.schedule.arena import Arena
 from learncost.schedule.calls import Axes
 from learncost.schedule.lifetimes import Array
 from learncost.schedule.matrix import MatrixProduct, matrix_product
+from learncost.schedule.regions import ARENA, Region, assigned, too_large
 
 WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1, "int32": 4}
 """Bytes of an element: places and indices are of 32 bits."""
@@ -178,6 +180,33 @@ def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
     if any(layout.table.values[name].of == "decay" for layout in layouts for name in layout.given):
         groups["constants"] += width  # the weight decay itself
     return Rooms(in_all(layouts, together(layout.arenas for layout in layouts)), **groups)
+
+
+def arrays(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, int]:
+    """Bytes in RAM, which `counted` sums: arrays by name, `ARENA` before that of an arena, single numbers as ""."""
+    own = ("weights", "states", "inputs", "masks")
+    result = {
+        name: declared(prod(shape_of(axes, layouts[0].sizes)), dtype) * WIDTHS[dtype]
+        for name, (kind, axes, dtype) in given(layouts, fixed).items()
+        if kind in own
+    }
+    for name, points in together(layout.arenas for layout in layouts).items():
+        result[f"{ARENA}{name}"] = in_all(layouts, {name: points})
+    return {"": counted(layouts, fixed).variables, **result}
+
+
+def placed(layouts: Sequence[Alone], fixed: frozenset[str], regions: Sequence[Region]) -> dict[str, str]:
+    """The region of everything in RAM, by the names of `arrays`; nothing where no regions are given.
+
+    Raises `InputError` where it does not fit.
+    """
+    if not regions:
+        return {}
+    sizes = arrays(layouts, fixed)
+    places = assigned(sizes, regions)
+    if places is None:
+        raise InputError(f"the program takes {too_large(sizes, regions)}; learncost fit says what fits")
+    return places
 
 
 def in_all(layouts: Sequence[Alone], elements: Mapping[str, int]) -> int:

@@ -14,12 +14,13 @@ from learncost.equation.table import Table
 from learncost.readings.emit.c.c99 import BASIS, C99, WHOLE_BASIS, products
 from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.functions import called, check_written, functions, known
-from learncost.readings.emit.c99.layout import Alone, Rooms, alone, counted, declared, given, together
+from learncost.readings.emit.c99.layout import Alone, Rooms, alone, arrays, counted, declared, given, placed, together
 from learncost.readings.emit.c99.steps import CODES, Steps
 from learncost.readings.emit.c99.values import initial, initializer
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.placed.kernels import Kernels
 from learncost.schedule.calls import Call
+from learncost.schedule.regions import ARENA, Region, label
 
 REAL = {"fp32": "float", "fp64": "double", "int32": "int32_t"}
 
@@ -42,7 +43,7 @@ RESERVED = (
     *("float", "int", "char", "void", "static", "const", "auto", "default", "do", "else", "extern", "for", "goto"),
     *("inline", "long", "register", "restrict", "short", "signed", "sizeof", "struct", "switch", "typedef", "union"),
     *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),
-    *("int32_t", "uint32_t", "uint8_t", "int64_t", "uint64_t", "PLACED"),
+    *("int32_t", "uint32_t", "uint8_t", "int64_t", "uint64_t", "PLACED", "PLACED_IN"),
 )
 """What no function and no array in a file is called."""
 
@@ -64,6 +65,16 @@ gcc aligns those that it alone knows for pairs of words (`-ftree-slp-vectorize`)
 """
 
 
+REGIONS = """
+#if defined(__GNUC__) && defined(__ELF__) /* sections that the linker script puts into other regions of RAM */
+#define PLACED_IN(section_name) __attribute__((used, section(section_name)))
+#else
+#define PLACED_IN(section_name) PLACED
+#endif
+"""
+"""What compilers are told of arrays in other regions than the first."""
+
+
 def _public(prefix: str) -> tuple[str, ...]:
     """What the header declares beside arrays, which these are not called either."""
     names = ("real", "steps", "seed", "learning_rate", "begin", "step", "gather", "update", "loss", "predict")
@@ -80,6 +91,7 @@ class Given:
     fixed    inputs that never change though the table does not say so
     parts    microbatches of a step, where it is in two halves
     dropout  the probability that a mask has 0
+    regions  of RAM over which the arrays are laid out; none where all lie in one
     """
 
     values: Mapping[str, Any]
@@ -87,6 +99,7 @@ class Given:
     fixed: frozenset[str] = frozenset()
     parts: int = 1
     dropout: float = 0.0
+    regions: Sequence[Region] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,7 @@ class Firmware:
     names  what C calls the arrays and the learning rate, by their names in the table
     given  of what these hold: its group in `Rooms`, its axes, its type
     calls  by the numbers that stand before their equations; `entries` says in which entry each is
+    places  the regions of RAM by what lies there, where some were given
     """
 
     source: str
@@ -108,6 +122,7 @@ class Firmware:
     layouts: Mapping[str, Alone]
     calls: Mapping[int, Call]
     entries: Mapping[int, str]
+    places: Mapping[str, str]
 
 
 def firmware(
@@ -136,6 +151,7 @@ class _Writer:
         every = [*layouts.values()]
         self.given = given(every, content.fixed)
         self.rooms = counted(every, content.fixed)
+        self.places = placed(every, content.fixed, content.regions)
         self.sizes = every[0].sizes
         self.kernels = every[0].kernels
         taken = (*RESERVED, *known(dtype), *_public(prefix))
@@ -170,7 +186,8 @@ class _Writer:
         check_written(body, self.dtype)
         used = functions(body, self.dtype)
         arenas = [
-            f"static {_ARENA_TYPES[n][0]} {n}[{declared(points, _ARENA_TYPES[n][1] or self.dtype)}] PLACED;"
+            f"static {_ARENA_TYPES[n][0]} {n}[{declared(points, _ARENA_TYPES[n][1] or self.dtype)}]"
+            f"{self._placed(f'{ARENA}{n}')};"
             for n, points in together(layout.arenas for layout in self.layouts.values()).items()
         ]
         statics = [*self._variables(), *arenas]
@@ -178,7 +195,7 @@ class _Writer:
         parts = [
             self._head(),
             f'#include "{self.prefix}.h"\n\ntypedef {self.prefix}_real real;\n{basis}',
-            COMPILERS,
+            COMPILERS + (REGIONS if len({*self.places.values()}) > 1 else ""),
             "\n".join(statics) + "\n" if statics else "",
             *used,
             *products(called(body)),
@@ -196,6 +213,7 @@ class _Writer:
             self.layouts,
             calls,
             entry_of,
+            self.places,
         )
 
     def _spelled(self, name: str) -> str:
@@ -324,9 +342,16 @@ class _Writer:
                     yield f"static const real {self.names[name]} = {initial(self.content.values[name], self.dtype)};"
         for name, (kind, axes, _) in self.given.items():
             if kind == "masks":
-                yield f"static real {self.names[name]}[{self._points(name)}] PLACED; /* {name}[{' '.join(axes)}] */"
+                array = f"static real {self.names[name]}[{self._points(name)}]{self._placed(name)}"
+                yield f"{array}; /* {name}[{' '.join(axes)}] */"
         if any(self.values[name].of == "decay" for name in self.given):
             yield f"static const real weight_decay = {initial(self.content.values['weight_decay'], self.dtype)};"
+
+    def _placed(self, name: str, section: str = "bss") -> str:
+        """What stands behind the declaration of an array in RAM: its section, where it lies in no first region."""
+        region = self.places.get(name, "")
+        elsewhere = region and region != self.content.regions[0].name
+        return f' PLACED_IN(".{section}.{region}")' if elsewhere else " PLACED"
 
     def _public(self) -> Iterator[tuple[str, str, str]]:
         """The arrays that others may read and write: the name in the table, the declaration, what it is."""
@@ -346,11 +371,13 @@ class _Writer:
         for name, declaration, said in self._public():
             kind, _, dtype = self.given[name]
             values = self.content.values.get(name)
-            declaration += "" if kind == "constants" else " PLACED"
-            if values is None or kind == "inputs" or (kind == "states" and not np.any(values)):
-                yield f"{declaration}; /* {said} */"
-            else:
-                yield f"{declaration} = {initializer(values, dtype)}; /* {said} */"
+            empty = values is None or kind == "inputs" or (kind == "states" and not np.any(values))
+            declaration += "" if kind == "constants" else self._placed(name, "bss" if empty else "data")
+            yield (
+                f"{declaration}; /* {said} */"
+                if empty
+                else f"{declaration} = {initializer(values, dtype)}; /* {said} */"
+            )
         if self._has_loss:
             yield f"{self.prefix}_real {self.prefix}_loss(void) {{ return loss; }}"
         if self._steps:
@@ -372,11 +399,24 @@ class _Writer:
             f"{f', masks of dropout {rooms.masks:,}' if rooms.masks else ''}. "
             f"Flash {rooms.constants:,} bytes of constants; the code, the stack and what initial values "
             "take in flash are the compiler's.",
+            *self._regions(),
             "For the same numbers on every processor compile with -std=c99 or -ffp-contract=off, and without "
             "-ffast-math.",
         ]
         lines = [line for text in says for line in (*textwrap.wrap(text, WIDTH, break_on_hyphens=False), "")]
         return "\n".join(("/*", *(f" * {line}".rstrip() for line in lines[:-1]), " */", ""))
+
+    def _regions(self) -> Iterator[str]:
+        """Which arrays lie in which region of RAM, where there are several."""
+        if len(self.content.regions) > 1:
+            sizes = arrays([*self.layouts.values()], self.content.fixed)
+            texts = []
+            for region in self.content.regions:
+                lying = [name for name in sizes if self.places[name] == region.name]
+                names = ", ".join(self.names.get(name) or label(name) for name in lying)
+                total = sum(sizes[name] for name in lying)
+                texts += [f"{region.name} of {region.bytes:,} has {total:,} ({names})"] if lying else []
+            yield f"Regions of RAM, without the stack: {'; '.join(texts)}. The linker script puts them there."
 
     def _header(self) -> str:
         prefix, guard = self.prefix, f"{self.prefix.upper()}_H"

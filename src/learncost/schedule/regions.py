@@ -1,0 +1,117 @@
+"""Regions of RAM: memory at several addresses, over which the arrays of a program are laid out one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+TRIES = 20_000
+"""How many arrays are placed in search of a layout, where the first one found leaves an array over."""
+
+ARENA = "@"
+"""What stands before the name of an arena, so that no array has it."""
+
+SEARCHED = 100
+"""How many arrays are searched for, the largest: all others lie in the first region that has room."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region of RAM.
+
+    Attributes
+    ----------
+    name
+        What the linker script calls it.
+    bytes
+        How large it is.
+    begin
+        Its first address; None where that is not known.
+    note
+        What has to be done before a program may use it.
+    """
+
+    name: str
+    bytes: int
+    begin: int | None = None
+    note: str = ""
+
+
+def assigned(arrays: Mapping[str, int], regions: Sequence[Region]) -> dict[str, str] | None:
+    """The region of every array, each of which lies in one region as a whole; None where no layout was found.
+
+    arrays  bytes by name; "" is what has no name, and lies in the first region
+    The first region is filled first. A search by depth, the largest array first, goes through at most `TRIES` places.
+    """
+    order = sorted((name for name in arrays if name), key=lambda name: -arrays[name])
+    free = [region.bytes for region in regions]
+    free[0] -= arrays.get("", 0)
+    if free[0] < 0 or sum(free) < sum(arrays[name] for name in order):
+        return None
+    places = _search([arrays[name] for name in order], free)
+    if places is None:
+        return None
+    return {name: regions[place].name for name, place in zip(order, places, strict=True)} | {"": regions[0].name}
+
+
+def _search(sizes: Sequence[int], free: list[int]) -> list[int] | None:
+    """The number of the region of each array, the largest first; `free` bytes of each region."""
+    tries = 0
+
+    def placed(at: int, free: Sequence[int]) -> list[int] | None:
+        nonlocal tries
+        if at == len(sizes):
+            return []
+        tries += 1
+        rooms = {room: place for place, room in reversed([*enumerate(free)]) if room >= sizes[at]}
+        for place in sorted(rooms.values()) if tries <= TRIES else ():
+            left = [room - sizes[at] * (place == number) for number, room in enumerate(free)]
+            rest = _first(sizes[at + 1 :], left) if at + 1 >= SEARCHED else placed(at + 1, left)
+            if rest is not None:
+                return [place, *rest]
+        return None
+
+    return placed(0, free)
+
+
+def _first(sizes: Sequence[int], free: list[int]) -> list[int] | None:
+    """Each array in the first region that has room."""
+    places = []
+    for size in sizes:
+        place = next((place for place, room in enumerate(free) if room >= size), None)
+        if place is None:
+            return None
+        free[place] -= size
+        places.append(place)
+    return places
+
+
+def too_large(arrays: Mapping[str, int], regions: Sequence[Region]) -> str:
+    """Why arrays do not fit regions: what they take together, and the largest of them."""
+    largest = max(arrays, key=lambda name: arrays[name])
+    free = " and ".join(f"{region.bytes:,} in {region.name}" for region in regions)
+    each = f", of which {label(largest)} takes {arrays[largest]:,} and lies in one region" if len(regions) > 1 else ""
+    return f"{sum(arrays.values()):,} bytes{each}; there are {free}"
+
+
+def label(name: str) -> str:
+    """What a message calls what lies in RAM: an array by its name, the arena, or single numbers."""
+    return name.removeprefix(ARENA) or "single numbers"
+
+
+def largest_assigned(arrays: Callable[[int], Iterable[Mapping[str, int]]], regions: Sequence[Region], most: int) -> int:
+    """The largest batch up to `most` whose arrays can be laid out over the regions.
+
+    arrays  of a batch: those of each program that has to fit
+    """
+
+    def fits(batch: int) -> bool:
+        return all(assigned(each, regions) is not None for each in arrays(batch))
+
+    low, high = 0, most + 1
+    if not most or not fits(1):
+        return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

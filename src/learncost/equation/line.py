@@ -93,6 +93,9 @@ class Tag:
     module: str = ""  # the path of the module whose line it is, with * for the number of a block; "." is the whole
     operator: str = ""  # what computes it there, such as linear
     why: str = ""  # of a collective: why it is there
+    again: str = (
+        ""  # the checkpoints around it, the outermost first: 1!/2-, where ! runs all again, and - keeps its result
+    )
 
 
 @dataclass(frozen=True, slots=True)

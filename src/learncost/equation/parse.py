@@ -15,7 +15,9 @@ from learncost.equation.parsed import Block, Call, Header, Parsed
 from learncost.equation.repeat import Carry
 from learncost.equation.term import Term
 
-_ORIGIN = re.compile(r"\s@\s+([^\s()\[\]{}=,;]+)(?:\s+([^\W\d][\w.:]*))?\s*$")
+_ORIGIN = re.compile(
+    r"\s@\s+([^\s()\[\]{}=,;]+)(?:\s+(?!again\s+\d)([^\W\d][\w.:]*))?(?:\s+again\s+(\d+!?-?(?:/\d+!?-?)*))?\s*$"
+)
 _EQUATION = re.compile(r"\s\(([\d][\d, ()\-]*)\)\s*$")
 _HEADER = re.compile(r"^\s*([^\W\d]\w*)\s*\(([^;()]*)(?:;([^()]*))?\)\s*->\s*(.+?)\s*$")
 _REPEAT = re.compile(
@@ -110,7 +112,7 @@ def _indent(line: str) -> int:
 def parse_line(text: str) -> Line | Call:
     """One line: a product, a sum, a word, or a call. Families share most of theirs, and models are composed often."""
     body, equation = _ending(text, _EQUATION)
-    body, module, operator = _ending(body, _ORIGIN)
+    body, module, operator, again = _ending(body, _ORIGIN)
     if module and not equation:
         body, equation = _ending(body, _EQUATION)
     opaque = None
@@ -121,8 +123,8 @@ def parse_line(text: str) -> Line | Call:
     left, line = _read(body, where, text)
     if isinstance(line, Word):
         line = replace(line, opaque=opaque)
-    tag = Tag(equation=equation, module=module, operator=operator)
-    if isinstance(line, Call) and operator:
+    tag = Tag(equation=equation, module=module, operator=operator, again=again)
+    if isinstance(line, Call) and (operator or again):
         raise NotationError(f"the lines of {line.layer} say themselves what computes them: write @ {module}", text)
     if isinstance(line, Line):
         if len(left) > 1 and not isinstance(line, Word):

@@ -88,7 +88,7 @@ class _Moved:
         self.restricted.update(where)
         module = within(self.call.module, line.tag.module)
         if self.call.is_own and line.tag.layer == self.title:  # as if it stood in the caller
-            tag = Tag(equation=line.tag.equation, operator=line.tag.operator, module=module)
+            tag = Tag(equation=line.tag.equation, operator=line.tag.operator, module=module, again=line.tag.again)
         else:
             tag = replace(line.tag, binding=binding, module=module)
         return moved.with_changed(where=(*moved.where, *where), tag=tag)

@@ -93,8 +93,25 @@ def _pair(
         again.before(line)
         again.out.append(line)
     inner_values |= {new: inner_values[name] for name, new in again.names.items()}
-    remade = defined(again.out)
-    read = dict.fromkeys(name for line in again.out for name in line.reads if name not in remade)
+    return joined(forward, reverse, first, again.out, elsewhere, values, inner_values)
+
+
+def joined(
+    forward: Repeat,
+    reverse: Repeat,
+    first: tuple[Statement, ...],
+    second: Sequence[Statement],
+    elsewhere: set[str],
+    values: Values,
+    inner_values: Values,
+) -> tuple[Repeat, Repeat]:
+    """Both repeats with these lines: the forward one keeps what the other one and other lines, `elsewhere`, read.
+
+    values        receives the stacks that are new
+    inner_values  of both
+    """
+    remade = defined(second)
+    read = dict.fromkeys(name for line in second for name in line.reads if name not in remade)
     sources = dict((*reverse.each, *forward.each))
     stacks = dict(forward.keep)
     inside = {carry.start for carry in forward.carry} | defined(first)
@@ -112,7 +129,7 @@ def _pair(
         replace(
             forward, lines=first, values=inner_values, keep=tuple(pair for pair in stacks.items() if pair[1] in needed)
         ),
-        replace(reverse, lines=tuple(again.out), values={**inner_values, **reverse.values}, each=tuple(each)),
+        replace(reverse, lines=tuple(second), values={**inner_values, **reverse.values}, each=tuple(each)),
     )
 
 

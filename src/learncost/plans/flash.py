@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from learncost.equation.count import base
+from learncost.equation.errors import InputError
 from learncost.equation.line import Kernel, Line, Word
 from learncost.equation.repeat import Repeat, Statement, walk
 from learncost.equation.table import Table, features
@@ -37,6 +38,11 @@ def flash(table: Table) -> Table:
     pairs = scores(once)
     if not pairs:
         return table
+    if any(line.tag.again and line.tag.macro == "recomputation" for line, _ in walk(table.lines)):
+        raise InputError(
+            "flash makes scores again where a checkpoint of the module does so already: leave torch.utils.checkpoint "
+            "out of the module, and say --procedure recompute with --plan flash"
+        )
     again = recomputed(once, lambda line: not pairs.keys().isdisjoint(line.makes))
     # With their gradients: through an explicit Jacobian these have more axes, and are no pairs themselves.
     gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}

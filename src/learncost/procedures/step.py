@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from learncost.equation.errors import InputError
 from learncost.equation.repeat import walk
 from learncost.equation.table import Table
+from learncost.layers.checkpoints import checkpointed
 from learncost.layers.derive import derive, derive_once
 from learncost.models.model import Model, Structure
 from learncost.procedures.optimizer import optimizer, with_optimizer
@@ -185,7 +186,7 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
         derived = derive(model.table, wanted=wanted, jacobian=jacobian, cuts=made.cuts)
     else:
         derived = derive_once(model.table, wanted, jacobian)
-    table = derived.step
+    table = checkpointed(derived.step)
     if made is not None and made.directions is not None:
         from learncost.procedures.forward_gradients import with_tangents
 

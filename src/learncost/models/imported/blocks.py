@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,6 +14,19 @@ from learncost.models.imported.text import Writer
 from learncost.models.imported.views import Stored
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+
+
+def checkpoints_of(item: Equation) -> list[str]:
+    """The numbers of the checkpoints around a line."""
+    return re.findall(r"\d+", item.again)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What is known of all lines: which values learn, and how many lines are in a checkpoint, by its number."""
+
+    learns: Callable[[Stored], object]
+    lines: Mapping[str, int]
 
 
 @dataclass
@@ -35,11 +49,16 @@ class Block:
         """Where in the module each line is from, and of which operator: what differs here needs no closer look."""
         return [(_relative(item.module, self.containers, self.first), item.operator) for item in self.items]
 
-    def look(self, learns: Callable[[Stored], object]) -> None:
-        """Its lines as text in which names and axes are numbered in the order in which they are met."""
-        writer = _Numbering({}, made={read.view.stored for item in self.items for read in item.left}, learns=learns)
+    def look(self, looks: Looks) -> None:
+        """Its lines as text in which names, axes and checkpoints are numbered in the order in which they are met."""
+        made = {read.view.stored for item in self.items for read in item.left}
+        writer = _Numbering({}, made=made, learns=looks.learns)
+        again = Counter(number for item in self.items for number in checkpoints_of(item))
+        places = {number: f"{place}" for place, number in enumerate(again)}
+        places |= {number: f"shared by {id(self)}" for number in again if again[number] < looks.lines[number]}
         self.signature = tuple(
-            f"{writer.line(item).rpartition(' @ ')[0]} @ {path} {operator}"
+            f"{writer.line(item).rpartition(' @ ')[0]} @ {path} {operator} "
+            + re.sub(r"\d+", lambda match: places[match[0]], item.again)
             for item, (path, operator) in zip(self.items, self.steps, strict=True)
         )
         self.externals, self.made, self.axes = writer.externals, writer.numbered, list(writer.letters)

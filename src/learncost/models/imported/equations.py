@@ -48,6 +48,7 @@ class Equation:
     """A line: a product, a sum with signs, or a word that acts on letters.
 
     module, operator   where it comes from
+    again              the checkpoints around it
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Equation:
     module: str = ""
     operator: str = ""
     place: str = ""  # where the user's code has it, for a message
+    again: str = ""
     cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
 
     @property
@@ -91,13 +93,18 @@ def indices_of(view: View) -> list[Stored]:
 
 @dataclass
 class Recorder:
-    """Takes lines down in the order of the graph. `module` and `operator` say where the next ones come from."""
+    """Takes lines down in the order of the graph.
+
+    module, operator   where the next ones come from
+    again              the checkpoints around them
+    """
 
     equations: list[Equation] = field(default_factory=list)
     module: str = ""
     operator: str = ""
     place: str = ""
     name: str = ""
+    again: str = ""
 
     def stored(self, axes: Sequence[Axis], hint: str = "") -> Stored:
         """A new value of these axes."""
@@ -156,6 +163,7 @@ class Recorder:
 
     def add(self, equation: Equation) -> None:
         equation.module, equation.operator, equation.place = self.module, self.operator, self.place
+        equation.again = self.again
         self.equations.append(equation)
 
     def write(self, left: View, right: View) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from learncost.models.imported.axes import equal
-from learncost.models.imported.blocks import Block, containers_of, numbered, starred
+from learncost.models.imported.blocks import Block, Looks, checkpoints_of, containers_of, numbered, starred
 from learncost.models.imported.equations import Equation
 from learncost.models.imported.views import Stored
 
@@ -73,17 +74,16 @@ def folded(items: list[Item], outputs: Sequence[Stored], learns: Callable[[Store
     """The lines with equal blocks of numbered containers as repeats."""
     plain = [item for item in items if isinstance(item, Equation)]
     every = containers_of(plain)
+    looks = Looks(learns, Counter(number for item in plain for number in checkpoints_of(item)))
     for container in every:
-        items = _fold_container(items, container, outputs, learns)
+        items = _fold_container(items, container, outputs, looks)
     for parent in dict.fromkeys(container.rpartition(".")[0] for container in every if container):
         loop = [container for container in every if container and container.rpartition(".")[0] == parent]
-        items = _fold_loops(items, loop, outputs, learns)
+        items = _fold_loops(items, loop, outputs, looks)
     return items
 
 
-def _fold_loops(
-    items: list[Item], containers: Sequence[str], outputs: Sequence[Stored], learns: Callable[[Stored], object]
-) -> list[Item]:
+def _fold_loops(items: list[Item], containers: Sequence[str], outputs: Sequence[Stored], looks: Looks) -> list[Item]:
     """Turns of a loop over numbered modules, one container or several side by side, with the lines of the loop itself:
     `for layer, norm in zip(layers, norms): x = x + layer(norm(x))`.
     """
@@ -110,7 +110,7 @@ def _fold_loops(
                 for number, inside in blocks[place:stop]
                 if number is not None
             ]
-            lines = _fold_blocks(turns, containers, others, outputs, learns, loop=True)
+            lines = _fold_blocks(turns, containers, others, outputs, looks, loop=True)
         result += lines
         place = stop
     return result
@@ -120,9 +120,7 @@ def _follows(number: int | None, later: int | None) -> bool:
     return number is not None and later is not None and later > number
 
 
-def _fold_container(
-    items: list[Item], container: str, outputs: Sequence[Stored], learns: Callable[[Stored], object]
-) -> list[Item]:
+def _fold_container(items: list[Item], container: str, outputs: Sequence[Stored], looks: Looks) -> list[Item]:
     numbers = [_number(item, [container]) for item in items]
     result: list[Item] = []
     place = 0
@@ -134,7 +132,7 @@ def _fold_container(
         stop = place
         while stop < len(items) and numbers[stop] is not None:
             stop += 1
-        result += _fold_run(items[place:stop], container, [*result, *items[stop:]], outputs, learns)
+        result += _fold_run(items[place:stop], container, [*result, *items[stop:]], outputs, looks)
         place = stop
     return result
 
@@ -150,7 +148,7 @@ def _fold_run(
     container: str,
     others: Sequence[Item],
     outputs: Sequence[Stored],
-    learns: Callable[[Stored], object],
+    looks: Looks,
 ) -> list[Item]:
     """Consecutive lines of a container, each run of equal blocks as a repeat."""
     blocks: list[tuple[int, list[Equation]]] = []
@@ -164,7 +162,7 @@ def _fold_run(
             blocks.append((number, [item]))
     if len({number for number, _ in blocks}) < len(blocks):  # it comes back to a block: no order of turns
         return items
-    return _fold_blocks(blocks, [container], others, outputs, learns)
+    return _fold_blocks(blocks, [container], others, outputs, looks)
 
 
 def _fold_blocks(
@@ -172,7 +170,7 @@ def _fold_blocks(
     containers: Sequence[str],
     others: Sequence[Item],
     outputs: Sequence[Stored],
-    learns: Callable[[Stored], object],
+    looks: Looks,
     *,
     loop: bool = False,
 ) -> list[Item]:
@@ -182,7 +180,7 @@ def _fold_blocks(
     place = 0
     while place < len(blocks):
         for period in range(1, LONGEST_PATTERN + 1):
-            fold, length, rest = _fold_at(blocks[place:], period, containers, elsewhere, blocks, place, learns, loop)
+            fold, length, rest = _fold_at(blocks[place:], period, containers, elsewhere, blocks, place, looks, loop)
             if fold is not None:
                 result += [fold, *rest]
                 place += length
@@ -200,7 +198,7 @@ def _fold_at(
     read_elsewhere: set[Stored],
     every: Sequence[tuple[int, list[Equation]]],
     start: int,
-    learns: Callable[[Stored], object],
+    looks: Looks,
     loop: bool,
 ) -> tuple[Fold | None, int, list[Equation]]:
     """The repeat that begins with these blocks, how many it takes, and the lines of the last that are behind a `loop`;
@@ -220,13 +218,16 @@ def _fold_at(
         if (block.steps[:length] if loop else block.steps) != turns[0].steps:
             break
         if len(turns) == 1:
-            turns[0].look(learns)
-        block.look(learns)
+            turns[0].look(looks)
+        block.look(looks)
         if block.signature != turns[0].signature:
             if not loop or block.signature[:length] != turns[0].signature:
                 break
             block, rest = Block(block.items[:length], containers, block.first), block.items[length:]
-            block.look(learns)
+            block.look(looks)
+            if block.signature != turns[0].signature:  # a checkpoint of it goes on behind it
+                rest = []
+                break
             turns.append(block)
             break
         turns.append(block)

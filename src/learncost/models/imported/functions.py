@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.imported.checkpoints import marked
 from learncost.models.imported.tried import alike, drawn, gradients, has_fraction, size_of_example
 
 TOLERANCE = 1e-6
@@ -24,7 +25,6 @@ def held_to_their_lines() -> Iterator[list[str]]:
     Yields the functions that took a gradient of something inside.
     """
     import torch
-    import torch.utils.checkpoint
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -33,9 +33,6 @@ def held_to_their_lines() -> Iterator[list[str]]:
 
     def apply(kind: Any, *arguments: Any) -> Any:
         run = super(function, kind).apply
-        if kind is torch.utils.checkpoint.CheckpointFunction:  # it computes again, and nothing else
-            compute, _, *given = arguments
-            return compute(*given)
         if kind.__name__ == "CrossMapLRN2d":
             raise InputError(
                 "nn.CrossMapLRN2d of PyTorch never takes the first channel off its window, and no export takes it: "
@@ -101,7 +98,8 @@ def held_to_their_lines() -> Iterator[list[str]]:
     setattr(torch.autograd, "backward", backward)  # noqa: B010
     setattr(torch.Tensor, "register_hook", register_hook)  # noqa: B010
     try:
-        yield taken
+        with marked():
+            yield taken
     finally:
         setattr(without, "__enter__", enter)  # noqa: B010
         setattr(without, "__exit__", leave)  # noqa: B010

@@ -9,6 +9,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Axis, Size, equal, product
+from learncost.models.imported.checkpoints import mark_of
 from learncost.models.imported.constants import Constants, Mask
 from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
 from learncost.models.imported.nodes import is_float, is_real, module_of, name_of, operator_name, place_of, size_of
@@ -326,7 +327,7 @@ class Reader:
             return
         name = operator_name(node.target).partition(".")[0]
         self.recorder.module, self.recorder.operator, self.recorder.name = module_of(node), name, name
-        self.recorder.place = place_of(node)
+        self.recorder.place, self.recorder.again = place_of(node), mark_of(node)
 
     def shaped(self, value: View, result: Any, arguments: Sequence[Any]) -> View:
         """A value of the shape that the graph gives it: spread where a tensor was read as its one number."""

@@ -323,6 +323,7 @@ class _Line:
             right = " ".join(operands)
         where = "".join(f" where {self.condition(each)}" for each in equation.where)
         tag = f" @ {equation.module or '.'} {equation.operator}".rstrip()
+        tag += f" again {equation.again}" if equation.again else ""
         cost = "" if equation.cost is None else str(equation.cost.renamed(self.writer.symbols))
         return f"{left} = {right}{cost}{where}{tag}"
 

@@ -262,7 +262,7 @@ def _written(
     stated: Mapping[int, Size],
 ) -> Imported:
     recorder = reader.recorder
-    recorder.module, recorder.operator = "", "output"
+    recorder.module, recorder.operator, recorder.again = "", "output", ""
     results: list[Stored] = []
     for label, value, _ in outputs:
         results.append(_as_output(reader, label, value, results))

@@ -1,0 +1,155 @@
+"""Checkpoints that a layer's own lines name: their lines run again in the backward pass, as PyTorch runs them.
+
+Each checkpoint runs its lines once more, those of checkpoints within it included, before the first gradient of one of
+its lines is computed. It stops at the last value that autograd kept of it; one that is marked with `!`, as with
+`use_reentrant=True`, runs to its end. What a policy keeps, marked with `-`, does not run again there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.line import Line, Product, Word
+from learncost.equation.repeat import Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Term
+from learncost.layers.recompute import Values, in_macro, joined, pairs
+
+Path = tuple[str, ...]
+
+
+def checkpointed(table: Table) -> Table:
+    """The step with the lines of its checkpoints once more; the table itself where it has none."""
+    if not any(line.tag.again for line, _ in walk(table.lines)):
+        return table
+    values = dict(table.values)
+    return replace(table, lines=_scope(table.lines, values, set(table.outputs)), values=values)
+
+
+def _scope(lines: Sequence[Statement], values: Values, outputs: set[str]) -> tuple[Statement, ...]:
+    """The lines of one scope, which go forward and then backward, with those that run again."""
+    result = list(lines)
+    for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
+        inner_values: Values = {**forward.values, **reverse.values}
+        handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
+        inner = _scope((*forward.lines, *reverse.lines), inner_values, handed)
+        first, second = inner[: len(forward.lines)], inner[len(forward.lines) :]
+        result[before], result[after] = joined(forward, reverse, first, second, elsewhere, values, inner_values)
+    return _with_checkpoints(result, values)
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A checkpoint: its path, the places of its lines forward, and how many of them run again."""
+
+    path: Path
+    places: tuple[int, ...]
+    count: int
+
+    def reruns(self, line: Line) -> bool:
+        """Whether a line of it runs again, which a policy may have kept."""
+        return not _marks(line)[len(self.path) - 1].endswith("-")
+
+
+def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
+    forward = {
+        place: line for place, line in enumerate(lines) if isinstance(line, Line) and line.tag.macro == "forward"
+    }
+    reverse = {
+        place: line
+        for place, line in enumerate(lines)
+        if isinstance(line, Line) and line.tag.macro in ("backward", "weight_update") and line.tag.again
+    }
+    maker = {name: place for place, line in forward.items() for name in line.makes}
+    paths = dict.fromkeys(path for line in reverse.values() for path in _prefixes(path_of(line)))
+    found = {path: _found(path, forward, reverse, maker) for path in sorted(paths, key=len)}
+    copied = {
+        path: {
+            name for place in each.places[: each.count] if each.reruns(forward[place]) for name in forward[place].makes
+        }
+        for path, each in found.items()
+    }
+
+    def names(path: Path, reads: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """What a line of a checkpoint, forward again or backward, reads in the place of what ran forward."""
+        for name in reads:
+            made = path_of(forward[maker[name]]) if name in maker else ()
+            depth = next((i for i in range(min(len(path), len(made)), 0, -1) if path[:i] == made[:i]), 0)
+            for length in range(depth, 0, -1):
+                if name in copied.get(path[:length], ()):
+                    yield name, _again(name, len(made) - length)
+                    break
+
+    added: dict[int, list[Line]] = {}
+    for path, each in found.items():
+        begin = min(place for place, line in reverse.items() if path_of(line)[: len(path)] == path)
+        for line in (forward[place] for place in each.places[: each.count]):
+            if each.reruns(line):
+                own = {name: _again(name, len(path_of(line)) - len(path)) for name in line.makes}
+                values.update({new: values[name] for name, new in own.items()})
+                changed = line.renamed({**dict(names(path, line.reads)), **own})
+                added.setdefault(begin, []).extend(in_macro((changed,), "recomputation"))
+    result: list[Statement] = []
+    for place, statement in enumerate(lines):
+        result += added.get(place, [])
+        if place in reverse:
+            line = reverse[place]
+            statement = line.renamed(dict(names(path_of(line), line.reads)))
+        result.append(statement)
+    return tuple(result)
+
+
+def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker: dict[str, int]) -> _Checkpoint:
+    """A checkpoint, which stops where autograd kept the last value of it."""
+    places = tuple(place for place, line in forward.items() if path_of(line)[: len(path)] == path)
+    if not places or _is_whole(path, forward[places[0]]):
+        return _Checkpoint(path, places, len(places))
+    end = 0  # places of lines before it run again
+    for line in reverse.values():
+        of_line = path_of(line)
+        if of_line[: len(path)] != path:
+            continue
+        if len(of_line) > len(path):  # of a checkpoint within, which keeps what it was given
+            inner = of_line[: len(path) + 1]
+            within = [place for place in places if path_of(forward[place])[: len(inner)] == inner]
+            if within:
+                whole = _is_whole(inner, forward[within[0]])
+                end = max(end, within[-1] + 1 if whole else within[0])
+            continue
+        for name in line.reads:
+            readers = (
+                place for place in places if path_of(forward[place]) == path and _keeps(forward[place], name, line)
+            )
+            end = max(end, max(readers, default=0), maker[name] + 1 if maker.get(name) in places else 0)
+    return _Checkpoint(path, places, sum(place < end for place in places))
+
+
+def _keeps(line: Line, name: str, gradient: Line) -> bool:
+    """Whether a line keeps an operand for this line of its gradient."""
+    if (line.tag.module, line.tag.operator) != (gradient.tag.module, gradient.tag.operator) or name not in line.reads:
+        return False
+    return isinstance(line, Word) or (isinstance(line, Product) and sum(isinstance(t, Term) for t in line.right) > 1)
+
+
+def _marks(line: Line) -> Path:
+    return tuple(filter(None, line.tag.again.split("/")))
+
+
+def path_of(line: Line) -> Path:
+    """The numbers of the checkpoints around a line, the outermost first."""
+    return tuple(mark.rstrip("!-") for mark in _marks(line))
+
+
+def _prefixes(path: Path) -> Iterator[Path]:
+    return (path[:length] for length in range(1, len(path) + 1))
+
+
+def _is_whole(path: Path, line: Line) -> bool:
+    """Whether a checkpoint around a line runs to its end."""
+    return "!" in _marks(line)[len(path) - 1]
+
+
+def _again(name: str, above: int) -> str:
+    """What a value is called that a checkpoint makes again: its own one, or one so many above it."""
+    return f"{name}.again{above + 1 if above else ''}"

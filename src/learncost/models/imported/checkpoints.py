@@ -1,0 +1,101 @@
+"""A module's own checkpoints: which nodes of its graph run again in the backward pass, and which of these are kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+AGAIN = "again"
+"""The key of a node's mark: the checkpoints around it, the outermost first, as `Tag.again` has them."""
+
+
+@contextmanager
+def marked() -> Iterator[None]:
+    """Let `torch.utils.checkpoint` call its function once, inside, and mark what the call adds to a graph."""
+    import torch
+    import torch.utils.checkpoint as module
+
+    numbers = itertools.count(1)
+    generator: Any = module._checkpoint_without_reentrant_generator
+
+    def without_reentrant(
+        _function: Any, _preserve: bool, context_fn: Any, _check: Any, _debug: Any, early_stop: bool, *_: Any, **__: Any
+    ) -> Iterator[None]:
+        stops = module._enable_checkpoint_early_stop
+        part = f"{next(numbers)}{'' if (early_stop if stops is None else stops) else '!'}"
+        with _kept_by(context_fn()[0]) as kept, _part(part, kept):
+            yield
+
+    def reentrant(function: Any, _preserve: bool, *given: Any) -> Any:
+        with _part(f"{next(numbers)}!", set()):
+            results = function(*given)
+        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in given):
+            return results
+        # It has a backward pass for what it was given alone: without a gradient there, its weights have none either.
+        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
+
+    setattr(module, "_checkpoint_without_reentrant_generator", without_reentrant)  # noqa: B010 - for a type checker
+    setattr(module.CheckpointFunction, "apply", reentrant)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(module, "_checkpoint_without_reentrant_generator", generator)  # noqa: B010
+        delattr(module.CheckpointFunction, "apply")
+
+
+def mark_of(node: Any) -> str:
+    """The checkpoints around a node."""
+    return str((node.meta.get("custom") or {}).get(AGAIN, ""))
+
+
+@contextmanager
+def _part(part: str, kept: set[Any]) -> Iterator[None]:
+    """Mark the calls that are added to the traced graph as of this checkpoint; of `kept` the results are kept."""
+    graph = _graph()
+    known = 0 if graph is None else len(graph.nodes)
+    yield
+    for node in () if graph is None else itertools.islice(graph.nodes, known, None):
+        if node.op == "call_function":
+            marks = filter(None, (f"{part}{'-' if node in kept else ''}", mark_of(node)))
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), AGAIN: "/".join(marks)}
+
+
+def _graph() -> Any:
+    """The graph that is being traced, if any."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode: Any = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
+
+
+@contextmanager
+def _kept_by(around: AbstractContextManager[Any]) -> Iterator[set[Any]]:
+    """Enter the context of a checkpoint's forward call. Yields the nodes whose results a policy in it keeps."""
+    import torch.utils.checkpoint as module
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    kept: set[Any] = set()
+    if not isinstance(around, module._CachingTorchDispatchMode):
+        with around:
+            yield kept
+        return
+    policy: Any = around.policy_fn
+    graph = _graph()  # below the operations that are added to it, none is traced
+
+    class Asking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        """Asks the policy about every operation, as a run does, and stores nothing."""
+
+        def __torch_dispatch__(self, function: Any, _: Any, given: Sequence[Any] = (), named: Any = None) -> Any:
+            result = function(*given, **(named or {}))
+            if function not in module.SAC_IGNORED_OPS:
+                context = module.SelectiveCheckpointContext(is_recompute=False, op_output=result)
+                answer = policy(context, function, *given, **(named or {}))
+                saves = answer if isinstance(answer, bool) else not answer.name.endswith("_RECOMPUTE")
+                if saves and graph is not None:
+                    kept.add(next(reversed(graph.nodes)))
+            return result
+
+    with Asking():  # type: ignore[no-untyped-call]
+        yield kept

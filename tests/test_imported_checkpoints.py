@@ -1,0 +1,259 @@
+"""A module's own checkpoints: what FlopCounterMode counts of a step, recomputation included, and the same gradients."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
+from torch.utils.flop_counter import FlopCounterMode
+
+import learncost as lc
+from learncost.layers.checkpoints import checkpointed
+from learncost.layers.derive import derive
+from learncost.layers.lower import lower
+from learncost.models.imported.walk import read_module
+from learncost.readings.run import execute
+from planned import given
+from sampling import sampled
+
+ADDMM = torch.ops.aten.addmm.default
+
+
+class Blocks(nn.Module):
+    """Four blocks of 16 to 64 to 16, called by a function."""
+
+    def __init__(self, run, frozen=()):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(4))
+        self.run = run
+        for path, each in self.named_parameters():
+            each.requires_grad_(not path.startswith(frozen) if frozen else True)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def each(**named):
+    def run(module, x):
+        for block in module.blocks:
+            x = checkpoint(block, x, **named)
+        return x
+
+    return run
+
+
+def nested(outer, inner):
+    def run(module, x):
+        def inside(x):
+            for block in module.blocks:
+                x = x + checkpoint(block, x, use_reentrant=inner)
+            return torch.tanh(x)
+
+        return checkpoint(inside, x, use_reentrant=outer)
+
+    return run
+
+
+def every_second(count=ADDMM):
+    """Keeps every second product, as torchtitan does."""
+    known = [0]
+
+    def policy(_context, operation, *_, **__):
+        known[0] += operation is count
+        keeps = operation is count and known[0] % 2
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def whole(module, x):
+    with set_checkpoint_early_stop(False):
+        return each(use_reentrant=False)(module, x)
+
+
+def once(function, reentrant=False):
+    """One checkpoint around a function of the module and its input."""
+    return lambda module, x: checkpoint(lambda y: function(module, y), x, use_reentrant=reentrant)
+
+
+def linear(module, block, y):
+    return module.blocks[block][0](y)
+
+
+FORMS = {
+    "without reentry": each(use_reentrant=False),
+    "reentrant": each(use_reentrant=True),
+    "nested": nested(False, False),
+    "in segments": lambda m, x: checkpoint_sequential(m.blocks, 2, x, use_reentrant=False),
+    "selective": each(use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, [ADDMM])),
+    "nested in reentrant": nested(True, False),
+    "reentrant in nested": nested(False, True),
+    "reentrant nested": nested(True, True),
+    "in reentrant segments": lambda m, x: checkpoint_sequential(m.blocks, 3, x, use_reentrant=True),
+    "selective, every second": each(use_reentrant=False, context_fn=every_second),
+    "to the end": whole,
+    "two blocks of four": lambda m, x: m.blocks[3](m.blocks[2](checkpoint(m.blocks[:2], x, use_reentrant=False))),
+    "two side by side": once(lambda m, y: linear(m, 0, y) * linear(m, 1, y)),
+    "what nothing is kept of": once(lambda m, y: linear(m, 0, y) + linear(m, 1, y)),
+    "a last product whose result is kept": once(lambda m, y: m.blocks[0](y).relu()),
+    "a last product that is normalized": once(lambda m, y: functional.layer_norm(m.blocks[0](y), (16,))),
+    "a last product that is hidden": once(lambda m, y: functional.dropout(m.blocks[0](y), 0.5)),
+    "a part beside what is read": once(lambda m, y: (m.blocks[0](y), m.blocks[1](y))[0]),
+}
+
+
+def counted(module, *inputs):
+    """The FLOPs of a forward and a backward pass."""
+    with FlopCounterMode(display=False) as counter:
+        module(*inputs).sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    "form", [*list(FORMS)[:5], *(pytest.param(f, marks=pytest.mark.slow) for f in list(FORMS)[5:])]
+)
+@pytest.mark.parametrize("frozen", [(), pytest.param(("blocks.0", "blocks.2.2"), marks=pytest.mark.slow)])
+def test_what_a_checkpoint_computes_again_is_counted(form, frozen):
+    module, x = Blocks(FORMS[form], frozen), torch.randn(5, 16, requires_grad=True)
+    model = lc.from_module(module, {"x": "float B 16 gradient"})
+    for book in ("matmul", "torch-flop-counter"):
+        cost = lc.cost(model, price_book=book, B=5)
+        assert cost.total.flops == counted(module, x)
+    forward = cost.macro_operations["forward"][1].flops
+    with FlopCounterMode(display=False) as counter:
+        module(x)
+    assert forward == counter.get_total_flops()
+
+
+def test_three_blocks_as_they_are_reported():
+    module = Blocks(each(use_reentrant=False))
+    module.blocks = module.blocks[:3]
+    cost = lc.cost(lc.from_module(module, {"x": "float B 16"}), price_book="torch-flop-counter", B=5)
+    assert cost.total.flops == counted(module, torch.randn(5, 16)) == 204_800
+    assert cost.macro_operations["recomputation"][1].flops == 30_720
+
+
+def test_a_reentrant_checkpoint_without_an_input_that_has_a_gradient_has_none():
+    module = Blocks(lambda m, x: m.blocks[1](x) + checkpoint(m.blocks[0], x, use_reentrant=True))
+    cost = lc.cost(lc.from_module(module, {"x": "float 5 16"}), price_book="matmul")
+    assert cost.total.flops == counted(module, torch.randn(5, 16))
+    assert module.blocks[0][0].weight.grad is None
+
+
+@pytest.mark.parametrize("form", sampled(FORMS, 5))
+def test_the_gradients_are_those_of_a_step_without_checkpoints(form):
+    text = read_module(Blocks(FORMS[form]), (torch.randn(5, 16, requires_grad=True),)).text
+    layer = lc.layer(text)
+    step = derive(layer).step
+    again = checkpointed(step)
+    assert again.lines != step.lines
+    values = given(step, layer.sizes)
+    found = {}
+    for table in (step, again):
+        arrays = dict(values)
+        execute(lower(table), arrays, layer.sizes)
+        found[table is again] = {name: arrays[name] for name in step.outputs}
+    for name, array in found[False].items():
+        np.testing.assert_array_equal(array, found[True][name])
+
+
+class Layers(nn.Module):
+    """Attention and a convolution under checkpoints, folded and with what stands between them."""
+
+    def __init__(self, reentrant, count=3):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"norm": nn.LayerNorm(8), "qkv": nn.Linear(8, 24), "out": nn.Linear(8, 8)})
+            for _ in range(count)
+        )
+        self.reentrant = reentrant
+
+    def block(self, block, x):
+        q, k, v = block["qkv"](block["norm"](x)).chunk(3, -1)
+        scores = (q @ k.transpose(-1, -2)).softmax(-1)
+        return x + block["out"](scores @ v)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = checkpoint(self.block, block, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_blocks_with_checkpoints_are_folded(reentrant):
+    module, tokens = Layers(reentrant), torch.randint(11, (2, 6))
+    model = lc.from_module(module, {"tokens": "int B M"})
+    assert len(model.table.repeats) == 1
+    cost = lc.cost(model, price_book="matmul", B=2, M=6)
+    assert cost.total.flops == counted(module, tokens)
+    with pytest.raises(lc.InputError, match=r"leave torch.utils.checkpoint out of the module.*--procedure recompute"):
+        lc.cost(model, plan="flash", B=2, M=6)
+
+
+def test_one_run_has_the_checkpoints_too():
+    module = Blocks(nested(False, False))
+    model = lc.from_module(module, {"x": "float 5 16"}, as_run=True)
+    assert lc.cost(model, price_book="matmul").total.flops == counted(module, torch.randn(5, 16))
+
+
+def test_a_table_says_what_runs_again():
+    text = read_module(Blocks(each(use_reentrant=True)), (torch.randn(5, 16, requires_grad=True),), fold=False).text
+    assert "linear again 1!\n" in text
+    with pytest.raises(lc.InputError, match="what computes it there"):
+        lc.layer("a(X) -> Y\n  Y[B d] = relu(X[B d]) @ . relu again one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit"])
+def test_gradient_checkpointing_of_transformers_is_counted(name, reentrant):
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    dropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    kinds = {
+        "gpt2": (
+            transformers.GPT2LMHeadModel,
+            transformers.GPT2Config(
+                n_embd=16, n_layer=3, n_head=2, vocab_size=50, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+            ),
+        ),
+        "llama": (
+            transformers.LlamaForCausalLM,
+            transformers.LlamaConfig(**small, vocab_size=50, num_key_value_heads=1),
+        ),
+        "bert": (transformers.BertForMaskedLM, transformers.BertConfig(**small, **dropped, vocab_size=50)),
+        "vit": (
+            transformers.ViTForImageClassification,
+            transformers.ViTConfig(**small, **dropped, image_size=16, patch_size=8),
+        ),
+    }
+    kind, configuration = kinds[name]
+    configuration.use_cache = False
+    configuration._attn_implementation = "eager"
+    inner = kind(configuration).train()
+    inner.gradient_checkpointing_enable({"use_reentrant": reentrant})
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x).logits
+
+    x, said = (
+        (torch.randn(2, 3, 16, 16), "float B 3 16 16") if name == "vit" else (torch.randint(50, (2, 6)), "int B 6")
+    )
+    cost = lc.cost(lc.from_module(Logits(), {"x": said}), price_book="torch-flop-counter", B=2)
+    assert cost.total.flops == counted(Logits(), x)

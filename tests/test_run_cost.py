@@ -11,6 +11,7 @@ import pytest
 import learncost as lc
 from learncost.devices import assumptions
 from learncost.devices.figure import Figure, computed
+from learncost.equation.precision import PRECISIONS, precision_of
 from learncost.faces.command import main
 from learncost.hardware.published import published_runs
 
@@ -302,7 +303,7 @@ def test_a_configuration_from_a_file(tmp_path, capsys):
             f"{COMMAND} --dtype bf16",
             "no peak rate of NVIDIA V100 SXM2 in bf16 .*known: fp16, fp32, fp64.*--peak-tflops",
         ),
-        (f"{COMMAND} --dtype fp17", "dtype must be one of"),
+        (f"{COMMAND} --dtype fp17", "no precision is called .fp17.; the nearest is .fp16."),
         ("run-cost gpt2 --tokens 1e9 --on A10G", "no peak rate of NVIDIA A10G"),
         (f"{COMMAND} --power -3", "power must be watts"),
         (f"{COMMAND} --pue 0.9", "pue must be .* from 1 to 10"),
@@ -336,3 +337,28 @@ def test_nothing_heavy_is_imported():
         return set(done.stderr.split())
 
     assert heavy(*COMMAND.split()) <= heavy("cost", "gpt2")
+
+
+@pytest.mark.parametrize(
+    "name", [name for row in PRECISIONS.values() if row.is_stored for name in (row.name, *row.also)]
+)
+def test_dtype_is_precision_by_every_name(name):
+    """The type of the values has a peak that counts; where none is published, both are refused alike."""
+    sizes = {"n_layer": 1, "seq_len": 64, **({"lora": "all-linear"} if precision_of(name).frozen else {})}
+    answers = []
+    for flag in ("dtype", "precision"):
+        try:
+            answers.append(lc.run_cost("gpt2", "1e9", "A100-SXM-80GB", **{flag: name}, **sizes).to_dict())
+        except lc.InputError as error:
+            answers.append(str(error))
+    assert answers[0] == answers[1]
+    values = lc.device("A100-SXM-80GB").peak_tflops.keys() & {precision_of(name).values}
+    assert isinstance(answers[0], dict) == bool(values)
+
+
+def test_a_precision_is_that_of_a_mesh_too():
+    """bf16-pure has no fp32 masters: 12 bytes a weight become 8."""
+    sizes = {"mesh": "dp=1", "batch_size": 8, "seq_len": 64, "n_layer": 2}
+    masters, none = (lc.run_cost("gpt2", "1e9", "DGX H100", dtype=each, **sizes) for each in ("bf16", "bf16-pure"))
+    weights = lc.cost("gpt2", seq_len=64, n_layer=2).parameters
+    assert masters.spread.step.peak - none.spread.step.peak == 8 * weights

@@ -153,3 +153,28 @@ def test_stages_are_said_by_name_as_learncost_place_takes_them():
         for asked in ({}, {"placement": "pp,zero-1"})
     )
     assert named.spread.step.seconds == usual.spread.step.seconds
+
+
+@pytest.mark.parametrize("model", ["qwen3-235b-a22b", "mixtral-8x7b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("mesh", ["pp=2,ep=8,tp=4", "ep=2,tp=2", "dp=2,ep=2,tp=2", "tp=2,ep=4"])
+def test_experts_beside_heads_and_widths_have_no_time(model, mesh):
+    """Megatron-MoE-ModelZoo, best_practice/qwen3: 29.0 s over pp=8,ep=8,tp=4; 97.9 s would be said of it."""
+    sizes = {"seq_len": 512, "batch_size": 128}
+    with pytest.raises(lc.InputError, match="the time of experts over ep beside heads and widths over tp is not mod"):
+        lc.run_cost(model, "1e9", "DGX H100", mesh=mesh, **sizes)
+
+
+def test_a_mesh_of_other_names_is_refused_alike():
+    place = "e over x of experts, B over x, h g f over y"
+    with pytest.raises(lc.InputError, match="experts over x beside heads and widths over y"):
+        lc.run_cost("mixtral-8x7b", "1e9", "DGX H100", mesh="x=2,y=4", place=place, seq_len=512, batch_size=64)
+    sizes = {"n_layer": 2, "seq_len": 64, "batch_size": 2}
+    placed = {"mesh": "ep=2,tp=2", "placement": "ep,megatron-sp"}
+    with pytest.raises(lc.InputError, match="experts over ep beside heads and widths over tp"):
+        lc.cost("mixtral-8x7b", **placed, **sizes, on="DGX H100")
+    assert lc.cost("mixtral-8x7b", **placed, **sizes).total.flops  # counts are told
+
+
+@pytest.mark.parametrize("mesh", ["pp=2,ep=8", "ep=8,tp=1", "ep=1,tp=8", "dp=2,tp=4", "pp=2,dp=2,ep=4"])
+def test_experts_or_heads_alone_have_one(mesh):
+    assert lc.run_cost("mixtral-8x7b", "1e9", "DGX H100", mesh=mesh, seq_len=512, batch_size=64).days > 0

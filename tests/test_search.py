@@ -270,3 +270,20 @@ def test_zero_3_is_a_way_of_its_own_where_devices_share_weights():
         apart = {zero for way, _, zero in ways if way.startswith("dp=") and "dp=1" not in way}
         assert {zero for way, _, zero in ways if "dp=" not in way or "dp=1" in way} == {"zero-1"}
         assert apart == ({"zero-1", "zero-3"} if devices == 2 else set())
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["mixtral-8x7b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-30b-a3b", "gpt-oss-20b"))],
+)
+def test_it_recommends_nothing_that_run_cost_refuses(model):
+    """No mesh that is found has both ep and tp, and `run_cost` has a time for the best."""
+    sizes = {"seq_len": 512, "batch_size": 16, "num_hidden_layers": 8}
+    found = lc.search(model, "DGX H100", 8, top=10, **sizes)
+    assert any("No mesh has both ep and tp" in text for text in found.refused)
+    axes = [{axis for axis, size in each.step.way.mesh.items() if size > 1} for each in found.found]
+    assert any("ep" in several for several in axes) or any("tp" in several for several in axes)
+    assert not any({"ep", "tp"} <= several for several in axes)
+    best = found.best.step.way
+    mesh = ",".join(f"{axis}={size}" for axis, size in best.mesh.items())
+    assert lc.run_cost(model, "1e9", "DGX H100", mesh=mesh, **sizes, microbatch=best.microbatch).days > 0

@@ -33,6 +33,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.readings.emit import program
 from learncost.readings.emit.placed import placed, standalone
+from learncost.readings.emit.precision import check_runs
 from learncost.version import __version__
 
 MACROS = ("step", "forward", "backward")
@@ -140,7 +141,7 @@ def emit(
     if macro not in MACROS:
         raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
     if precision is not None:
-        dtype = either(dtype, precision).name
+        dtype = either(dtype, precision, counts_alone=True).name
     of_mesh = {"mesh": mesh, "place": place, "placement": placement}
     of_stages = {"schedule": schedule, "microbatches": microbatches}
     is_placed = any(of_mesh.values())
@@ -171,6 +172,8 @@ def emit(
         raise InputError(f"emit writes a step that trains {what}, and {kind.name} is of {held}")
     if dtype is not None and precision_of(dtype).states in BLOCKS:
         raise InputError(f"emit writes states as they are, and {dtype} rounds them between steps: learncost train")
+    if dtype is not None:
+        check_runs(precision_of(dtype))
     rounds = dtype is not None and precision_of(dtype).values == "bf16"
     read_off = [name for name, value in shape.items() if value is not None and not (name == "dtype" and rounds)]
     if backend != IN_PLACE and not is_placed and read_off:

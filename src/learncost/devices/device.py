@@ -13,7 +13,7 @@ from typing import Any
 from learncost.devices.regions import address, regions_of
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
-from learncost.equation.precision import BYTES
+from learncost.equation.precision import BYTES, PRODUCTS_ALONE
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import nearest, shown
 from learncost.schedule.regions import Region
@@ -21,7 +21,7 @@ from learncost.schedule.regions import Region
 FILES = tuple(Path(__file__).with_name(name) for name in ("devices.toml", "microcontrollers.toml"))
 
 LARGEST = 1e9  # of any figure of a device, in its unit
-RATES = (*BYTES, "tf32", "fp4")  # data types that a rate may be of
+RATES = (*BYTES, "tf32", *PRODUCTS_ALONE)  # data types that a rate may be of
 
 TRAINED_IN = ("bf16", "fp16", "fp32")
 """What training runs in, where no data type is named: the first of them that the device has a peak of."""

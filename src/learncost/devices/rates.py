@@ -10,7 +10,9 @@ from learncost.devices.calibration import is_calibration, load, own_file
 from learncost.devices.device import Device, devices
 from learncost.devices.device import device as find_device
 from learncost.devices.microcontroller import rates_of
+from learncost.devices.utilization import groups, utilizations
 from learncost.equation.errors import InputError
+from learncost.equation.precision import check_stored
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import shown
 from learncost.readings.time import Curve, Grid, Rates
@@ -75,6 +77,7 @@ def rates(on: str | Device | Rates, dtype: str | None = None, engine: str = "ope
         if dtype and on.dtype and dtype != on.dtype:
             raise InputError(f"these rates of {on.name} are those of {on.dtype}, not of {shown(dtype)}")
         return on
+    check_stored(dtype or "")
     return calibrated(on, dtype, engine) or published(find_device(on), dtype, engine)
 
 
@@ -111,12 +114,14 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
             raise InputError(f"the cycles of {device.name} are modelled in fp32, not in {dtype}")
         return rates_of(device)
     dtype = dtype or device.trained_in
+    check_stored(dtype)
     if dtype not in device.peak_tflops or not device.bandwidth_gbs:
         has = ", ".join(device.peak_tflops) or "none"
         lacks = f"no peak in {dtype} (known: {has})" if device.bandwidth_gbs else "no bandwidth"
         raise InputError(f"{device.name} has {lacks}, so its time is not known; give --dtype, or another device")
     peak = device.peak_tflops[dtype] * 1e12
     best, basis = _best(device, dtype, peak)
+    most = highest(device, dtype) * peak
     shares = {size: size / (size + TILE) for size in _SIZES}
     shapes = [*product(_SIZES, repeat=3)]
     grid = Grid(_SIZES, tuple(best * shares[m] * shares[n] * shares[k] for m, n, k in shapes))
@@ -137,6 +142,7 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
         operators=engine == "operators",
         low=INTERVAL[0],
         high=INTERVAL[1],
+        most=most,
         name=device.name,
         dtype=dtype,
         source=source,
@@ -144,16 +150,30 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
     )
 
 
+def highest(device: Device, dtype: str) -> float:
+    """The highest share of its peak that a product on the device, or a published training of its family, attained."""
+    measured = device.measured_tflops.get(dtype, 0.0) / device.peak_tflops.get(dtype, float("inf"))
+    if measured and not device.family:
+        return measured
+    trainings = [row.value for row in utilizations() if groups(device.family, "")[1] in row.groups]
+    return max(measured or _usual_share(), *trainings)
+
+
 def _best(device: Device, dtype: str, peak: float) -> tuple[float, str]:
     """The best rate of products: measured by the source, or the mean share that the others' measured ones have."""
     if dtype in device.measured_tflops:
         best = device.measured_tflops[dtype] * 1e12
         return best, f"products at the {best / 1e12:,.4g} TFLOP/s that the source measured"
+    share = _usual_share()
+    return share * peak, f"products at {share:.0%} of the peak, the mean of the devices whose best product is known"
+
+
+def _usual_share() -> float:
+    """The mean share of the peak of the best products that are known."""
     ratios = [
         other.measured_tflops[kind] / other.peak_tflops[kind]
         for other in devices().values()
         for kind in other.measured_tflops
         if kind in other.peak_tflops
     ]
-    share = sum(ratios) / len(ratios)
-    return share * peak, f"products at {share:.0%} of the peak, the mean of the devices whose best product is known"
+    return sum(ratios) / len(ratios)

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from learncost.devices.device import Device, devices
-from learncost.devices.rates import BANDWIDTH, TILE, published
+from learncost.devices.rates import BANDWIDTH, TILE, highest, published
 from learncost.readings.time import Curve, Grid, Rates
 from learncost.readings.time.rates import ORIENTATIONS
 
@@ -75,7 +75,13 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
         usual = replace(usual, bandwidth=Curve((1.0,), (moved * max(device.bandwidth_gbs) * 1e9,)))
         source = source.replace(f"{BANDWIDTH:.0%} of the published", f"{moved:.0%} (measured) of the published")
     products_of = dict.fromkeys(ORIENTATIONS, grid)
-    return replace(usual, products=products_of, inner=flat, chosen=of_experts(device), source=source)
+    most = max(usual.most, rate)  # as `most_of_peak`
+    return replace(usual, most=most, products=products_of, inner=flat, chosen=of_experts(device), source=source)
+
+
+def most_of_peak(device: Device, dtype: str) -> float:
+    """The share of the peak that nothing was ever measured above on such a device: a product, or a whole training."""
+    return max(highest(device, dtype), shares(device, dtype)[0])
 
 
 def of_experts(device: Device) -> float:

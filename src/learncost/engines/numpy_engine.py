@@ -28,7 +28,7 @@ from learncost.procedures.inference import scored
 from learncost.procedures.integer_updates import forward_in_integers
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.step import run_by, turns_of
-from learncost.readings.emit.precision import typed
+from learncost.readings.emit.precision import check_runs, typed
 
 
 class Training(Core):
@@ -129,6 +129,7 @@ class Training(Core):
         **sizes: Any,
     ) -> None:
         kind = precision_of(precision or "fp32")
+        check_runs(kind)
         if dtype is None:
             dtype = np.float64 if precision is None else kind.array
         rates = (learning_rate, momentum, betas, epsilon, weight_decay)

@@ -11,8 +11,22 @@ from functools import cached_property
 
 from learncost.equation.errors import InputError, named_one
 
-BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1, "int32": 4}
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4}
 """Bytes of an element, by its plain type."""
+
+PRODUCTS_ALONE = ("fp8", "fp4")
+"""Types that devices multiply in and that nobody stores a step in: recipes keep weights, states and most activations in
+bf16 or fp32, with scales beside what is cast. Until one is written down as a precision, memory and time are unknown.
+torchtitan, docs/performance.md and docs/float8.md: in float8 the peak memory is that of bf16."""
+
+
+def check_stored(name: str) -> None:
+    """Refuse a type that is known for its products alone. Raises `InputError`."""
+    if name in PRODUCTS_ALONE:
+        raise InputError(
+            f"the memory and time of {name} are unknown: which arrays are {name}, and which stay in bf16 or fp32, is "
+            f"up to a recipe; use bf16 (learncost cost alone counts the FLOPs of {name})"
+        )
 
 
 @dataclass(frozen=True)
@@ -149,6 +163,11 @@ class Precision:
     learned: str = ""
     also: tuple[str, ...] = ()
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is known what its arrays are stored in: without that, FLOPs alone are."""
+        return self.values not in PRODUCTS_ALONE
+
     @cached_property
     def weight(self) -> int:
         """Bytes of an element of a weight."""
@@ -216,8 +235,9 @@ PRECISIONS: dict[str, Precision] = {
         Precision("bf16", "bf16 with fp32 master weights", "bf16", "bf16", "bf16", "fp32", "fp32", "fp32", _MIXED),
         Precision("fp16", "fp16 with fp32 master weights", "fp16", "fp16", "fp16", "fp32", "fp32", "fp32", _MIXED),
         Precision(
-            "fp8", "fp8 with fp32 master weights", "fp8", "fp8", "fp8", "fp32", "fp32", "fp32",
-            "Micikevicius et al. 2022, FP8 formats for deep learning; fp32 master weights",
+            "fp8", "products in fp8; their FLOPs alone are known", "", "", "fp8", "", "", "",
+            "Micikevicius et al. 2022, FP8 formats for deep learning: operands of products in 8 bits; what is stored "
+            "in which type is up to a recipe",
         ),
         Precision(
             "int8", "int8 for all", "int8", "int8", "int8", "int8", "", "int8",
@@ -316,8 +336,18 @@ def precision_of(name: str) -> Precision:
     return named_one("precision", name, by_name)
 
 
-def either(dtype: str | None, precision: str | None, usual: str = "fp32") -> Precision:
-    """What was named as the precision, or as `dtype`, its short form; both may be given where they are the same."""
+def stored(name: str) -> Precision:
+    """A precision by its name, of which memory and time are known. Raises `InputError`."""
+    check_stored(name)
+    return precision_of(name)
+
+
+def either(dtype: str | None, precision: str | None, usual: str = "fp32", counts_alone: bool = False) -> Precision:
+    """What was named as the precision, or as `dtype`, its short form; both may be given where they are the same.
+
+    counts_alone  whether no bytes and no time depend on it
+    """
     if dtype is not None and precision is not None and precision_of(dtype) != precision_of(precision):
         raise InputError(f"dtype {dtype} and precision {precision} are the same setting: give one of them")
-    return precision_of(precision or dtype or usual)
+    name = precision or dtype or usual
+    return precision_of(name) if counts_alone else stored(name)

@@ -10,6 +10,7 @@ from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
 from learncost.equation.errors import InputError
 from learncost.hardware import products
+from learncost.hardware.steps import up_to
 
 
 def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:
@@ -27,9 +28,13 @@ def days_on(
     kind: str,
     sizes: Mapping[str, Any],
     measured: bool,
+    most: float,
 ) -> str:
     """Add the days: from measured tokens a second, from the peak and its utilization, or from the modelled step of a
-    machine that was measured. The figure that makes them."""
+    machine that was measured. The figure that makes them.
+
+    most  the share of the peak that nothing was ever measured above
+    """
     if "tokens_per_second" in typed:
         _days_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
         return "tokens_per_second"
@@ -38,7 +43,7 @@ def days_on(
         return "step"
     if "peak" in figures:
         fine_tuning = any(sizes.get(name) is not None for name in ("train", "train_layers", "lora"))
-        _days_of_utilization(figures, typed, assumptions.mfu(machine, fine_tuning))
+        _days_of_utilization(figures, typed, assumptions.mfu(machine, fine_tuning), most)
         return "hfu" if "hfu" in typed else "mfu"
     has = ", ".join(machine.peak_tflops) or "none"
     raise InputError(
@@ -63,10 +68,12 @@ def _days_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> 
         )
 
 
-def _days_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure], usual: Figure) -> None:
+def _days_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure], usual: Figure, most: float) -> None:
     """Add the utilization, the usual one where none is given, and the days that it means."""
     name = "hfu" if "hfu" in typed else "mfu"
-    figures[name] = typed.get(name) or usual
+    if "hardware_flops" in figures:  # what runs again is work of the device, which it does at no higher rate
+        most *= figures["flops"].value / figures["hardware_flops"].value
+    figures[name] = typed.get(name) or up_to(most, usual)
     figures["time"] = products.days(figures["flops"], figures["devices"], figures["peak"], figures[name])
     if "hardware_flops" in figures:
         executed = [figures["mfu"], figures["hardware_flops"]]

@@ -12,8 +12,9 @@ from learncost.devices.device import RATES, Device
 from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
+from learncost.devices.sustained import most_of_peak
 from learncost.equation.errors import InputError
-from learncost.equation.precision import either
+from learncost.equation.precision import BYTES, check_stored, either
 from learncost.equation.repeat import check_known
 from learncost.hardware import given, grid, products
 from learncost.hardware.duration import days_on, days_over
@@ -101,9 +102,10 @@ def run_cost(
     price_book
         What counts as an operation: matmul, as utilization is counted, or another (`learncost list price-books`).
     dtype
-        The type whose peak rate counts. The default is bf16, fp16 or fp32, the first that the device has.
+        The same as `precision`; or tf32, whose peak alone is known. The default is bf16, fp16 or fp32, the first that
+        the device has.
     precision
-        The same by the name of a precision: the type of its values counts.
+        Which type each role of the step has (`learncost list precisions`); the peak is that of its values.
     mfu
         Model FLOPs utilization, above 0 to 1. The default is what published runs used of such devices.
     hfu
@@ -167,8 +169,7 @@ def run_cost(
         raise InputError("run-cost needs the tokens of the run: --tokens 3e11")
     if on is None:
         raise InputError("run-cost needs a device: --on NAME; `learncost list devices` shows those that are known")
-    if precision is not None:
-        dtype = either(dtype, precision).values
+    dtype, precision = _type(dtype, precision)
     count = check_tokens("tokens", tokens)
     number = given.devices(devices)
     flags = {
@@ -192,6 +193,8 @@ def run_cost(
     sizes = {"by": "macro-operation", **sizes}
     if plan is not None and not over_devices:
         sizes["plan"] = plan
+    if precision is not None:
+        sizes["precision"] = precision
     step = cost(model, procedure, price_book, **sizes)
     if step.built is not None:
         check_known(step.built.table.lines, "a run's cost")
@@ -206,6 +209,7 @@ def run_cost(
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     many: Spread | None = None
+    most = most_of_peak(machine, kind)
     seconds: Figure | str
     if over_devices:
         if procedure != "bp":
@@ -213,21 +217,36 @@ def run_cost(
         from learncost.parallel.spread import asked  # only where a mesh is asked for: start-up counts
 
         way = asked(schedule, microbatch, chunks, plan, mesh)
-        many = step_over(model, group or cluster_with(machine), number, mesh, place, placement, way, kind, sizes)
+        many = step_over(
+            model, group or cluster_with(machine), number, mesh, place, placement, way, precision or kind, sizes
+        )
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
-        seconds = show_step_over(figures, many)
+        seconds = show_step_over(figures, many, most)
         total_by = days_over(figures, typed)
     else:
         if named := [name for name, said in (("microbatch", microbatch), ("chunks", chunks)) if said]:
             raise InputError(f"{named[0]} is said of a step over devices: give --mesh with it")
         seconds = step_on(model, procedure, sizes, on, kind, attained is not None)
         if isinstance(seconds, Figure):
-            show_step(figures, seconds, step.tokens_per_step)
-        total_by = days_on(figures, typed, machine, kind, sizes, attained is not None)
+            show_step(figures, seconds, step.tokens_per_step, most)
+        total_by = days_on(figures, typed, machine, kind, sizes, attained is not None, most)
     figures["device_hours"] = products.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
     return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes), total_by, many)
+
+
+def _type(dtype: str | None, precision: str | None) -> tuple[str | None, str | None]:
+    """The type whose peak counts, and the precision that it is the type of, where one is named."""
+    if dtype in RATES and dtype not in BYTES:
+        check_stored(dtype)
+        if precision is not None:
+            raise InputError(f"dtype {dtype} and precision {precision} are the same setting: give one of them")
+        return dtype, None
+    if dtype is None and precision is None:
+        return None, None
+    kind = either(dtype, precision)
+    return kind.values, kind.name
 
 
 def _machine(on: str | Device | Rates, dtype: str | None) -> tuple[Device, Rates | None]:

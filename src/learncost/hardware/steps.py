@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.devices.cluster import Cluster
@@ -28,7 +29,7 @@ def step_on(
 ) -> Figure | str:
     """Seconds of one step on one device, as `cost` models it there; or why they are not known of a published one."""
     try:
-        timing = cost(model, procedure, "run", dtype=dtype, on=on, **sizes).timing
+        timing = cost(model, procedure, "run", **{"precision": dtype, **sizes}, on=on).timing
     except InputError as error:
         if measured:
             raise
@@ -44,19 +45,22 @@ def step_on(
     )
 
 
-def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int) -> None:
-    """Add how many steps there are, a step's seconds, and the utilization that they mean."""
+def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int, most: float) -> None:
+    """Add how many steps there are, a step's seconds, and the utilization that they mean.
+
+    most  the share of the peak that nothing was ever measured above
+    """
     steps = -(-int(figures["tokens"].value) // tokens)  # as `cost --tokens` has it: the last one may be partly filled
     figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
     figures["step"] = seconds
     if "peak" in figures:
         step_flops = figures["flops"].value * tokens / figures["tokens"].value
         means = computed("", "FLOPs of a step / (step x peak)", [], [seconds, figures["peak"]], step_flops * 1e-12)
-        figures["step_mfu"] = means
+        figures["step_mfu"] = up_to(most, means)
 
 
 _ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
-_NOT_OF_A_MESH = ("by", "optimizer", "target_len")
+_NOT_OF_A_MESH = ("by", "optimizer", "target_len", "precision")
 
 
 def step_over(
@@ -79,8 +83,16 @@ def step_over(
     return spread(model, group, int(number.value), mesh, place, placement, asked, dtype, given_sizes)
 
 
-def show_step_over(figures: dict[str, Figure], many: Spread) -> Figure:
-    """Add the step of all devices, its bytes on the fullest one, what it waits for, and the steps of the run."""
+def up_to(most: float, share: Figure) -> Figure:
+    """A share of the peak, its interval cut at what was ever measured."""
+    return share if share.high is None else replace(share, high=max(share.value, min(share.high, most)))
+
+
+def show_step_over(figures: dict[str, Figure], many: Spread, most: float) -> Figure:
+    """Add the step of all devices, its bytes on the fullest one, what it waits for, and the steps of the run.
+
+    most  the share of the peak that nothing was ever measured above
+    """
     from learncost.parallel.spread import described  # is there by now
 
     step = many.step
@@ -97,5 +109,6 @@ def show_step_over(figures: dict[str, Figure], many: Spread) -> Figure:
     if "peak" in figures:
         step_flops = figures["flops"].value * tokens / figures["tokens"].value
         of_all = [seconds, figures["peak"], figures["devices"]]
-        figures["step_mfu"] = computed("", "FLOPs of a step / (step x peak x devices)", [], of_all, step_flops * 1e-12)
+        means = computed("", "FLOPs of a step / (step x peak x devices)", [], of_all, step_flops * 1e-12)
+        figures["step_mfu"] = up_to(most, means)
     return seconds

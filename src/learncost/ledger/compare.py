@@ -220,7 +220,7 @@ def compare(
     [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
     """
     names = _names(procedures)
-    kind = either(dtype, precision)
+    kind = either(dtype, precision, counts_alone=True)
     adapted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
     lengths = (batch_size, seq_len, target_len)
     run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, adapted, plan)

@@ -122,7 +122,8 @@ def cost(
     find_procedure(procedure, INFERENCE)
     if depth is not None and by != "module":
         raise InputError(f"depth is of module paths: give --by module with it, not {by}")
-    kind = None if dtype is None and precision is None else either(dtype, precision)
+    counts_alone = on is None and not mesh
+    kind = None if dtype is None and precision is None else either(dtype, precision, counts_alone=counts_alone)
     adapted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
     rates = cluster = None
     if on is not None:

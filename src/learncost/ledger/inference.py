@@ -167,7 +167,7 @@ def _cache(tables: Inference, sizes: Mapping[str, int], context: int, dtype: str
         elements=sum(array.elements.at(sizes) for array in tokens),
         source=sum(array.elements.at(sizes) for array in tables.cache if not array.tokens),
         windows=tuple(sorted(windows.items())),
-        bytes=elements * BYTES[dtype],
-        width=BYTES[dtype],
+        count=elements,
+        width=BYTES.get(dtype),
         remade=tables.remade,
     )

@@ -18,6 +18,7 @@ from learncost.ledger.over import OverMesh
 from learncost.ledger.sheet import seconds_of
 from learncost.ledger.timing import Timing, timing
 from learncost.models.files import looks_like_path, read_path
+from learncost.placement.clauses import check_timed
 from learncost.readings.price import Book, Row
 from learncost.readings.time import Rates
 from learncost.vocabulary.collectives import is_collective
@@ -142,6 +143,7 @@ def over_time(
     book: Book,
 ) -> OverTime:
     """The time of the priced rows of a placed table on a device of a cluster."""
+    check_timed(over.placed.clauses, over.placed.mesh.sizes)
     computed = [row for row in rows if not is_collective(row.source)]
     lines = timing(computed, sizes, rates, dtype, book, _updated(over, precision_of(dtype)))
     mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()

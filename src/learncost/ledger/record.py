@@ -29,7 +29,7 @@ class LedgerRow:
     macro_operation: str
     maccs: Any
     flops: Any
-    bytes: Any
+    bytes: Any  # None where it is not known what the arrays are stored in
     line: str = ""
     equation: str = ""
     kind: str = ""
@@ -92,22 +92,31 @@ class Cache:
     source    elements of one token of the encoder, which cross-attention keeps
     windows   of `elements`, those in layers whose window is shorter than the context, which keep its last tokens:
               (window, elements)
-    bytes     of the whole context of all sequences
     remade    whether every step makes keys and values of all its tokens anew
     """
 
     elements: int
     source: int
     windows: tuple[tuple[int, int], ...]
-    bytes: int
-    width: int  # bytes of an element
+    count: int  # elements of the whole context of all sequences
+    width: int | None  # bytes of an element; None where it is not known what they are stored in
     remade: bool = False
 
+    @property
+    def bytes(self) -> int | None:
+        """Of the whole context of all sequences."""
+        return self._bytes(self.count)
+
+    def _bytes(self, elements: int) -> int | None:
+        return None if self.width is None else elements * self.width
+
     def to_dict(self) -> dict[str, Any]:
-        result: dict[str, Any] = {"elements_per_token": self.elements, "bytes_per_token": self.elements * self.width}
+        result: dict[str, Any] = {
+            "elements_per_token": self.elements,
+            "bytes_per_token": self._bytes(self.elements),
+        }
         if self.source:
-            of_source = {"elements_per_source_token": self.source, "bytes_per_source_token": self.source * self.width}
-            result |= of_source
+            result |= {"elements_per_source_token": self.source, "bytes_per_source_token": self._bytes(self.source)}
         if self.windows:
             result["windows"] = [{"window": window, "elements_per_token": part} for window, part in self.windows]
         return result | {"bytes": self.bytes} | ({"remade": True} if self.remade else {})

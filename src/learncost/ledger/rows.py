@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError
+from learncost.equation.precision import BYTES
 from learncost.layers.parts import shown_layer
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.model import Model
@@ -146,7 +147,7 @@ def _rows(
             macro_operation=fields_of_row["macro_operation"],
             maccs=part.maccs,
             flops=part.flops,
-            bytes=part.bytes,
+            bytes=part.bytes if price.dtype in BYTES else None,
             line=fields_of_row.get("line", ""),
             equation=fields_of_row.get("equation", ""),
             kind=fields_of_row.get("kind", ""),

@@ -90,7 +90,8 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
 
     def add(name: str, parts: Iterable[LedgerRow], depth: int, style: str = "") -> None:
         rows_again = tuple(parts)
-        maccs, flops, moved = (sum(getattr(row, field) for row in rows_again) for field in ("maccs", "flops", "bytes"))
+        maccs, flops = (sum(getattr(row, field) for row in rows_again) for field in ("maccs", "flops"))
+        moved = sum(row.bytes or 0 for row in rows_again)
         share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops and not cost.at_least else ""
         extra = {"bytes": size_of(moved), "share": share} | _timed_cells(cost, rows_again)
         at_least = AT_LEAST if any(row.unknown for row in rows_again) else ""
@@ -176,7 +177,9 @@ def _decoded(cost: Cost) -> str:
 def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
     if cost.last_only:
         yield "The head gives the logits of the last position of each sequence only."
-    text = f"Cache: {cache.elements:,} elements a token, {cache.elements * cache.width:,} bytes in {cost.dtype}"
+    text = f"Cache: {cache.elements:,} elements a token"
+    if cache.width:
+        text += f", {cache.elements * cache.width:,} bytes in {cost.dtype}"
     for window, part in cache.windows:
         text += f"; {part:,} of them where {window:,} tokens are seen and the last {window - 1:,} kept"
     if cache.source:
@@ -186,7 +189,8 @@ def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
     if cache.source:
         filled += f" and {cost.seq_len:,} of the encoder"
     each = f" in each of {cost.batch_size:,} sequences" if cost.batch_size > 1 else ""
-    yield f"{text}. With {filled}{each} it holds {cache.bytes:,} bytes."
+    held = f" With {filled}{each} it holds {cache.bytes:,} bytes." if cache.width else ""
+    yield f"{text}.{held}"
     if cache.remade:
         yield "Every step of decode makes keys and values of all the cache's tokens anew: nothing is absorbed."
 
@@ -205,6 +209,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.extend(_cache_notes(cost, cost.cache))
     if moved:
         notes.append(f"Bytes: every operand read once and every result written once, line by line, in {cost.dtype}.")
+    elif any(row.bytes is None for row in cost.rows):
+        notes.append(f"Bytes are unknown in {cost.dtype}: what is stored in which type is up to a recipe.")
     if cost.timing:
         notes.extend(_timing_notes(cost.timing))
     if cost.over:
@@ -270,6 +276,7 @@ def _flat(cost: Cost) -> Sheet:
     if cost.by == "equation" and any(row.module for row in cost.rows):
         fields = (*fields[:3], "module", *fields[3:])
     rows, timed = [], _timed(cost)
+    stored = any(row.bytes is not None for row in cost.rows)
     for row in cost.rows:
         values = [getattr(row, field) for field in fields]
         texts = ["" if value is None else str(value) for value in values]
@@ -277,14 +284,14 @@ def _flat(cost: Cost) -> Sheet:
         more = _timed_cells(cost, (row,))
         at_least = AT_LEAST if row.unknown else ""
         counts = (f"{at_least}{number(count)}" for count in (row.maccs, row.flops))
-        cells = (*counts, number(row.bytes), *(more[name] for name in timed))
+        cells = (*counts, *([number(row.bytes or 0)] if stored else []), *(more[name] for name in timed))
         rows.append(Row((*texts, *cells)))
     blank = ("",) * (len(fields) - 1)
-    moved, more = sum(row.bytes for row in cost.rows), _timed_cells(cost, cost.rows)
+    moved, more = sum(row.bytes or 0 for row in cost.rows), _timed_cells(cost, cost.rows)
     at_least = AT_LEAST if cost.at_least else ""
     totals = (f"{at_least}{number(count)}" for count in (cost.total.maccs, cost.total.flops))
-    cells = (*totals, number(moved), *(more[name] for name in timed))
+    cells = (*totals, *([number(moved)] if stored else []), *(more[name] for name in timed))
     rows.append(Row(("total", *blank, *cells), "bold"))
     left = frozenset(place for place, field in enumerate(fields) if field != "repeat")
-    columns = (*map(words, fields), "MACCs", "FLOPs", "bytes", *timed)
-    return Sheet(title(cost), columns, tuple(rows), _notes(cost, True, False), left)
+    columns = (*map(words, fields), "MACCs", "FLOPs", *(["bytes"] if stored else []), *timed)
+    return Sheet(title(cost), columns, tuple(rows), _notes(cost, stored, False), left)

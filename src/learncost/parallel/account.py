@@ -5,7 +5,7 @@ It is read once for a structure of placement; the sizes of the mesh and of the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -91,6 +91,20 @@ class Account:
 
     def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[Where, Any]:
         """Seconds of one turn of each segment in each pass, computing alone; arrays where sizes are."""
+        by_place: dict[Where, Any] = {}
+        for where, _, seconds in self._at(sizes, rates, dtype):
+            by_place[where] = by_place.get(where, 0.0) + seconds
+        return by_place
+
+    def products(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[Where, Any]:
+        """FLOPs of the matrix products of one turn of each segment in each pass."""
+        by_place: dict[Where, Any] = {}
+        for where, flops, _ in self._at(sizes, rates, dtype):
+            by_place[where] = by_place.get(where, 0) + flops
+        return by_place
+
+    def _at(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> Iterator[tuple[Where, Any, Any]]:
+        """What runs at once: where, the FLOPs of its products in one turn of its segment, and its seconds."""
         walker = Walker(self.blocks)
         places = [
             walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])
@@ -100,7 +114,6 @@ class Account:
         if key not in self._works:
             self._works[key] = tuple(works_axes(self._rows, dtype, rates.operators, rates.words))
         works = [work.at(sizes) for work in self._works[key]]
-        by_place: dict[Where, Any] = {}
         for work, seconds in zip(works, seconds_of(works, rates), strict=True):
             segment, line = places[work.main], self._rows[work.main].source
             if is_collective(line):
@@ -109,8 +122,8 @@ class Account:
             where = Where(
                 segment, PASSES.get(work.macro, "F"), bool(self.sizes.turns_round & self._rows[work.main].repeat.sizes)
             )
-            by_place[where] = by_place.get(where, 0.0) + seconds.total / max(1, turns)
-        return by_place
+            flops = work.turns * work.share * sum(product.flops for product in work.products)
+            yield where, flops / max(1, turns), seconds.total / max(1, turns)
 
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:

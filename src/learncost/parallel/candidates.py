@@ -169,7 +169,7 @@ def meshes(
             continue
         for cp in parts("cp", devices // tp):
             for ep in parts("ep", devices // tp // cp):
-                if sizes.get("e", 1) % ep:
+                if sizes.get("e", 1) % ep or min(ep, tp) > 1:  # `check_timed` refuses both
                     continue
                 left = devices // tp // cp // ep
                 for pp in _divisors(left):

@@ -10,7 +10,7 @@ from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.sustained import sustained
 from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.equation.precision import stored
 from learncost.layers.layer import Layer
 from learncost.ledger.memory_types import bytes_of
 from learncost.ledger.question import question
@@ -315,7 +315,7 @@ def search(
     number_of = _whole("devices", devices)
     few = _whole("top", top)
     total = None if tokens is None else check_tokens("tokens", tokens)
-    kinds = [precision_of(name.strip()) for name in (precision or "bf16").split(",")]
+    kinds = [stored(name.strip()) for name in (precision or "bf16").split(",")]
     run = prepare(model, "run", 1, seq_len, None, None, None, 0, kinds[0].name, sizes, ("bp",))
     if run.model.two_sided or not run.model.learns:
         raise InputError(f"search is about models with one sequence and a loss, which {shown(str(model))} is not")
@@ -324,6 +324,8 @@ def search(
     memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
     times: dict[tuple[Any, ...], dict[Where, float]] = {}
     first, refused = _first(run.model, run.axes, kinds[0], cluster, times)
+    if {"ep", "tp"} <= {*first.structure.axes}:
+        refused += ("No mesh has both ep and tp: the time of experts beside heads and widths is not modelled.",)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
     readings, candidates_known, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
     shown_ways = _exact(readings, candidates_known, run.axes, cluster, rates, length, few, memory)

@@ -23,6 +23,7 @@ from learncost.parallel.held import Static
 from learncost.parallel.passes import Activations
 from learncost.parallel.segments import Part, parts_of
 from learncost.parallel.sent import Sending
+from learncost.placement.clauses import check_timed
 from learncost.placement.padding import Padded
 from learncost.readings.time import Rates
 from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
@@ -282,6 +283,7 @@ def step_of(
     tokens  of a sequence
     Raises `InputError` for what does not divide, and for a mesh that the cluster has no links for.
     """
+    check_timed(account.step.homes.clauses, way.mesh)
     way_sizes = sizes_of(account, way, sizes)
     if why := account.sizes.divides(way_sizes):
         raise InputError(why)
@@ -336,23 +338,42 @@ def step_of(
     times = {device: (*per_device[device], send) for device in range(way.stages)}
     sent = _sent(account, way_sizes, parts, way, mesh_groups, cluster, kind.several)
     batch = way_sizes["B"] * way.microbatches
+    total = pipeline + once
+    low = rates.low
+    if rates.most and total:
+        low = min(1.0, max(low, way.microbatches * _most_products(account, way, way_sizes, parts, rates) / total))
     return StepTakes(
         way,
         cluster,
         _memory(account, way, way_sizes, parts, times),
         sent,
-        pipeline + once,
+        total,
         once,
         pipeline / busy - 1 if busy else 0.0,
         busy - waited,
         waited,
         batch * tokens,
-        low=rates.low,
+        low=low,
         high=rates.high,
         groups=mesh_groups,
         passes={name: tuple(columns[name]) for name in "FBW"},
         padded=padded,
     )
+
+
+def _most_products(
+    account: Account, way: Way, way_sizes: Mapping[str, int], parts: Sequence[Part], rates: Rates
+) -> float:
+    """Seconds of the products of one microbatch on the busiest device, at the highest rate that was ever measured."""
+    flops = account.products(way_sizes, rates, account.kind.values)
+    of_part = {
+        part: sum(each * _turns(account, part, where.segment) for where, each in flops.items() if where.letter != "O")
+        for part in {*parts}
+    }
+    of_devices = (
+        sum(of_part[parts[chunk * way.stages + device]] for chunk in range(way.chunks)) for device in range(way.stages)
+    )
+    return float(max(of_devices)) / rates.most
 
 
 def _joined(by_pass: Mapping[str, Spent], overlap: bool) -> dict[str, tuple[float, float]]:

@@ -17,7 +17,7 @@ from learncost import __version__
 from learncost.books.book import book as find_book
 from learncost.books.errata import errata
 from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.equation.precision import either, precision_of
 from learncost.equation.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.layers.parts import shown_layer
@@ -101,6 +101,7 @@ def document(
     if procedure not in INFERENCE:
         arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
     runner, beside = arguments.pop("engine"), arguments.pop("side_by_side")
+    either(dtype, precision)  # a page tells memory and time too
     step = cost(**arguments, **sizes, by="equation")
     assert step.built is not None
     check_known(step.built.table.lines, "a report")

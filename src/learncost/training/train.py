@@ -104,7 +104,7 @@ def train(
             whole = {name: kind == "integer" for name, kind in kinds.items() if kind in NUMBERS}
             options |= {name: number(name, options[name], is_whole) for name, is_whole in whole.items()}
             if precision is not None and resume is None:
-                options["dtype"] = either(options.get("dtype"), precision).name
+                options["dtype"] = either(options.get("dtype"), precision, counts_alone=True).name
             traced = 0 if trace is None else number("trace", trace, True)
             if not 0 <= traced <= MOST_TRACED:
                 raise InputError(f"trace must be a whole number from 0 to {MOST_TRACED}, not {trace!r}")

@@ -11,6 +11,7 @@ from typing import Any
 from learncost.books.errata import errata
 from learncost.equation.count import Count, total
 from learncost.equation.line import Line
+from learncost.equation.precision import BYTES
 from learncost.equation.repeat import walk
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.layers.parts import shown_layer
@@ -108,7 +109,7 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
         if row.macro_operation == "forward" and place in weights:
             formulas["parameters"] = weights.pop(place)
         text, mathml = _text_and_formula(first, axis_names)
-        counts = {"maccs": row.maccs, "flops": row.flops, "bytes": row.bytes}
+        counts = {name: getattr(row, name) for name in ("maccs", "flops", "bytes") if getattr(row, name) is not None}
         if "parameters" in formulas:
             counts["parameters"] = _at(formulas["parameters"], price)
         result.append(
@@ -140,7 +141,7 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
 def _formulas(price: Price, rows: list[Row]) -> Iterator[tuple[str, Count]]:
     """What rows cost together, as polynomials in the axes."""
     part = Price(price.book, tuple(rows), {}, price.dtype)
-    for name in ("maccs", "flops", "bytes"):
+    for name in ("maccs", "flops", *(["bytes"] if price.dtype in BYTES else [])):
         yield name, as_count(getattr(part, name))
 
 

@@ -74,6 +74,7 @@ def choices() -> Mapping[str, Any]:
     precisions = [
         {"name": precision.name, "title": precision.title, "also": list(precision.also)}
         for precision in PRECISIONS.values()
+        if precision.is_stored
     ]
     return {
         "model": models + generic,

@@ -87,9 +87,8 @@ def check_runs(kind: Precision) -> None:
     states = "" if kind.states in BLOCKS else kind.states  # those of blocks are rounded between the steps
     types = (kind.weights, kind.gradients, kind.values, states, kind.masters, kind.loss)
     if not kind.is_whole and (wrong := next((name for name in types if name and name not in COMPUTED), None)):
-        raise InputError(
-            f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} is known to memory, fit and cost alone"
-        )
+        known = "memory, fit and cost" if kind.is_stored else "cost"
+        raise InputError(f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} is known to {known} alone")
 
 
 def _pure(table: Table, kind: Precision) -> set[str]:

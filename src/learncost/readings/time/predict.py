@@ -61,6 +61,7 @@ class Time:
     step: float
     low_factor: float
     high_factor: float
+    least: float = 0.0  # seconds of its products at the highest rate that was ever measured
 
     @property
     def total(self) -> float:
@@ -69,7 +70,7 @@ class Time:
 
     @property
     def low(self) -> float:
-        return self.total * self.low_factor
+        return min(self.total, max(self.total * self.low_factor, self.least))
 
     @property
     def high(self) -> float:
@@ -102,7 +103,9 @@ def time(
         raise InputError(f"time needs every size: give {', '.join(missing)}")
     several = list(works(rows, sizes, dtype, rates.operators, rates.words, updated))
     taken = parts(several, rates)
-    return Time(taken, rates.step + waits(taken), rates.low, rates.high)
+    flops = sum(work.turns * work.share * product.flops for work in several for product in work.products)
+    least = float(flops) / rates.most if rates.most else 0.0
+    return Time(taken, rates.step + waits(taken), rates.low, rates.high, least)
 
 
 def waits(parts_of_a_step: Sequence[Seconds]) -> Any:

@@ -123,6 +123,7 @@ class Rates(Displayed):
     queues     whether calls return before they are done, as on a GPU: what was called runs while others are called, and
                products inside of a kernel were timed as attention, words among them
     low, high  factors of the time between which it is expected
+    most       FLOP/s that nothing was ever measured above, on such a device; 0: not known
     name, source  of the device, and what its rates rest on; `dtype`, whose they are, where that is known
     watts      that it draws, lowest, usual and highest, where that is known
     """
@@ -142,6 +143,7 @@ class Rates(Displayed):
     queues: bool = False
     low: float = 1.0
     high: float = 1.0
+    most: float = 0.0
     name: str = ""
     dtype: str = ""
     source: str = ""

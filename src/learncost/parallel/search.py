@@ -210,7 +210,7 @@ class Search(Shown):
             *dict.fromkeys(f"{padded}." for each in self.found for padded in each.step.padded),
             *self.refused,
             "Memory is read off the placed table's arrays; time is modelled, from "
-            f"{low:g} to {high:g} of what stands here: {self.source}.",
+            f"{low:.2g} to {high:.2g} of what stands here: {self.source}.",
             f"Assumed: {'; '.join(ASSUMED.values())}.",
             "Collectives: a ring, or the switch where it reduces (learncost list clusters); the last axis of a mesh "
             "is between neighbours.",

@@ -106,7 +106,7 @@ def over_devices(
     step = many.step
     notes = (
         f"Over {described(step)} on {group.name}; cut by: {many.placed}.",
-        f"Time is modelled: {step.low:g} to {step.high:g} of what stands here. {'; '.join(ASSUMED.values())}.",
+        f"Time is modelled: {step.low:.2g} to {step.high:.2g} of what stands here. {'; '.join(ASSUMED.values())}.",
     )
     flags = {"on": group.name, "mesh": mesh, "place": place, "placement": placement, "schedule": schedule}
     command = command_of(("run-cost",), model, {"tokens": "1e12", **flags, "precision": precision, **given})

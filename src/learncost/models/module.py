@@ -22,11 +22,15 @@ def runs_otherwise(model: Model) -> str:
     layer = model.configuration.layer
     if layer is None or layer.steps is None:
         return "is of a module that is in memory, or is named as FILE.py:NAME"
-    if model.table.weights != layer.table.weights:
+    if {weight.partition("@")[0] for weight in model.table.weights} != {*layer.table.weights}:
         return "knows no adapters that are added to a module that was read"
-    if {*model.learning} != {*layer.table.weights} - {*layer.frozen}:
-        return "runs a module with what learns in it: say requires_grad there"
     return ""
+
+
+def learns_otherwise(model: Model) -> bool:
+    """Whether other weights learn than those of the module that was read."""
+    layer = model.configuration.layer
+    return layer is not None and {*model.learning} != {*layer.table.weights} - {*layer.frozen}
 
 
 def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 4) -> Module:

@@ -13,7 +13,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
 from learncost.ledger.runners.logged import Logs
 from learncost.models.model import Model
-from learncost.models.module import module_of, runs_otherwise
+from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.placement.presets import chosen
 from learncost.procedures.procedure import procedure
 from learncost.schedule.account import Room
@@ -132,15 +132,16 @@ def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
 
 def _ran_on(device: str, way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running:
     """The step as the module runs it on a device. Raises `InputError` where it cannot."""
-    layer, running = step.model.configuration.layer, Running(device)
+    model, layer = step.model, step.model.configuration.layer
     assert layer is not None
     assert layer.steps is not None
+    running = Running(device, (layer.table.weights, model.learning) if learns_otherwise(model) else None)
     running.label = "optimizer state"
     state = [Room(running.account, step.state + step.master)]
     if step.over:
         running.label = BUCKETS
         running.given[BUCKETS] = BUCKETS
-        learned = bytes_of(step.model.table, step.model.learning, sizes, lambda _: step.kind.weight)
+        learned = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
         state.append(Room(running.account, learned))
     layer.steps(_here(step, sizes), step.kind.values, running)
     running.label = "optimizer step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from learncost.schedule.account import Account
@@ -16,10 +16,11 @@ class Running:
     given    by label, what part of the memory an array is that is there before the step begins
     learned  elements of the weights that have a gradient, in the order of the module
     device   where it runs, as PyTorch calls it
+    weights  the table's weights, and those that learn: None where the module itself says what learns
     """
 
-    def __init__(self, device: str = "cpu") -> None:
-        self.label, self.device = "", device
+    def __init__(self, device: str = "cpu", weights: tuple[Sequence[str], Sequence[str]] | None = None) -> None:
+        self.label, self.device, self.weights = "", device, weights
         self.account = Account(NEVER, lambda: self.label)
         self.given: dict[str, str] = {}
         self.learned: list[int] = []

@@ -41,6 +41,7 @@ class Stepping:
         from learncost.models.imported.examples import as_called
         from learncost.models.imported.running.counting import Counting, knows
         from learncost.models.imported.running.ends import ends
+        from learncost.models.imported.running.learning import learn_only
 
         if running.device == "cuda" and not torch.cuda.is_available():
             raise InputError("PyTorch chooses kernels for a GPU where there is one")
@@ -50,6 +51,8 @@ class Stepping:
         with FakeTensorMode(allow_non_fake_inputs=True), _as_in_a_run(), unchecked(), counting:
             empty = _Empty(kind, counting, knows)
             module = empty.module(module)
+            if running.weights:
+                learn_only(module, running.weights[1], running.weights[0])
             given = empty.inputs(given)
             with _told(module, counting):
                 row, by_name = as_called(module, given)

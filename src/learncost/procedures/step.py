@@ -192,6 +192,8 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
 
         return with_tangents(model, derived, made)
     read = {name for line, _ in walk(table.lines) for name in line.reads}
+    unread = {*table.inputs} - read - {*model.table.inputs}  # gradients of outputs that nothing which learns needs
+    table = replace(table, inputs=tuple(name for name in table.inputs if name not in unread))
     drawn = {name: value for name, value in drawn.items() if name in read}
     if drawn:
         table = replace(table, values={**table.values, **drawn}, inputs=(*table.inputs, *drawn))

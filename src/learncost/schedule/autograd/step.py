@@ -67,7 +67,7 @@ def _forward(state: State) -> list[Tensor]:
             state.rooms[name] = room
         else:
             values[name] = Tensor(state.tape, Value(elements, width, room))
-            if table.values[name].role == "value":
+            if table.values[name].role in ("value", "constant"):
                 state.inputs.append(values[name])  # images or sounds: who calls the model has them
     weights = {name: (name,) for name in table.weights}
     names = Names(state, table.axes, weights, frozenset(asked.drawn), {})

@@ -129,3 +129,80 @@ def test_a_file_is_run_for_the_memory_of_its_module(capsys):
     said = capsys.readouterr()
     assert "by autograd (itself): B = 2, M = 16" in said.out
     assert "runs " in said.err
+
+
+class Blocks(nn.Module):
+    """Equal blocks between two layers, and a large input that the first layer reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(64, 32), nn.Linear(32, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4))
+
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.leave(x).mean()
+
+
+LEARN = {
+    "none": ({"train": "none"}, lambda name: False),
+    "leave": ({"train": "leave"}, lambda name: name.startswith("leave")),
+    "biases": ({"train": "biases"}, lambda name: name.endswith("bias")),
+    "last block": ({"train_layers": "last 1"}, lambda name: name.startswith("blocks.3.")),
+    "two blocks": ({"train_layers": "0,2"}, lambda name: name.startswith(("blocks.0.", "blocks.2."))),
+}
+
+
+@pytest.mark.parametrize("chosen", LEARN)
+def test_the_module_runs_with_what_is_said_to_learn(chosen):
+    said, learns = LEARN[chosen]
+
+    def train():
+        module, x = Blocks(), torch.randn(96, 64)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(learns(name))
+        learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        steps = torch.optim.AdamW(learning, fused=True) if learning else None
+        for _ in range(2):
+            module.zero_grad(set_to_none=True)
+            result = module(x)
+            if steps:
+                result.backward()
+                steps.step()
+
+    found = lc.memory(lc.from_module(Blocks(), {"x": "float 96 64"}), **said)
+    assert found.module == "itself"
+    assert found.peak == pytest.approx(apart(train)[1], rel=0.002)
+
+
+@pytest.mark.parametrize("engine", ["autograd", "table"])
+def test_where_nothing_learns_lines_hold_what_the_caller_has_and_no_gradient(engine):
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(64, 256), nn.Linear(64, 256)
+
+        def forward(self, x):
+            left = self.left(x)
+            return self.right(x) + left
+
+    def answer():
+        with torch.no_grad():
+            module, x = Wide(), torch.randn(512, 64)
+            module(x)
+
+    layer = lc.from_module(Wide(), {"x": "float 512 64"})
+    found = lc.memory(layer, train="none", engine=engine, **({"module": "plain"} if engine == "autograd" else {}))
+    assert found.peak == pytest.approx(apart(answer)[1], rel=0.002)
+
+
+def test_a_module_read_at_numbers_fits_or_does_not():
+    layer = lc.from_module(nn.Linear(64, 64), {"input": torch.randn(32, 64)})
+    peak = lc.memory(layer).peak
+    assert [lc.memory(layer, budget=room).fits["batch_size"] for room in (peak, 2 * peak)] == [1, 1]
+    rows = lc.fit(layer, peak, procedures="bp").rows
+    assert [row.largest for row in rows if not row.plan] == [1]
+    assert [row.largest for row in lc.fit(layer, peak // 4, procedures="bp").rows] == [0] * len(rows)
+    assert "the step fits." in str(lc.memory(layer, budget=peak))

@@ -59,12 +59,19 @@ def largest(step: Step, runner: Runner, budget: int) -> int:
     return batch
 
 
+def has_batch(step: Step) -> bool:
+    """Whether the batch is open: a module that was read at sizes that are numbers is one step, which fits or not."""
+    return any("B" in axes for axes in step.table.axes.values())
+
+
 def _unit(step: Step) -> int:
     """The smallest batch: a sequence for each microbatch, of each device that has its own."""
     return step.shares.get("B", 1) * step.accumulate
 
 
 def _largest(step: Step, runner: Runner, budget: int) -> int:
+    if not has_batch(step):
+        return int(runner.peak(step, step.sizes()) <= budget)
     if step.over:  # every device has as many
         unit = _unit(step)
         return unit * largest_batch(lambda several: runner.peak(step, step.sizes(several * unit)), budget)

@@ -167,7 +167,11 @@ def _fits(memory: Memory) -> str:
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
     many, batch_text = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
     text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
-    if length is not None:
+    if memory.letters:  # a table of a user's: its batch is B, where that is open at all
+        text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
+        if "B = " in memory.letters:
+            text = f"In {said_bytes(memory.budget)} fits " + (f"B = {batch:,} at most" if batch else "no B")
+    elif length is not None:
         text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
     if not batch:
         text += (

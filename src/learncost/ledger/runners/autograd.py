@@ -45,18 +45,20 @@ class Stepping:
     """A way in which PyTorch's optimizers step.
 
     name       of the runner
-    adamw      AdamW's implementation: fused, foreach, for-loop
+    how        the optimizer's implementation: fused, foreach, for-loop
     new        the rule of new weights and states; `gradients`, that of gradients
-    gone       how long gradients are there, and `said`, how AdamW runs, as the convention has it
+    gone       how long gradients are there, as the convention has it, and `hooked`, where the optimizer steps
+    said       what else is not in it
     tape       on which the step runs
     place      what that stands for; `device`, as PyTorch calls it
     alone      why it has nothing to say of one device among many
     """
 
     name: str
-    adamw: str
+    how: str
     new: str
-    said: str
+    said: str = ""
+    hooked: str = ""
     gradients: str = "to the end"
     gone: str = "all gradients kept to the end"
     tape: Callable[[int, int | None], Tape] = Tape
@@ -100,7 +102,7 @@ def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | Non
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         module.checkpoint if recompute else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
-        _adamw(way, step),
+        _stepping(way, step),
         {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
         _wrapping(step),
     )
@@ -143,16 +145,34 @@ def _ran_on(device: str, way: Stepping, step: Step, sizes: Mapping[str, int]) ->
         running.given[BUCKETS] = BUCKETS
         learned = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
         state.append(Room(running.account, learned))
+    running.hooked, width = bool(way.hooked), BYTES[step.kind.states]
+    running.steps = lambda weights: step_weights(
+        *_stepping(way, step), weights, lambda elements: Room(running.account, elements * width)
+    )
     layer.steps(_here(step, sizes), step.kind.values, running)
-    running.label = "optimizer step"
-    width = BYTES[step.kind.states]
-    step_weights(_adamw(way, step), running.learned, lambda elements: Room(running.account, elements * width))
     del state
     return running
 
 
-def _adamw(way: Stepping, step: Step) -> str:
-    return way.adamw if step.optimizer.name == "adamw" else ""
+def _stepping(way: Stepping, step: Step) -> tuple[str, str]:
+    """The optimizer, and how it steps; where PyTorch has none fused, as it steps where nobody says how."""
+    usual = "foreach" if way.device == "cuda" else "for-loop"
+    return step.optimizer.name, usual if way.how == "fused" and step.optimizer.name in UNFUSED else way.how
+
+
+def _steps(way: Stepping, step: Step) -> str:
+    """The optimizer's step in words: AdamW with fused=True."""
+    optimizer, how = _stepping(way, step)
+    words = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "one weight after the other"}
+    unfused = ", as PyTorch has none fused" if how != way.how else ""
+    return f"{way.said}{CLASSES[optimizer]} {words[how]}{way.hooked}{unfused}."
+
+
+CLASSES = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW", "rmsprop": "RMSprop"}
+"""The optimizers of `torch.optim`, as it calls them."""
+
+UNFUSED = ("rmsprop",)
+"""Those of which PyTorch has no fused step."""
 
 
 def _plain(model: Model) -> Model:
@@ -190,7 +210,7 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     parts |= {part: size for part in beside if (size := sum(size for size, label in rooms if label == part))}
     parts["workspace"] = backward_rooms - tape.gradients
     parts["activations"] = peak - sum(parts.values())
-    convention = _CONVENTION.format(module.said, way.place, way.gone, way.said)
+    convention = _CONVENTION.format(module.said, way.place, way.gone, _steps(way, step))
     if wrapping := _wrapping(step):
         convention += f" Wrapped by {wrapping.said}; what the library that sends has for itself is not in it."
     if step.instead:
@@ -220,7 +240,7 @@ def _taken(way: Stepping, step: Step, running: Running) -> Taken:
     curve, stays = Logs(account.log, table, running.given, state, {}).account()
     rooms = ((array.bytes, array.label) for array in there)
     place = way.place if running.device == way.device else Stepping.place
-    said = _CONVENTION.format(Itself.said, place, way.gone, way.said)
+    said = _CONVENTION.format(Itself.said, place, way.gone, _steps(way, step))
     if step.instead:
         said += f" Not on {way.place}: {step.instead}."
     return Taken(account.peak, at_line(str(account.line), account.peak), parts, grouped(rooms), curve, stays, said)
@@ -240,11 +260,13 @@ def _unwrapped(step: Step) -> str:
     return "has frozen codes that fully_shard is not told of" if wrapping.parts > 1 and step.model.quantized else ""
 
 
-def _refuses(step: Step) -> str:
+def _refuses(way: Stepping, step: Step) -> str:
     if step.over and (why := _unwrapped(step)):
         return why
     if step.module == Itself.name and (why := _otherwise(step)):
         return why
+    if way.hooked and step.optimizer.name in UNFUSED:
+        return f"steps in hooks by a fused optimizer, and PyTorch has no fused {step.optimizer.name}"
     if step.kind.values not in TRAINED:
         return f"has values in {', '.join(TRAINED)}"
     if why := refusal(step, ()):
@@ -280,7 +302,7 @@ def runner(way: Stepping) -> Runner:
         partial(_takes, way),
         rules,
         _CONVENTION,
-        _refuses,
+        partial(_refuses, way),
         plans=("",),
         lengths=True,
         module=True,
@@ -289,7 +311,7 @@ def runner(way: Stepping) -> Runner:
 
 
 RUNNERS = (
-    runner(Stepping("autograd", "fused", "over the old ones", "AdamW with fused=True.")),
-    runner(Stepping("autograd-foreach", "foreach", "over, by copies", "AdamW with foreach=True.")),
-    runner(Stepping("autograd-for-loop", "for-loop", "over, one by one", "AdamW one weight after the other.")),
+    runner(Stepping("autograd", "fused", "over the old ones")),
+    runner(Stepping("autograd-foreach", "foreach", "over, by copies")),
+    runner(Stepping("autograd-for-loop", "for-loop", "over, one by one")),
 )

@@ -23,8 +23,7 @@ RUNNERS = (
             "autograd-cuda",
             "fused",
             "over the old ones",
-            "Nor are the workspaces that cuBLAS keeps (66 MiB on an H100), nor what the allocator rounds up. "
-            "AdamW with fused=True.",
+            "Nor are the workspaces that cuBLAS keeps (66 MiB on an H100), nor what the allocator rounds up. ",
             tape=_OnCuda,
             place="a GPU",
             device="cuda",

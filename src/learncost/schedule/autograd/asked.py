@@ -19,7 +19,7 @@ class Asked:
     drawn        the inputs that are noise of dropout
     checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
     blocks       how many there are, where a turn of a repeat may have several; 0: a turn is one
-    adamw        fused, foreach or for-loop; any other optimizer steps in place
+    stepping     the optimizer, and how it steps: fused, foreach or for-loop
     coded        the weights that are stored as codes and scales, and the bytes of these
     wrapping     how the module lies on several devices
     """
@@ -31,6 +31,6 @@ class Asked:
     drawn: Collection[str] = ()
     checkpoint: str = ""
     blocks: int = 0
-    adamw: str = ""
+    stepping: tuple[str, str] = ("", "")
     coded: Mapping[str, int] = field(default_factory=dict)
     wrapping: Wrapping | None = None

@@ -14,7 +14,8 @@ class Running:
 
     label    what runs now
     given    by label, what part of the memory an array is that is there before the step begins
-    learned  elements of the weights that have a gradient, in the order of the module
+    steps    the optimizer's step over weights of so many elements, while their gradients are there
+    hooked   whether a gradient goes in a hook, once it is there, with its weight's step
     device   where it runs, as PyTorch calls it
     weights  the table's weights, and those that learn: None where the module itself says what learns
     """
@@ -23,7 +24,8 @@ class Running:
         self.label, self.device, self.weights = "", device, weights
         self.account = Account(NEVER, lambda: self.label)
         self.given: dict[str, str] = {}
-        self.learned: list[int] = []
+        self.hooked = False
+        self.steps: Callable[[list[int]], None] = lambda weights: None
 
     def at_peak(self) -> list[Logged]:
         """The arrays that are there at the first of the worst moments."""

@@ -34,19 +34,33 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: Asked) -
     state.inputs.clear()
     state.masks.clear()
     tape.label = "optimizer step"
-    step_weights(asked.adamw, tape.learned, tape.new)
+    step_weights(*asked.stepping, tape.learned, tape.new)
     del rooms
 
 
-def step_weights(adamw: str, weights: Sequence[int], new: Callable[[int], object]) -> None:
-    """What AdamW takes while it steps weights of so many elements: `new` makes an array of some."""
-    if adamw == "foreach":  # torch._foreach_sqrt of all second moments
+def step_weights(optimizer: str, way: str, weights: Sequence[int], new: Callable[[int], object]) -> None:
+    """Take the temporaries of a step of `torch.optim` over weights of so many elements, and give them back.
+
+    way  fused, foreach or for-loop
+    new  makes an array of so many elements
+    """
+    if way == "fused" or optimizer not in ROOTS:
+        return
+    if way == "foreach":  # torch._foreach_sqrt of all second moments
         roots = [new(elements) for elements in weights]
         del roots
-    if adamw == "for-loop":  # exp_avg_sq.sqrt() / bias_correction2_sqrt, weight by weight
-        for elements in weights:
-            root, denominator = new(elements), new(elements)
-            del root, denominator
+        return
+    denominator: object = None  # the name keeps that of the weight before until it has another
+    for elements in weights:
+        root = new(elements)
+        denominator = new(elements) if ROOTS[optimizer] > 1 else root
+        del root
+    del denominator
+
+
+ROOTS = {"adamw": 2, "rmsprop": 1}
+"""Temporaries of a weight in `_single_tensor_adamw` (exp_avg_sq.sqrt() / bias_correction2_sqrt) and
+`_single_tensor_rmsprop` (square_avg.sqrt()) of torch.optim; SGD, with momentum or without, steps in place."""
 
 
 def _forward(state: State) -> list[Tensor]:

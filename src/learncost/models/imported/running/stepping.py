@@ -59,11 +59,30 @@ class Stepping:
                 result = module(*row, **by_name)
                 floats = ends(result)
                 counting.backwards = True
+                learned = _let_go(module, counting) if running.hooked else []
                 torch.autograd.backward(floats, [torch.empty_like(each) for each in floats])
                 counting.settle()
-            learned = [each for each in module.parameters() if each.grad is not None]
-            counting.call_gradients(each.grad for each in learned)
-            running.learned += [each.numel() for each in learned]
+            learned += [each for each in module.parameters() if each.grad is not None]
+            counting.call_gradients(each.grad for each in learned if each.grad is not None)
+            del result, floats
+            running.label = "optimizer step"
+            running.steps([each.numel() for each in learned])
+
+
+def _let_go(module: Any, counting: Any) -> list[Any]:
+    """Let go of a gradient once it is there, as an optimizer in the backward pass does; the weights that had one."""
+    learned: list[Any] = []
+
+    def step(weight: Any) -> None:
+        counting.settle()
+        counting.call_gradients(iter([weight.grad]))
+        learned.append(weight)
+        weight.grad = None
+
+    for weight in module.parameters():
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(step)
+    return learned
 
 
 @contextmanager

@@ -1,0 +1,143 @@
+"""The memory of a module that was read, for every optimizer in every variant that PyTorch has, beside its allocator."""
+
+import pytest
+import torch
+from torch import nn
+
+import learncost as lc
+from allocator import apart
+from learncost.vocabulary.optimizers import OPTIMIZERS
+from sampling import sampled
+
+VARIANTS = {
+    "autograd": {"fused": True},
+    "autograd-foreach": {"foreach": True},
+    "autograd-for-loop": {"foreach": False},
+    "autograd-in-backward": {"fused": True},
+}
+DTYPES = {"fp32": torch.float32, "bf16-pure": torch.bfloat16}
+
+
+def optimizer(name, weights, variant):
+    if name == "rmsprop":  # PyTorch has none fused: it steps as where nobody says how
+        return torch.optim.RMSprop(weights, **({} if "fused" in variant else variant))
+    if name == "adamw":
+        return torch.optim.AdamW(weights, **variant)
+    return torch.optim.SGD(weights, 0.1, momentum=0.9 if name == "momentum" else 0.0, **variant)
+
+
+class Wide(nn.Module):
+    """Weights of many sizes, the largest in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 900), nn.LayerNorm(900), nn.Linear(900, 300, bias=False)
+
+    def forward(self, x):
+        return self.last(self.norm(torch.relu(self.first(x)))).mean()
+
+
+class Images(nn.Module):
+    """Convolutions and a head that is larger than they are; its embedding of places is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, stride=2), nn.Linear(8 * 49, 500)
+        self.places = nn.Parameter(torch.randn(8, 7, 7), requires_grad=False)
+
+    def forward(self, x):
+        return self.head((torch.relu(self.stem(x)) + self.places).flatten(1)).mean()
+
+
+class Tied(nn.Module):
+    """An embedding that is the head too: two gradients meet."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.inner = nn.Embedding(300, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return (self.inner(self.table(x)) @ self.table.weight.t()).logsumexp(-1).mean()
+
+
+MODULES = {
+    "wide": (Wide, lambda dtype: {"x": torch.randn(4, 64, dtype=dtype)}),
+    "images": (Images, lambda dtype: {"x": torch.randn(2, 3, 16, 16, dtype=dtype)}),
+    "tied": (Tied, lambda _: {"x": torch.randint(0, 300, (2, 8))}),
+}
+CASES = [
+    (module, name, engine, dtype)
+    for module in MODULES
+    for name in OPTIMIZERS
+    for engine in VARIANTS
+    for dtype in DTYPES
+    if (name, engine) != ("rmsprop", "autograd-in-backward")
+]
+
+
+def train(module, given, name, engine, dtype):
+    """Two steps as a user writes them; in the backward pass with an optimizer a weight, as PyTorch's tutorial has it."""
+    inputs, before = given(dtype), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        network = module().train()
+    finally:
+        torch.set_default_dtype(before)
+    weights = [weight for weight in network.parameters() if weight.requires_grad]
+    if engine == "autograd-in-backward":
+        several = {weight: optimizer(name, [weight], VARIANTS[engine]) for weight in weights}
+
+        def hook(weight):
+            several[weight].step()
+            several[weight].zero_grad()
+
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(hook)
+        for _ in range(2):
+            network(**inputs).backward()
+        return
+    steps = optimizer(name, weights, VARIANTS[engine])
+    for _ in range(2):
+        steps.zero_grad(set_to_none=True)
+        network(**inputs).backward()
+        steps.step()
+
+
+@pytest.mark.parametrize(("module", "name", "engine", "dtype"), sampled(CASES, 24, lambda case: case[1:3]))
+def test_the_peak_is_that_of_the_allocator(module, name, engine, dtype):
+    build, given = MODULES[module]
+    _, measured = apart(lambda: train(build, given, name, engine, DTYPES[dtype]))
+    layer = lc.from_module(build(), given(torch.float32))
+    found = lc.memory(layer, engine=engine, optimizer=name, precision=dtype)
+    assert found.module == "itself"
+    assert found.peak == pytest.approx(measured, rel=0.001)
+    assert sum(found.split.values()) == found.peak == sum(witness.bytes for witness in found.witnesses)
+
+
+def test_variants_differ_by_the_temporaries_of_their_steps():
+    """AdamW's roots: of all weights by foreach; of the largest twice, and of the one before it, weight by weight."""
+    layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
+    peaks = {engine: lc.memory(layer, engine=engine, optimizer="adamw").peak for engine in VARIANTS}
+    counts = [weight.numel() for weight in Wide().parameters()]
+    held = 4 * (4 * sum(counts) + 4 * 64)  # weights, gradients, two states; the input
+    assert peaks["autograd-foreach"] == held + 4 * sum(counts)
+    assert peaks["autograd-for-loop"] == held + 4 * (counts[-2] + 2 * counts[-1])
+    assert peaks["autograd-in-backward"] < peaks["autograd"] < peaks["autograd-for-loop"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_page_names_the_optimizer_that_steps(name):
+    layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
+    said = lc.memory(layer, engine="autograd-foreach", optimizer=name).convention
+    assert type(optimizer(name, [nn.Parameter(torch.ones(1))], {"foreach": True})).__name__ + " with" in said
+    assert "with foreach=True" in said
+    fused = lc.memory(layer, engine="autograd", optimizer=name).convention
+    assert ("fused=True" in fused) != ("as PyTorch has none fused" in fused)
+
+
+def test_there_is_no_fused_rmsprop_for_a_hook():
+    layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
+    with pytest.raises(lc.InputError, match="PyTorch has no fused rmsprop"):
+        lc.memory(layer, engine="autograd-in-backward", optimizer="rmsprop")
+    with pytest.raises(TypeError, match="fused"):
+        torch.optim.RMSprop([nn.Parameter(torch.ones(1))], fused=True)

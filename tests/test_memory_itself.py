@@ -206,3 +206,41 @@ def test_a_module_read_at_numbers_fits_or_does_not():
     assert [row.largest for row in rows if not row.plan] == [1]
     assert [row.largest for row in lc.fit(layer, peak // 4, procedures="bp").rows] == [0] * len(rows)
     assert "the step fits." in str(lc.memory(layer, budget=peak))
+
+
+PACKED = [
+    (name, dtype)
+    for name in ("linear", "convolutions", "U-Net", "LSTM", "attention, fused")
+    for dtype in ("fp32", "bf16")
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), sampled(PACKED, 2, lambda case: case[1]))
+def test_kernel_buffers_are_within_the_range_that_stands_on_top(name, dtype):
+    """The allocator's peak with what libraries of products take, which the other tests leave out."""
+    torch.manual_seed(0)
+    whole, without = apart(lambda: peaks.train(*peaks.CASES[name], peaks.DTYPES[dtype]))
+    layer = lc.from_module(peaks.built(peaks.CASES[name][0], inputs := peaks.CASES[name][1](torch.float32)), inputs)
+    found = lc.memory(layer, engine="autograd", optimizer="adamw", precision=peaks.PRECISIONS[dtype])
+    assert found.peak == pytest.approx(without, rel=0.002)
+    assert whole <= 1.002 * (found.peak + found.buffers)
+    assert found.buffers < found.peak
+    if found.buffers:
+        text = " ".join(str(found).split())
+        assert f"on top: kernel buffers 0 to {found.buffers:,}" in text
+        assert "what libraries take beside PyTorch's allocator is not included" in text
+    assert found.to_dict()["kernel_buffers"] == {"least": 0, "most": found.buffers}
+
+
+def test_what_multiplies_nothing_has_no_kernel_buffers():
+    class Pointwise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64))
+
+        def forward(self, x):
+            return (x * self.scale).tanh().mean()
+
+    found = lc.memory(lc.from_module(Pointwise(), {"x": torch.randn(8, 64)}))
+    assert (found.module, found.buffers) == ("itself", 0)
+    assert "on top" not in str(found)

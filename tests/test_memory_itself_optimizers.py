@@ -76,7 +76,7 @@ CASES = [
 
 
 def train(module, given, name, engine, dtype):
-    """Two steps as a user writes them; in the backward pass with an optimizer a weight, as PyTorch's tutorial has it."""
+    """Two steps as a user writes them; in the backward pass with an optimizer a weight (PyTorch tutorial)."""
     inputs, before = given(dtype), torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

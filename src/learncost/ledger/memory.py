@@ -104,6 +104,9 @@ class Memory(Drawn):
         else None.
     over
         With a mesh: its devices, what is cut over them, and what each sends. All bytes are then those of one device.
+    buffers
+        Bytes that libraries of products take from the allocator on top of the peak, at most: 0 to these are measured.
+        None where that is not known.
     unfit
         Why it does not fit the regions of the RAM of a device that was named; else "".
 
@@ -149,6 +152,7 @@ class Memory(Drawn):
     arena: Arena | None = None
     over: OverMesh | None = None
     unfit: str = ""
+    buffers: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -161,6 +165,8 @@ class Memory(Drawn):
             result["updates"] = {"inside": list(self.updates.inside), "outside": dict(self.updates.outside)}
         result |= {"convention": self.convention, "rules": dict(self.rules)}
         result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
+        if self.buffers is not None:
+            result["kernel_buffers"] = {"least": 0, "most": self.buffers}
         if self.mode:
             result["mode"] = self.mode
         if self.flash:
@@ -421,6 +427,7 @@ def memory_on(step: Step, chosen: Chosen) -> Memory:
         convention=(needs.said or runner.convention) + why,
         rules=needs.rules or runner.rules,
         unfit=needs.unfit,
+        buffers=needs.buffers,
         module=step.module if runner.module else "",
     )
 

@@ -37,6 +37,7 @@ class Taken:
     flash  bytes of flash, of a runner that says what lies there; None: those of frozen weights, where there is flash
     arena  where arrays lie over the calls, of a runner that gives each its place before it runs
     rules  the rules, where they are others than the runner's
+    buffers  bytes that libraries of products take from the allocator beside these at most; None: not known
     unfit  why it does not fit the regions of a device's RAM; empty where it does, or none are known
     """
 
@@ -51,6 +52,7 @@ class Taken:
     arena: Arena | None = None
     rules: Mapping[str, str] | None = None
     unfit: str = ""
+    buffers: int | None = None
 
 
 @dataclass(frozen=True)

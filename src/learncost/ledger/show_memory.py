@@ -44,6 +44,8 @@ def _alone(memory: Memory) -> Sheet:
     for name, size in memory.split.items():
         if size:
             rows.append(Row((name, "", number(size), size_of(size)), depth=1))
+    if memory.buffers:
+        rows.append(Row(("on top: kernel buffers", "", f"0 to {number(memory.buffers)}", size_of(memory.buffers))))
     rows.append(Row(("alive then", "number x bytes" if _executed(memory) else "shape", "", ""), "bold"))
     witnesses = [witness for witness in memory.witnesses if witness.bytes]
     for witness in witnesses[:SHOWN]:
@@ -140,6 +142,14 @@ GRADIENTS = (
 )
 
 
+BUFFERS = (
+    "Kernel buffers are taken on top while a product or convolution runs: from none to one packed copy of its operands "
+    "and results, channels padded to blocks of 16 (oneDNN's layouts). How many depends on the processor; what "
+    "libraries take beside PyTorch's allocator is not included."
+)
+"""What the range of kernel buffers is."""
+
+
 def _notes(memory: Memory) -> tuple[str, ...]:
     at = memory.moment
     layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
@@ -149,6 +159,8 @@ def _notes(memory: Memory) -> tuple[str, ...]:
         notes.append(str(memory.updates))
     if memory.trained != "all":
         notes.append(f"Learns: {memory.trained}.")
+    if memory.buffers:
+        notes.append(BUFFERS)
     if _executed(memory):
         return (*notes, memory.convention)
     kind, state = precision_of(memory.dtype), state_of(memory.optimizer)

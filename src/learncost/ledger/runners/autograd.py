@@ -34,9 +34,11 @@ from learncost.schedule.autograd import (
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
 
+WITHOUT_BUFFERS = "Not in it: buffers inside of kernels."
+
 _CONVENTION = (
     "Predicted: the allocator's bytes when PyTorch's autograd trains {} on {}, {}, every operator keeping "
-    "what its derivative reads. Not in it: buffers inside of kernels. {}"
+    f"what its derivative reads. {WITHOUT_BUFFERS} {{}}"
 )
 
 
@@ -241,9 +243,13 @@ def _taken(way: Stepping, step: Step, running: Running) -> Taken:
     rooms = ((array.bytes, array.label) for array in there)
     place = way.place if running.device == way.device else Stepping.place
     said = _CONVENTION.format(Itself.said, place, way.gone, _steps(way, step))
+    if running.most > account.peak:
+        said = said.replace(WITHOUT_BUFFERS, "Not in it: kernel buffers, which stand apart.")
     if step.instead:
         said += f" Not on {way.place}: {step.instead}."
-    return Taken(account.peak, at_line(str(account.line), account.peak), parts, grouped(rooms), curve, stays, said)
+    moment = at_line(str(account.line), account.peak)
+    buffers = max(0, running.most - account.peak) if running.device == "cpu" else None
+    return Taken(account.peak, moment, parts, grouped(rooms), curve, stays, said, buffers=buffers)
 
 
 def _unwrapped(step: Step) -> str:

@@ -16,6 +16,7 @@ class Running:
     given    by label, what part of the memory an array is that is there before the step begins
     steps    the optimizer's step over weights of so many elements, while their gradients are there
     hooked   whether a gradient goes in a hook, once it is there, with its weight's step
+    most     bytes at the worst moment, if libraries of products took all that they may
     device   where it runs, as PyTorch calls it
     weights  the table's weights, and those that learn: None where the module itself says what learns
     """
@@ -24,7 +25,7 @@ class Running:
         self.label, self.device, self.weights = "", device, weights
         self.account = Account(NEVER, lambda: self.label)
         self.given: dict[str, str] = {}
-        self.hooked = False
+        self.hooked, self.most = False, 0
         self.steps: Callable[[list[int]], None] = lambda weights: None
 
     def at_peak(self) -> list[Logged]:

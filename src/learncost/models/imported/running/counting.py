@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from learncost.models.imported.running.kernels import buffers, results
+from learncost.models.imported.running.kernels import buffers, packed, results
 from learncost.schedule.autograd.running import Running
 
 MOST = 2**22
@@ -107,6 +107,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What the kernel for a processor takes for itself while it runs."""
         if self.running.device != "cpu":
             return
+        if size := packed(func, args, result):
+            self.running.most = max(self.running.most, self.running.account.now + size)
         if size := buffers(func, args, kwargs, result):
             self.running.label = label
             self.running.account.buffer(size)

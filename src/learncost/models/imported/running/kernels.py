@@ -5,6 +5,7 @@ A row is a function of what the operator is given and of what it returns. Buffer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import prod
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from numpy import broadcast_shapes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 FLOAT = 4
 """Bytes of torch.float32."""
@@ -203,6 +204,31 @@ def buffers(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> int
     if row := KERNELS.get(func._schema.name):
         return row(*args, **kwargs)
     return _in_one_type(func, args, result) if isinstance(result, torch.Tensor) else 0
+
+
+PRODUCTS = re.compile(
+    r"aten::(addmm|mm|baddbmm|bmm|addmv|_grouped_mm|\w*(flash|efficient|cudnn)_attention\w*|mkldnn_\w+|\w*conv\w*)_?"
+)
+"""Operators that call libraries of products (oneDNN, MKL), which pack operands and results in blocks."""
+
+BLOCK = 16
+"""Channels of a block of oneDNN's layouts for convolutions with AVX-512 (nChw16c, OIhw16i16o): others are padded."""
+
+
+def packed(func: Any, args: Any, result: Any) -> int:
+    """Bytes that a library of products takes at most from the allocator while it runs: one packed copy of every operand
+    and result, channels of convolutions padded to whole blocks."""
+    name = func._schema.name
+    if not PRODUCTS.fullmatch(name):
+        return 0
+    weight = args[1 + ("backward" in name)] if "conv" in name else None
+    total = 0
+    for each in tree_leaves((args, result)):
+        if isinstance(each, torch.Tensor):
+            channels = () if weight is None else (0, 1) if each.shape == weight.shape else (1,)
+            sizes = [-(-n // BLOCK) * BLOCK if place in channels else n for place, n in enumerate(each.shape)]
+            total += prod(sizes) * each.element_size()
+    return total
 
 
 SUMS = ("aten::sum", "aten::nansum", "aten::prod")

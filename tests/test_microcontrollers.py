@@ -122,3 +122,11 @@ def test_the_plan_of_c99_is_the_one_with_the_smallest_arena(net: str) -> None:
     assert "in-product" in chosen.plan
     assert chosen.split["arena"] == 2628  # 64 x 64 floats less than with the gradient of the largest weight
     assert lc.memory(net, B=4, engine="c99", optimizer="sgd", plan="at-once").split["arena"] == 17412
+
+
+def test_the_memory_of_a_program_that_emit_refuses_says_so():
+    net = lc.layer("net(X; W) -> Y\n  constants: X\n  Y[B f] = X[B d] W[d f]")
+    sizes = {"B": 2, "d": 3, "f": 4}
+    with pytest.raises(lc.InputError, match="no output to learn from"):
+        lc.emit(net, backend="c99", optimizer="sgd", **sizes)
+    assert "emit refuses it" in lc.memory(net, engine="c99", optimizer="sgd", **sizes).convention

@@ -10,6 +10,7 @@ from learncost.equation.table import Table
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import TYPES, Runner, Taken, at_line, grouped, refusal
 from learncost.ledger.search import largest_batch
+from learncost.models.families import instead
 from learncost.models.made import names_made
 from learncost.plans.planner import frugal
 from learncost.schedule.regions import Region, assigned, label, largest_assigned, too_large
@@ -82,6 +83,9 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
             f"Of these bytes lie {_where(arrays, places, step.regions)}." if places else f"They do not fit: {unfit}."
         )
         said = f"{CONVENTION} {where}"
+    if not step.model.learns:
+        hint = instead(step.model.configuration.family)
+        said = f"{said or CONVENTION} As it stands emit refuses it: it has no output to learn from{hint}."
     return Taken(size, at_line("", size), parts, rooms, said=said, flash=flash, arena=layout.map, unfit=unfit)
 
 

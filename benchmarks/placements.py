@@ -115,6 +115,7 @@ def done(case: Case) -> tuple[str, list[Check], float]:
 def alone() -> None:
     """A worker leaves Ctrl-C to the process that started it, and collects cycles seldom: most of what it has stays."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()
     gc.set_threshold(100_000, 10, 10)
 
@@ -157,6 +158,7 @@ def main() -> int:
     begin, counts, refused, failed = time.monotonic(), Counter[bool | None](), Counter[str](), 0
     todo, ended, said = cases(given), 0, time.monotonic()
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         for ended, (name, checks) in enumerate(run(todo, given.log, given.workers), 1):
             counts.update(check.passed for check in checks)
             refused.update(check.found for check in checks if check.passed is None)

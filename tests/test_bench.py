@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 from statistics import median
 
@@ -235,6 +236,29 @@ def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeyp
     assert results.cases[0].over_peers("engine") == pytest.approx(2.0)
     assert "Interrupted" in str(results)
     assert processes.alive == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_keeps_what_there_is(
+    number: int,
+    processes: type[Pretended],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def turn(self: Pretended, count: int) -> dict[str, object]:
+        if len(self.calls) > 14:
+            signal.raise_signal(number)
+        return Pretended.turn(self, count)
+
+    monkeypatch.setattr(processes, "turn", turn)
+    file, before = tmp_path / "found.json", signal.getsignal(number)
+    assert main(["bench", "tiny", "--against", "eager,jax", "--rounds", "3", "--out", str(file)]) == 130
+    found = json.loads(file.read_text())
+    assert found["interrupted"]
+    assert [len(side["rounds"]) for side in found["cases"][0]["sides"].values()] == [2, 2, 1, 1]
+    assert "Interrupted" in capsys.readouterr().out
+    assert signal.getsignal(number) is before
 
 
 # What it says.

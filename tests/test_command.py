@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -258,12 +259,43 @@ def test_errata_as_data(capsys):
     assert "give one of the two" in refused(["errata", "E2", "--like", "mha"], capsys)
 
 
-def test_interruption(monkeypatch, capsys):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("line", "doing"),
+    [
+        ("cost gpt2", "learncost.ledger.cost.prepare"),
+        ("calibrate --out own.json", "learncost.faces.calibrate.measure"),
+        ("sweep gpt2 --seq-len 1:100 --output rows.csv", "learncost.faces.sweep.compute"),
+        ("search gpt2 --on DGX-H100 --devices 8", "learncost.parallel.search._look"),
+        ("verify", "learncost.faces.verify.compute"),
+    ],
+)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_every_command_as_ctrl_c_does(name, line, doing, monkeypatch, tmp_path, capsys):
+    number = getattr(signal, name)
 
-    monkeypatch.setattr("learncost.ledger.cost.prepare", interrupt)
-    assert main(["cost", "gpt2"]) == 130
+    def interrupt(*_: object, **__: object) -> None:
+        signal.raise_signal(number)
+        pytest.fail("it went on")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doing, interrupt)
+    before = signal.getsignal(number)
+    assert main(line.split()) == 130
+    assert capsys.readouterr().out == ""
+    assert [*tmp_path.iterdir()] == []
+    assert signal.getsignal(number) is before
+
+
+def test_what_nohup_has_ignored_stays_so(monkeypatch):
+    heard = []
+    monkeypatch.setattr("learncost.ledger.cost.prepare", lambda *_, **__: heard.append(signal.getsignal(signal.SIGHUP)))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(AttributeError):  # of what the pretended run is not
+            main(["cost", "gpt2"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == [signal.SIG_IGN]
 
 
 def test_mistakes_of_ours_are_not_hidden(monkeypatch):

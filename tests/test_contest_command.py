@@ -100,7 +100,8 @@ def test_markdown_and_the_matrix_products_alone(capsys):
     assert f"| bp | 2 | 4 | {maccs / 1e9:.3f} | {2 * maccs / 1e9:.3f} |" in out
 
 
-def test_ctrl_c_prints_what_is_there():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_prints_what_is_there(number):
     process = subprocess.Popen(
         [*COMMAND, "digits", "--budget", "steps:1000000", "--procedures", "bp,head-only", *QUICK],
         stdout=subprocess.PIPE,
@@ -110,7 +111,7 @@ def test_ctrl_c_prints_what_is_there():
     )
     while not process.stderr.readline().startswith("bp: seed 0"):
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     screen, progress = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in progress

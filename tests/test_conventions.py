@@ -101,6 +101,24 @@ def reasons(found, book):
     return {reason.what: (reason.amount.forward.flops, reason.amount.whole.flops) for reason in found[book].reasons}
 
 
+def test_rows_of_an_own_module_say_in_words_what_differs():
+    """A formula of the blocks' matrices: what stands outside is named, and no two rows take each other away."""
+    torch = pytest.importorskip("torch")
+    from own_modules import GPT
+
+    tokens = torch.zeros(2, 7, dtype=torch.long)
+    found = lc.conventions(lc.from_module(GPT(), (tokens, tokens), {"idx": "B M", "targets": "B M"}), B=2, M=16)
+    blocks, width, vocabulary, tokens_in_all = 2, 12, 50, 2 * 16
+    assert reasons(found, "kaplan") == {
+        "attention's products of scores and values, left out": tuple(
+            -passes * 2 * 2 * blocks * tokens_in_all * 16 * width for passes in (1, 3)
+        ),
+        "matrix products of GPT (outside the blocks), left out": tuple(
+            -passes * 2 * tokens_in_all * width * vocabulary for passes in (1, 3)
+        ),
+    }
+
+
 def test_why_the_books_differ_about_gpt2():
     """Each amount from the sizes: 12 layers, width 768, 12 heads, 1024 tokens, a vocabulary of 50257."""
     conventions = lc.conventions("gpt2")
@@ -108,12 +126,12 @@ def test_why_the_books_differ_about_gpt2():
     scores = 2 * 12 * 1024 * 1024 * 768  # of one product of attention in all layers
     assert head == 79_047_426_048
     assert reasons(conventions, "kaplan") == {
-        "no products of scores and values": (-2 * scores, -6 * scores),
-        "no head": (-head, -3 * head),
+        "attention's products of scores and values, left out": (-2 * scores, -6 * scores),
+        "matrix products of the head, left out": (-head, -3 * head),
     }
     assert reasons(conventions, "chinchilla") == {
         "embedding as a product with one-hot rows": (head, 3 * head),
-        "attention: Softmax": (3 * 12 * 12 * 1024 * 1024, 9 * 12 * 12 * 1024 * 1024),
+        "attention: Softmax, counted too": (3 * 12 * 12 * 1024 * 1024, 9 * 12 * 12 * 1024 * 1024),
     }
     unmultiplied = 124_439_808 - 50257 * 768 - 12 * 12 * 768 * 768
     assert reasons(conventions, "palm") == {

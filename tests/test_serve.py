@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 import httpx
 import pytest
@@ -23,7 +24,10 @@ from learncost.ledger.question import flags_of
 from learncost.models.presets import presets
 from learncost.pictures.data.growth import growth
 from learncost.pictures.document import document
+from learncost.pictures.serve import connection, guard, worker
 from learncost.pictures.serve.app import application
+from learncost.pictures.serve.command import _listening as listening
+from learncost.pictures.serve.command import server as making
 from learncost.pictures.serve.guard import BODY
 from learncost.pictures.serve.pool import BESIDE, Here, Kept, Pool
 from learncost.pictures.serve.replies import Answer
@@ -416,6 +420,122 @@ def test_who_asks_at_once_is_given_one_answer():
     assert asyncio.run(ask()) == (2, [b"page"] * 5 + [b"other"])
 
 
+def test_a_worker_that_has_no_room_says_nothing(capfd):
+    """An answer that takes more bytes than it may is refused, and nothing is printed where the server was started."""
+
+    async def ask():
+        pool = Pool(1, seconds=60, room=2**25)  # too little for what an answer imports
+        try:
+            return await pool.answer("document", [("model", "gpt2")])
+        finally:
+            await pool.close()
+
+    answer = asyncio.run(ask())
+    assert answer.status == 422
+    assert "more memory than" in json.loads(answer.content)["error"]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("raised", "status"), [(MemoryError(), None), (KeyError("x"), 500), (RecursionError(), 500)])
+def test_a_worker_ends_for_want_of_memory_alone(raised, status, monkeypatch):
+    def fail(*_):
+        raise raised
+
+    monkeypatch.setattr("learncost.pictures.serve.answers.answer", fail)
+    answers = io.BytesIO()
+    if status is None:
+        with pytest.raises(MemoryError):  # which ends it without a word
+            worker.serve(io.BytesIO(b'["page", [], ""]\n' * 2), answers)
+        assert answers.getvalue() == b""
+        return
+    worker.serve(io.BytesIO(b'["page", [], ""]\n' * 2), answers)
+    head = json.loads(answers.getvalue().split(b"\n", 1)[0])
+    assert head["status"] == status
+    assert answers.getvalue().count(type(raised).__name__.encode()) == 2
+
+
+# Connections.
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The port of a server in a thread of this process, in which headers, bodies and readers have half a second."""
+    monkeypatch.setattr(connection, "HEADER", 0.5)
+    monkeypatch.setattr(connection, "READING", 0.5)
+    monkeypatch.setattr(guard, "SECONDS", 0.5)
+    monkeypatch.setattr("learncost.pictures.serve.app.Pool", Here)
+    with listening(0) as listener:
+        port = listener.getsockname()[1]
+        running = making(port)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not running.started:
+            time.sleep(0.01)
+        yield port
+        running.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def opened(port, number=1):
+    return [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(number)]
+
+
+def closed(connections):
+    """Whether the server closes all of them, whatever it sends before."""
+    for each in connections:
+        try:
+            while each.recv(2**16):
+                pass
+        except ConnectionResetError:
+            pass
+        each.close()
+    return True
+
+
+def whole(port, *more):
+    return f"GET /api/fields HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{''.join(more)}\r\n".encode()
+
+
+def answered(port):
+    return httpx.get(f"http://127.0.0.1:{port}/api/fields", timeout=20).status_code
+
+
+@pytest.mark.parametrize("sent", ["nothing", "half", "half of the second", "trickle", "half a body", "reads nothing"])
+def test_who_sends_half_a_request_keeps_nobody_waiting(sent, here):
+    """200 connections, of which a server may have 128 beside each other."""
+    connections = opened(here, 200)
+    begun = time.monotonic()
+    for each in connections:
+        if sent == "half":
+            each.sendall(whole(here)[:40])
+        elif sent == "half of the second":
+            each.sendall(whole(here) + whole(here)[:40])
+        elif sent == "half a body":
+            each.sendall(whole(here, "Content-Length: 100\r\n") + b"{")
+        elif sent == "reads nothing":
+            each.sendall(whole(here) * 3)
+    if sent == "trickle":
+        while time.monotonic() < begun + 0.4:
+            for each in connections:
+                with suppress(ConnectionError):  # half a second may be over on a machine at work on something else
+                    each.send(b"G")
+            time.sleep(0.1)
+    while answered(here) == 503:
+        assert time.monotonic() < begun + 10
+        time.sleep(0.05)
+    assert answered(here) == 200
+    assert closed(connections)
+    assert time.monotonic() < begun + 15
+
+
+def test_more_connections_than_a_process_has_files_for_are_closed_at_once(here, monkeypatch):
+    monkeypatch.setattr(connection, "MOST", 20)
+    connections = opened(here, 60)
+    assert closed(connections)
+    assert answered(here) == 200
+
+
 # The command.
 
 
@@ -427,6 +547,25 @@ def server():
         address = process.stderr.readline().split()[2].rstrip(".")
         yield process, address
         process.kill()
+
+
+def test_half_open_connections_are_closed_after_five_seconds(server):
+    """As the command is started: nothing is patched here."""
+    process, address = server
+    port, begun = int(address.rpartition(":")[2]), time.monotonic()
+    connections = []
+    while not connections:
+        try:
+            connections = opened(port, 200)
+        except ConnectionError:  # it has said where it will listen
+            time.sleep(0.05)
+    for each in connections:
+        each.sendall(b"GET / HTTP/1.1\r\nHost: ")
+    begun = time.monotonic()
+    assert closed(connections)
+    assert 4 < time.monotonic() - begun < 12
+    assert answered(port) == 200
+    assert process.poll() is None
 
 
 def test_the_command_serves_until_ctrl_c(server):

@@ -383,7 +383,8 @@ def test_killed_at_random_moments_with_torch(text, tmp_path):
     killed_and_resumed(text, tmp_path, 10, 0, "torch")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_go_on(number, text, tmp_path):
     run = tmp_path / "run"
     flags = ["--steps", "100000", "--save-every", "100000", "--validate-every", "1", *TINY, "--engine", "numpy"]
     process = subprocess.Popen(
@@ -391,7 +392,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path):
     )
     while not process.stderr.readline().startswith("step 3:"):
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     (line,) = [line for line in said.splitlines() if "saved" in line]

@@ -13,7 +13,7 @@ import numpy as np
 from learncost.engines.bfloat16 import rounded, stored, widened
 from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.fixed_point import results, whole
-from learncost.engines.weights import DEVIATION, generator, kinds, shape
+from learncost.engines.weights import DEVIATION, generator, in_rows, kinds, shape
 from learncost.equation.count import base
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
@@ -280,7 +280,7 @@ class Core(Displayed):
     def _keep(self, arrays: Values) -> Values:
         """Weights or state as they are kept from step to step."""
         low = frozenset() if self.runner.keeps_place else self.low
-        return {name: stored(array) if name in low else array for name, array in arrays.items()}
+        return {name: in_rows(stored(array) if name in low else array) for name, array in arrays.items()}
 
     def _updates(self, values: Values) -> Values:
         return {name: values[f"d{name}"] for name in self.weights_read if f"d{name}" in values}

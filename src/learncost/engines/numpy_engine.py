@@ -195,7 +195,7 @@ class Training(Core):
 
         def taken(loaded: Mapping[str, Any], current: Values) -> Values:
             types = {name: array.dtype if array.dtype.kind in "iu" else self.dtype for name, array in current.items()}
-            return self._keep({name: np.array(loaded[name], types[name]) for name in current})
+            return self._keep({name: np.array(loaded[name], types[name], order="C") for name in current})
 
         self.weights, self.state = taken(weights, self.weights), taken(state, self.state)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 from zlib import crc32
 
@@ -44,6 +45,17 @@ def initial_weights(table: Table, sizes: Mapping[str, int], seed: int = 0, dtype
             array = np.full(size, 1.0 if kind == "gain" else 0.0)
         result[name] = array.astype(dtype)
     return result
+
+
+def in_rows(array: Any) -> Any:
+    """Return a NumPy array in C order with the strides of a new one, copied only where they differ.
+
+    BLAS sums a product in an order that follows from the strides: the same numbers laid out otherwise round otherwise.
+    """
+    if not isinstance(array, np.ndarray):  # JAX lays its arrays out itself
+        return array
+    strides = [array.itemsize * prod(array.shape[place + 1 :]) for place in range(array.ndim)]
+    return array if array.strides == tuple(strides) else np.array(array, order="C")
 
 
 def kinds(table: Table) -> dict[str, str]:

@@ -21,6 +21,7 @@ from learncost.faces.typed import read
 from learncost.ledger.question import FLAGS, Flag, flags_of, schema_of
 from learncost.ledger.sheet import FORMATS, SPELLED
 from learncost.models.wording import nearest, shown
+from learncost.training.interrupt import like_ctrl_c
 
 ABOUT = "What learning costs a neural network: exact MACCs, FLOPs, bytes, memory and time, proved by running it."
 
@@ -179,6 +180,12 @@ class _NotWrittenError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    with like_ctrl_c():
+        return _ended(words)
+
+
+def _ended(words: Sequence[str]) -> int:
+    """The exit code of a command line that was run."""
     try:
         if words[:1] == ["--version"]:
             answer: Any = __version__

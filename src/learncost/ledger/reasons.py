@@ -18,12 +18,14 @@ from learncost.readings.price import Book, Row
 Difference = tuple[str, tuple[Row, ...], tuple[Row, ...]]
 """A term, the rows that a book has for it, and those of matrix products alone."""
 
+_SCORES = "attention's products of scores and values"
+
 SCORES = (
     "causal attention in half",
     "pairs that causal attention hides",
-    "no products of scores and values",
-    "products of scores and values",
-    "products of scores and values in half",
+    f"{_SCORES}, left out",
+    f"{_SCORES}, counted at half",
+    f"{_SCORES}, counted otherwise",
 )
 """Terms that say of the same products which of them count: of two at once one would take away what is gone."""
 
@@ -111,14 +113,16 @@ def _word(word: str) -> str:
 def _formula(rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Difference]:
     """By what is multiplied: the blocks' matrices, attention's own products, what stands outside the blocks."""
     together = any(row.layer == "model" for row in rows)
+    apart = all(any(map(_of_attention, side)) for side in (rows, plain))  # a module may call its layers otherwise
 
     def part(row: Row, formula: bool) -> str:
         if row.kind != "linear":
             return row.kind if row.kind == "attention" else f"elementwise {row.line if formula else ''}"
         if together:
             return "model"
-        inside = bool(row.repeat.sizes)
-        return ("attention matrices" if row.layer.endswith("attention") else "matrices") if inside else row.layer
+        if not row.repeat.sizes:
+            return row.layer
+        return "attention matrices" if apart and _of_attention(row) else "matrices"
 
     groups: dict[str, tuple[list[Row], list[Row]]] = {}
     for place, group_rows in enumerate((rows, plain)):
@@ -129,16 +133,22 @@ def _formula(rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Differen
         yield _named(name, more, less), tuple(more), tuple(less)
 
 
+def _of_attention(row: Row) -> bool:
+    return row.kind == "linear" and bool(row.repeat.sizes) and row.layer.endswith("attention")
+
+
 def _named(part: str, more: list[Row], less: list[Row]) -> str:
+    """What differs, in words: products of matrices that a formula leaves out, adds, or takes of other sizes."""
     if part == "model":
         return "parameters without a product (look-ups, norms, biases)"
-    if part == "attention":
-        if not more:
-            return "no products of scores and values"
-        half = total(row.flops for row in more) * 2 == total(row.flops for row in less)
-        return "products of scores and values" + (" in half" if half else "")
     if part == "embedding":
         return "embedding as a product with one-hot rows"
     if part.startswith("elementwise"):
-        return f"{more[0].layer}: {more[0].line}" if more else part
-    return f"{part}: other sizes" if more and less else f"no {part.replace('_', ' ')}"
+        return f"{more[0].layer}: {more[0].line}, counted too" if more else f"{part.strip()} operations, left out"
+    half = total(row.flops for row in more) * 2 == total(row.flops for row in less) if more and less else False
+    how = "counted at half" if half else "counted otherwise" if part == "attention" else "of other sizes"
+    how = "left out" if not more else "counted too" if not less else how
+    if part == "attention":
+        return f"{_SCORES}, {how}"
+    where = {"matrices": "the blocks", "attention matrices": "the blocks' attention", "head": "the head"}
+    return f"matrix products of {where.get(part, f'{part} (outside the blocks)')}, {how}"

@@ -1,4 +1,4 @@
-"""Ctrl-C asks a training to save and stop; a second one ends it at once."""
+"""Ctrl-C asks a training to save and stop, and a second one ends it at once; SIGTERM and SIGHUP do what Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+OTHERS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What `kill`, a scheduler of jobs and a terminal that is closed send to end a process."""
+
 
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """A question whether SIGINT or SIGTERM came, while the block runs; outside the main thread nothing is caught."""
+    """A question whether Ctrl-C or a signal like it came, while the block runs."""
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -19,12 +22,34 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         stop.set()
 
+    with _handled((signal.SIGINT, *OTHERS), handle):
+        yield stop.is_set
+
+
+@contextmanager
+def like_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt while the block runs, so that what Ctrl-C keeps is kept."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handled(OTHERS, handle):
+        yield
+
+
+@contextmanager
+def _handled(numbers: tuple[int, ...], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Signals go to a function; outside the main thread none does, nor SIGHUP where nohup had it ignored."""
     if threading.current_thread() is not threading.main_thread():
-        yield stop.is_set
+        yield
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    kept = {number: signal.getsignal(number) for number in numbers}
+    unheard = {number for number in OTHERS[1:] if kept[number] is signal.SIG_IGN}
+    caught = [number for number in numbers if number not in unheard]
+    for number in caught:
+        signal.signal(number, handle)
     try:
-        yield stop.is_set
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in caught:
+            signal.signal(number, kept[number] or signal.SIG_DFL)  # None: it was not Python's

@@ -7,10 +7,14 @@ import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError
 from learncost.ledger.question import question
 from learncost.models.wording import counted, shown
+
+if TYPE_CHECKING:
+    import uvicorn
 
 HOST = "127.0.0.1"
 """Where the server listens: no other machine reaches it."""
@@ -49,29 +53,34 @@ def serve(*, port: int | str = PORT, run: str | None = None) -> None:
             raise InputError(f"serve needs {name}: pip install 'learncost[serve]'")
     with _listening(number) as listener:
         number = listener.getsockname()[1]
-        import uvicorn
-
-        from learncost.pictures.serve.app import application
-
         address = f"http://{HOST}:{number}"
         notice = f"{address}/run watches {run}, {address} explores costs" if run else address
         print(f"learncost serve: {notice}. Ctrl-C ends it.", file=sys.stderr, flush=True)
-        settings = uvicorn.Config(
-            application(number, folder),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            ws="none",
-            http="h11",
-            loop="asyncio",
-            limit_concurrency=128,
-            backlog=128,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=2**15,
-        )
-        uvicorn.Server(settings).run(sockets=[listener])
+        server(number, folder).run(sockets=[listener])
+
+
+def server(port: int, run: Path | None = None) -> uvicorn.Server:
+    """The server of the application at a port, which is not running yet."""
+    import uvicorn
+
+    from learncost.pictures.serve.app import application
+    from learncost.pictures.serve.connection import Connection
+
+    settings = uvicorn.Config(
+        application(port, run),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        ws="none",
+        http=Connection,
+        loop="asyncio",
+        limit_concurrency=128,
+        backlog=128,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=2**15,
+    )
+    return uvicorn.Server(settings)
 
 
 def _listening(port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
@@ -14,6 +15,9 @@ Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY = 2**20
 """Bytes of a body at most: published configurations take a few thousand."""
+
+SECONDS = 10.0
+"""Seconds within which a body is to come."""
 
 ADDRESS = 16 * 2**10
 """Bytes of an address with its values at most."""
@@ -52,7 +56,10 @@ class Guard:
             return
         refused = self._refused(scope)
         if not refused:
-            body, refused = await _body(receive)
+            try:
+                body, refused = await asyncio.wait_for(_body(receive), SECONDS)
+            except TimeoutError:
+                refused = 408, f"the body has not come within {SECONDS:g} seconds"
         if refused:
             status, message = refused
             await _refuse(send, status, message)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from learncost.pictures.serve.replies import Answer, Pairs, refusal
+from learncost.pictures.serve.worker import ROOM
 
 SECONDS = 20.0
 """How long a processor may work on an answer."""
@@ -99,12 +100,12 @@ class Kept:
 
 
 class Pool:
-    """Processes that answer beside each other."""
+    """Processes that answer beside each other, each answer within so many seconds and bytes."""
 
-    def __init__(self, several: int = 2, seconds: float = SECONDS) -> None:
+    def __init__(self, several: int = 2, seconds: float = SECONDS, room: int = ROOM) -> None:
         self.seconds = seconds
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()
-        self._workers = [_Worker() for _ in range(several)]
+        self._workers = [_Worker(room) for _ in range(several)]
         for worker in self._workers:
             self._free.put_nowait(worker)
         self._waiting = 0
@@ -159,7 +160,8 @@ class Pool:
 class _Worker:
     """A process that answers one request after the other, and is begun again where it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        self._room = room
         self._process: asyncio.subprocess.Process | None = None
         self._answered = 0
 
@@ -176,9 +178,11 @@ class _Worker:
 
     async def start(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            command = sys.executable, "-m", "learncost.pictures.serve.worker"
-            pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=_environment())
+            command = sys.executable, "-m", "learncost.pictures.serve.worker", str(self._room)
+            pipe, nobody = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL  # libraries that find no room print it
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=nobody, env=_environment()
+            )
             self._answered = 0
         return self._process
 

@@ -13,33 +13,49 @@ import sys
 from contextlib import suppress
 from typing import BinaryIO
 
+from learncost.pictures.serve.replies import Answer, refusal
+
 ROOM = 4 * 2**30
 """Bytes of address space that an answer may take."""
+
+WANT = (MemoryError, ImportError)
+"""What want of memory raises: a library that cannot be mapped is one that cannot be imported."""
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until there are no more requests."""
-    from learncost.pictures.serve.answers import answer
-
     for line in requests:
-        route, pairs, config = json.loads(line)
-        reply = answer(route, [(name, value) for name, value in pairs], config)
+        reply = _answer(line)
         head = {"status": reply.status, "kind": reply.kind, "name": reply.name, "length": len(reply.content)}
         answers.write(json.dumps(head).encode() + b"\n" + reply.content)
         answers.flush()
 
 
-def main() -> None:
-    """Answer what comes from standard input, with little room."""
+def _answer(request: bytes) -> Answer:
+    """The answer to a request; of a mistake in this package, its name. Raises what want of memory raises."""
+    try:
+        from learncost.pictures.serve.answers import answer
+
+        route, pairs, config = json.loads(request)
+        return answer(route, [(name, value) for name, value in pairs], config)
+    except WANT:
+        raise
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        return refusal(500, f"learncost made a mistake here, please report it: {what}")
+
+
+def main(room: int = ROOM) -> None:
+    """Answer what comes from standard input, in so many bytes; where they do not do, end without a word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends this process then
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM))
-    with os.fdopen(os.dup(1), "wb") as answers, suppress(BrokenPipeError):
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    with suppress(BrokenPipeError, *WANT), os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever is printed goes to standard error
         serve(sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -1,5 +1,6 @@
 """What is not well formed is refused in one line that says what is wrong and quotes the line."""
 
+import numpy as np
 import pytest
 
 import fuzz_tables
@@ -259,6 +260,68 @@ def test_an_input_named_under_constants_needs_no_gradient():
 def test_texts_of_chance_are_layers_or_refused():
     """A sample of `python -m tests.fuzz --tables`."""
     assert fuzz_tables.fuzz(200, seed=1) == []
+
+
+LONG = "9" * 40
+NUMBERS = ("inf", "-inf", "1e400", "1e308", "1e22", "1e-400", "nan", "infinity", LONG, "9" * 5000, "1e99999999", "²")
+"""As no place, no size, no power and no count of turns may be, but the tiny one, which is 0."""
+
+WRITTEN = (
+    "L[B e] = X[B d=({} + c)] W[c e]",
+    "L[B e] = X[B d=({} c)] W[c e]",
+    "L[B e] = X[B d=(c - {})] W[c e]",
+    "L[B e] = X[B d=(#d/{} c)] W[c e]",
+    "L[B={} e] = X[B d] W[d e]",
+    "L[B e] = X[B d] W[d e] #{}[]",
+    "L[B e] = X[B d] W[d e] #(d+{})[]",
+    "L[B e] = X[B d] W[d e] #d^{}[]",
+    "L[B e] = X[B d] W[d e] {}[]",
+    "L[B e] = X[B d] W[d e] where d <= {}",
+    "L[B e] = X[B d] W[d e] where d <= e < d + {}",
+    "L[B e] = norm(X; W, d = {})",
+    "repeat {} carry X:\n    X[B d] = X[B d'] W[d' d]",
+    "L[B e] = X[B d] W[d e]\n  sizes: d={}",
+    "L[B e] = X[B d] W[d e]\n  unread: {}",
+)
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_number_that_is_none_here_is_one_line(written):
+    """Refused where it stands, or taken: nothing that reads the table ends in anything else."""
+    for number in NUMBERS:
+        assert not fuzz_tables.tried(f"t(X; W) -> L\n  {written.format(number)}"), number
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("L[B e] = X[B d=(inf + c)] W[c e]", "a place on an axis has whole numbers up to 1,000,000,000,000, not inf"),
+        ("L[B e] = X[B d=(1e22 c)] W[c e]", "a place on an axis has whole numbers up to 1,000,000,000,000, not 1e+22"),
+        (f"L[B e] = X[B d] W[d e] #{LONG}[]", "1e+40 is larger than 1,000,000,000,000, where the whole numbers"),
+        (f"L[B e] = X[B d] W[d e] where d <= {LONG}", "1e+40 is larger than 1,000,000,000,000"),
+    ],
+)
+def test_a_whole_number_beyond_all_sizes_is_refused_with_its_line(line, message):
+    with pytest.raises(lc.NotationError) as refused:
+        lc.layer(f"t(X; W) -> L\n  {line}")
+    assert str(refused.value).startswith(message)
+    assert str(refused.value).endswith(f", in line: {line}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("L[B e] = X[B d] W[d e] #d^1e5[]", r"#d\^100000\[\] is larger than any number"),
+        ("L[B e] = X[B d] W[d e] #(d-e)^0.5[]", r"#\(d-e\)\^0.5\[\] is a root of -2"),
+        ("L[B e] = X[B d=(#d/100 c)] W[c e]", "#d/100 c is the same place everywhere: #d is 3"),
+    ],
+)
+def test_a_number_that_sizes_make_too_large_or_too_small_is_told_where_it_runs(line, message):
+    layer = lc.layer(f"t(X; W) -> L\n  {line}")
+    sizes = {"B": 2, "d": 3, "e": 5, "c": 3}
+    arrays = {"X": np.ones((2, 3)), "W": np.ones((3, 5))}
+    with pytest.raises(lc.InputError, match=message):
+        lc.run(layer, arrays, sizes)
 
 
 REFUSED += MISFITS

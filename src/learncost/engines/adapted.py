@@ -129,7 +129,12 @@ def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, flo
     others = {term.name for term in middle.right[:-1]}
     if others and others.isdisjoint(base.reads):  # a product of codes, behind which their scales stand
         base = makers[base.right[0].name]
-    (weight,) = (term for term in base.right if term.name not in others)
+    weight, *more = (term for term in base.right if term.name not in others)
+    if more:  # codes that learn, with their scales
+        raise InputError(
+            "a low-rank path and a matrix that learns as codes cannot be merged into one: leave lora out, or choose a "
+            "precision whose matrices are frozen (learncost list precisions)"
+        )
     assert isinstance(base, Product)
     assert isinstance(factor, Literal)
     assert isinstance(weight, Term)

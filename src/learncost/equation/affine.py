@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.count import base, size_of
+from learncost.equation.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Part:
         result = 1
         for size in self.sizes:
             result *= size_of(size, sizes)
+        if self.axis and self.over > 1 and result < self.over:
+            raise InputError(f"{self} is the same place everywhere: #{'#'.join(self.sizes)} is {result}")
         return self.factor * (result // self.over)
 
     def __str__(self) -> str:

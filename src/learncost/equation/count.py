@@ -18,6 +18,8 @@ from learncost.equation.errors import InputError
 Monomial = tuple[str, ...]  # size names in sorted order, a name twice is its square
 Coefficient: TypeAlias = Any  # an int, or a Fraction where a price book halves
 
+LARGEST = 10**12
+"""Sizes beyond this are slips of the keyboard; so are other whole numbers of a table."""
 
 ROUND = "~"
 """What marks the part of an axis that came round a ring of devices: `M/cp~` is as long as `M/cp`, and another one's."""

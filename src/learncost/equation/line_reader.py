@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from math import isinf
 
 from learncost.equation.affine import Affine, Part, total
+from learncost.equation.count import LARGEST
 from learncost.equation.errors import in_two_lines
 from learncost.equation.line import Condition, Line, Product, Sum, Word
 from learncost.equation.parsed import OWN, Call
@@ -29,6 +30,14 @@ class RefusedError(Exception):
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(message)
         self.advice = advice
+
+
+def check_whole(digits: str) -> int:
+    """Return the whole number that is written so. Raises `RefusedError` for one that is larger than sizes may be."""
+    number = int(digits)
+    if number > LARGEST:
+        raise RefusedError(f"{number:g} is larger than {LARGEST:,}, where the whole numbers of a table end")
+    return number
 
 
 class LineReader:
@@ -76,7 +85,7 @@ class LineReader:
 
     def turns(self) -> str:
         """How often a repeat turns, as a number."""
-        if self.kind() != "number" or not self.value().isdecimal() or int(self.value()) < 1:
+        if self.kind() != "number" or not self.value().isdecimal() or check_whole(self.value()) < 1:
             raise RefusedError(f"an axis is called by a name, a repeat turns a whole number of times, not {self.peek}")
         self.position += 1
         return self.value(-1)
@@ -99,7 +108,8 @@ class LineReader:
     def size(self) -> str:
         """A size by name, a whole number, or in parentheses a sum of sizes and whole numbers."""
         if not self.take("("):
-            if self.kind() == "number" and self.value().isdigit():
+            if self.kind() == "number" and self.value().isdecimal():
+                check_whole(self.value())
                 self.position += 1
                 return self.value(-1)
             return self.name()
@@ -111,7 +121,8 @@ class LineReader:
                     raise RefusedError("sizes are added, as in #(M+N)^-1[]")
                 self.position += bool(sign)
                 text += sign
-            if self.kind() == "number" and self.value().lstrip("-").isdigit():
+            if self.kind() == "number" and self.value().lstrip("-").isdecimal():
+                check_whole(self.value().lstrip("-"))
                 text += self.value()
                 self.position += 1
             else:
@@ -174,8 +185,9 @@ class LineReader:
         number = self.kind() == "number"
         if number:
             value = self.number()
-            if value != int(value):
-                raise RefusedError(f"a place on an axis has whole numbers, not {value:g}", ": y=2 i + u - 1")
+            if not (value.is_integer() and abs(value) <= LARGEST):
+                limit = f"whole numbers up to {LARGEST:,}" if abs(value) > LARGEST else "whole numbers"
+                raise RefusedError(f"a place on an axis has {limit}, not {value:g}", ": y=2 i + u - 1")
             factor *= int(value)
         while self.take("#"):
             sizes.append(self.name())
@@ -189,8 +201,8 @@ class LineReader:
     def whole_number(self) -> int:
         """A whole number from 1."""
         value = self.number()
-        if value != int(value) or value < 1:
-            raise RefusedError(f"a size is divided by a whole number from 1, not by {value:g}")
+        if not (value.is_integer() and 1 <= value <= LARGEST):
+            raise RefusedError(f"a size is divided by a whole number from 1 to {LARGEST:,}, not by {value:g}")
         return int(value)
 
     def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | Call:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from learncost.equation.count import Count
 from learncost.equation.errors import InputError, NotationError, advice, header_advice
 from learncost.equation.line import Condition, Line, Opaque, Tag, Word
-from learncost.equation.line_reader import LineReader, RefusedError, is_name
+from learncost.equation.line_reader import LineReader, RefusedError, check_whole, is_name
 from learncost.equation.parsed import Block, Call, Header, Parsed
 from learncost.equation.repeat import Carry
 from learncost.equation.term import Term
@@ -87,7 +87,7 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
                 text,
             )
         count, backwards, carry, each, keep, shared = match.groups()
-        if int(count) < 1 if count.isdecimal() else not count.isidentifier():
+        if _whole(count, text) < 1 if count.isdecimal() else not count.isidentifier():
             raise NotationError(f"a repeat of {count} cannot run: how often is a size or a number from 1", text)
         pairs = _pairs(each, text), _pairs(keep, text)
         for names in (split_names(carry), [new for new, _ in pairs[0]], [new for new, _ in pairs[1]]):
@@ -168,6 +168,16 @@ def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term
     return left, line
 
 
+def _whole(side: str, line: str) -> int:
+    """A number, if it is one and not a name; 0 of a name. Raises `NotationError` for what is neither, or too large."""
+    if side and not side.isdecimal() and not is_name(side.rstrip("'")):
+        raise NotationError(f"{side!r} is no name: letters, digits and _ are", line)
+    try:
+        return check_whole(side) if side.isdecimal() else 0
+    except RefusedError as refused:
+        raise NotationError(str(refused), line) from None
+
+
 def _condition(text: str, line: str) -> Condition:
     match = _CONDITION.fullmatch(text.strip())
     if not match:
@@ -177,6 +187,8 @@ def _condition(text: str, line: str) -> Condition:
             line,
         )
     lower, relation, upper, start, window = match.groups()
+    for side in (lower, upper, window or ""):
+        _whole(side, line)
     if lower.isdigit() and upper.isdigit():
         raise NotationError(f"where {lower} {relation} {upper} has no axis", line)
     if window is None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from learncost.equation.affine import Affine
+from learncost.equation.count import LARGEST as LARGEST
 from learncost.equation.count import Count, base, summands
 from learncost.equation.errors import InputError, NotationError
 from learncost.equation.parse import split_names
@@ -17,8 +18,6 @@ from learncost.equation.repeat import walk, windows
 from learncost.equation.table import Table
 from learncost.equation.term import Literal, Operand, Read
 from learncost.equation.value import Same
-
-LARGEST = 10**12  # sizes beyond this are slips of the keyboard
 
 _STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|unused|follows|undecided)\s*:(.*)$")
 _FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")

@@ -148,7 +148,12 @@ class Literal:
             points *= size_of(size, sizes)
         if points <= 0 and self.power < 0:
             raise InputError(f"{self} is one over {points}")
-        return float(self.value * float(points) ** self.power)
+        if points < 0 and not self.power.is_integer():
+            raise InputError(f"{self} is a root of {points}")
+        try:
+            return float(self.value * float(points) ** self.power)
+        except OverflowError:
+            raise InputError(f"{self} is larger than any number that a table computes with") from None
 
     def __str__(self) -> str:
         if not self.sizes:

@@ -31,6 +31,8 @@ from learncost.vocabulary import Entry, canonical, entries, entry, plain
 
 ALSO = "also:"  # what people call a layer, with commas between; a name of its own is not said again
 
+_DIGITS = re.compile(r"\d{300,}")  # a double ends at 309
+
 KEYS = "N"  # the axis of the keys' positions in a layer of attention
 
 
@@ -153,6 +155,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     said: list[str] = []
     lines: list[str] = []
     for line in text.removeprefix("\ufeff").splitlines():
+        if (digits := _DIGITS.search(line)) is not None:
+            raise NotationError(f"a number of {len(digits[0]):,} digits is larger than any that a table computes with")
         if line.strip().startswith("%"):
             remarks.append(line.strip().lstrip("% "))
         elif line.strip().startswith("gradients:"):

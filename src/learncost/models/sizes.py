@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from learncost.equation.count import LARGEST as LARGEST
 from learncost.equation.errors import InputError
 from learncost.models.wording import counted, nearest, shown
-
-LARGEST = 10**12  # sizes beyond this are slips of the keyboard
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ def test_the_command(form, capsys):
         ("--hidden-size 7 --d-model 8", "contradicts"),
         ("--kernel 7", "unknown flag '--kernel'; did you mean '--kernel-size'"),
         ("--format yaml", "format must be one of"),
-        ("gpt2", "one word too many"),
+        ("gpt2", "complexity takes no arguments; unexpected argument 'gpt2'"),
     ],
 )
 def test_refusals(arguments, said, capsys):

@@ -192,7 +192,11 @@ def test_every_command_reads_a_config_json_of_another_package(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model_type": "resnext"}, "model_type 'resnext' is not known to transformers"),
+        ({"model_type": "resnext"}, "model_type 'resnext' is unknown; did you mean 'resnet'"),
+        (
+            {"model_type": "lama"},
+            "did you mean 'llama' or 'mllama' or 'llama4'?; a module of your own is given as FILE.py",
+        ),
         ({"model_type": "mine", "auto_map": {"AutoModel": "mine.py"}}, "code of its own (AutoModel) is not run"),
         ({"model_type": "resnet", "architectures": ["ResNetForPoetry"]}, "no class 'ResNetForPoetry' of this type"),
         ({"model_type": "resnet", "architectures": ["OutEnvironment"]}, "no class 'OutEnvironment' of this type"),
@@ -210,6 +214,36 @@ def test_what_another_package_does_not_have_is_one_line(tmp_path, monkeypatch, c
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("missing", [("torch",), ("transformers", "diffusers"), ("torch", "transformers", "diffusers")])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model_type": "lama", "hidden_size": 64}, "model_type 'lama' is unknown; did you mean 'llama'"),
+        (
+            {"model_type": "nobody-has-this"},
+            "model_type 'nobody-has-this' is unknown; a module of your own is given as",
+        ),
+        ({"_class_name": "UNetXD"}, "no family of models here has the class 'UNetXD'; diffusers builds its own types"),
+    ],
+)
+def test_a_type_that_nobody_has_is_said_first_where_packages_are_missing(
+    tmp_path, monkeypatch, capsys, values, said, missing
+):
+    """What a package would say is not known without it; that the type is unknown here is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    for words in (["cost", str(file)], ["memory", str(tmp_path)], ["import", str(file)]):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+        assert "pip install" in error
+        assert ("learncost[torch]" in error) == ("torch" in missing)
 
 
 def test_presets_that_are_tables_need_no_pytorch():

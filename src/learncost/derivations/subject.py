@@ -175,7 +175,8 @@ def _optimizer(name: str) -> Layer:
 def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -> None:
     """Refuse what does not go with a model."""
     if not (is_model(subject) or is_table(subject)):
-        raise InputError(f"{shown(layer)} is one word too many: {shown(subject)} is no model that has layers")
+        said = f"{shown(subject)} has no layers of its own"
+        raise InputError(f"{said}; unexpected second argument {shown(layer)}: leave it out")
     if jacobian is not None:
         raise InputError("jacobian goes with a layer: a model's step is as its price book has it")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from shlex import quote
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -94,7 +95,7 @@ def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], 
     """Refuse arguments too many or too few, and a flag that is missing."""
     places = [flag for flag in flags if flag.how == "argument"]
     if len(arguments) > len(places) and not any(flag.how == "arguments" for flag in flags):
-        raise InputError(f"{shown(arguments[len(places)])} is one word too many")
+        raise InputError(_unexpected(command, flags, arguments))
     missing = [flag.name.upper() for flag in places[len(arguments) :] if flag.required]
     missing += [
         f"{flag.names[0]} {flag.value}"
@@ -103,3 +104,21 @@ def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], 
     ]
     if missing:
         raise InputError(f"{command} needs {missing[0]}; see its --help")
+
+
+def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -> str:
+    """What is said of the first word for which there is no place, and what to write instead."""
+    places = [flag.name for flag in flags if flag.how == "argument"]
+    word, only = arguments[len(places)], " ".join(places)
+    one = {"model": "one model", "subject": "one model or layer"}
+    takes = one.get(only) or " and ".join(map(str.upper, places)) or "no arguments"
+    said = f"{command} takes {takes}; unexpected {'second ' if only in one else ''}argument {shown(word)}"
+    size = spelled(word.partition("=")[0])
+    name = f"--{size.replace('_', '-')}"
+    others = CANONICAL if any(flag.how == "flags" for flag in flags) else ()
+    if size in others or name in [each for flag in flags if flag.how == "flag" for each in flag.names]:
+        return f"{said}: a flag begins with --, as in {name}"
+    if only == "model":
+        both = " ".join(map(quote, arguments[:2]))
+        return f"{said}: ask about one after the other, or see them side by side with learncost report {both}"
+    return f"{said}: leave it out"

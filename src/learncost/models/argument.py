@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -100,6 +100,12 @@ def described_elsewhere(model: str) -> Mapping[str, Any] | None:
     is_class = isinstance(values.get("_class_name"), str)
     model_type = _nested(Argument(model, model, values)).values.get("model_type")
     return values if is_class or (isinstance(model_type, str) and model_type not in family_names()) else None
+
+
+def unknown_type(kind: object, more: Iterable[str] = ()) -> str:
+    """What is said of an unknown model type: the nearest names, here and among `more`, and how own modules are read."""
+    own = "a module of your own is given as FILE.py:NAME (learncost import --help), in Python by lc.from_module"
+    return f"model_type {shown(kind)} is unknown{nearest(kind, (*family_names(), *more))}; {own}"
 
 
 def find(model: object, stdin: TextIO | None = None) -> Argument:

@@ -234,7 +234,7 @@ def _family(model_type: Given) -> Family:
     if not isinstance(model_type.value, str) or model_type.value not in FAMILIES:
         raise InputError(
             f"{model_type.label} {shown(model_type.value)} is unknown{nearest(model_type.value, FAMILIES)}"
-            f"; known ones are {', '.join(FAMILIES)}"
+            f"; known ones are {', '.join(FAMILIES)}; any other module is read by lc.from_module, or as FILE.py:NAME"
         )
     return FAMILIES[model_type.value]
 

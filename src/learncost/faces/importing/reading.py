@@ -15,6 +15,8 @@ from learncost.equation.errors import InputError
 from learncost.faces.importing.cache import Place, Remembered
 from learncost.faces.importing.flags import How
 from learncost.faces.importing.user_file import Target
+from learncost.models.files import read_path
+from learncost.models.imported.configured import check_installed
 from learncost.models.imported.inputs import Input, checked, parse_inputs
 from learncost.models.wording import printable
 from learncost.schedule.autograd import Running
@@ -35,6 +37,8 @@ def imported(wanted: Target, how: How) -> Remembered:
         if not wanted.file.is_file():
             folder = "; that is a folder" if wanted.file.is_dir() else ""
             raise InputError(f"no such file: {printable(str(wanted.file))}{folder}")
+        if not wanted.name:
+            check_installed(read_path(str(wanted.file)))
         if find_spec("torch") is None:
             raise InputError("reading a module needs the package torch: pip install 'learncost[torch]'")
         file = printable(str(wanted.file))

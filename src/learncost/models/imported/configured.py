@@ -10,9 +10,11 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.argument import unknown_type
 from learncost.models.imported.inputs import Input, parse_inputs
 from learncost.models.imported.refusals import told
 from learncost.models.wording import nearest, shown
@@ -48,23 +50,25 @@ def _alone() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise InputError(f"a model of this type is read from the package {name}: pip install {name}") from None
+def check_installed(values: Mapping[str, Any]) -> None:
+    """Refuse the keys of a config.json where nobody here can build what they describe, with what may be wrong first."""
+    package = "diffusers" if "_class_name" in values else "transformers"
+    missing = [name for name in ("torch", package) if find_spec(name) is None]
+    if missing:
+        install = " ".join("'learncost[torch]'" if name == "torch" else name for name in missing)
+        what = unknown_type(values.get("model_type"))
+        if package == "diffusers":
+            what = f"no family of models here has the class {shown(values['_class_name'])}"
+        raise InputError(f"{what}; {package} builds its own types and classes once it is there: pip install {install}")
 
 
 def _of_transformers(values: Mapping[str, Any]) -> Any:
-    transformers = _package("transformers")
+    transformers = importlib.import_module("transformers")
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
     kind = values.get("model_type")
     if kind not in known:
         not_run = f"; code of its own ({', '.join(values['auto_map'])}) is not run" if values.get("auto_map") else ""
-        version = transformers.__version__
-        raise InputError(
-            f"model_type {shown(kind)} is not known to transformers {version}{nearest(kind, known)}{not_run}"
-        )
+        raise InputError(f"transformers {transformers.__version__}: {unknown_type(kind, known)}{not_run}")
     settings = {key: value for key, value in values.items() if key not in (*CODE_OF_ITS_OWN, "model_type")}
     if "use_pretrained_backbone" in settings:
         settings["use_pretrained_backbone"] = False
@@ -97,7 +101,7 @@ def _class(transformers: Any, config: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _of_diffusers(values: Mapping[str, Any]) -> Any:
-    diffusers = _package("diffusers")
+    diffusers = importlib.import_module("diffusers")
     name = str(values["_class_name"])
     model_class = getattr(diffusers, name, None)
     if not (inspect.isclass(model_class) and hasattr(model_class, "from_config") and hasattr(model_class, "forward")):

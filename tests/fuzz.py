@@ -1,20 +1,25 @@
 """Everything that is fuzzed, by one command: nothing that is typed or read ends in a traceback.
 
-    python -m tests.fuzz --tables 100000 --configurations 5000 --commands 5000 --calibrations 2000
+    python -m tests.fuzz
+    python -m tests.fuzz --seed 1 2 3 --tables 100000 --configurations 5000 --commands 5000
+    python -m tests.fuzz --mutations 2000 --damaged 500 --calibrations 2000 --processes 1
 
 Each of the files fuzz_*.py has a function `fuzz(count, seed)`, which returns a line for each thing that went wrong.
-They run in pieces, on two processors. What is not named is not run; with nothing named all of the above are. Exit code
-1 where anything went wrong. Ctrl-C ends it.
+They run in pieces, on two processors. What is not named is not run; with nothing named all of the above are. Without a
+seed there are three new ones, which are printed: each has its share of the inputs, and given again it gives the same
+ones. Exit code 1 where anything went wrong. Ctrl-C and SIGTERM end it, with what was found until then.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import signal
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from multiprocessing import Pool
+from multiprocessing import Pool, active_children
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +29,8 @@ FUZZED = {
     "tables": ("fuzz_tables", 100_000),
     "configurations": ("fuzz_configuration", 5_000),
     "commands": ("fuzz_commands", 5_000),
+    "mutations": ("fuzz_mutations", 2_000),
+    "damaged": ("fuzz_damaged", 500),
     "calibrations": ("fuzz_calibration", 2_000),
 }
 """What is fuzzed: the file, and how often where nothing is named."""
@@ -31,32 +38,52 @@ FUZZED = {
 SHOWN = 20
 """Faults of each kind that are printed."""
 
-PIECE = 200
+PIECE = 100
 """Inputs that one process tries at a time; the seeds of pieces follow each other."""
+
+NEW = 3
+"""Seeds that are drawn where none is given."""
+
+LASTING = 50
+"""Pieces after which a process makes room for a new one."""
 
 
 def tried(piece: tuple[str, int, int]) -> list[str]:
     """What went wrong in one piece, with the seed that gives it again."""
     module, count, seed = piece
-    return [f"seed {seed}: {fault}" for fault in import_module(module).fuzz(count, seed)]
+    return [f"piece {seed}: {fault}" for fault in import_module(module).fuzz(count, seed)]
 
 
 def _worker() -> None:
     """A process of the pool leaves Ctrl-C to the one that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.path.insert(0, str(Path(__file__).parent))  # these files import each other as pytest lets them
 
 
-def fuzz(name: str, count: int, seed: int) -> list[str]:
-    """What went wrong with so many of one kind."""
+def pieces(name: str, count: int, seeds: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+    """Work for one process at a time: file, how many inputs, the seed of the first; seeds have equal shares."""
     module = FUZZED[name][0]
-    pieces = [(module, min(PIECE, count - done), seed + done // PIECE) for done in range(0, count, PIECE)]
-    console = Console(stderr=True)
-    faults: list[str] = []
-    with Pool(2, _worker) as pool, Progress(console=console, disable=not console.is_terminal) as bar:
-        for faults_found in bar.track(pool.imap_unordered(tried, pieces), total=len(pieces), description=name):
-            faults += faults_found
-    return faults
+    for place, seed in enumerate(seeds):
+        share = count // len(seeds) + (place < count % len(seeds))
+        yield from ((module, min(PIECE, share - done), seed + done // PIECE) for done in range(0, share, PIECE))
+
+
+def fuzz(name: str, count: int, seeds: Sequence[int], processes: int, faults: list[str]) -> None:
+    """Try so many of one kind; what went wrong is added to the faults as it is found."""
+    todo, console = [*pieces(name, count, seeds)], Console(stderr=True)
+    hidden = not console.is_terminal
+    pool = Pool(processes, _worker, maxtasksperchild=LASTING)
+    try:
+        with Progress(console=console, disable=hidden) as bar:
+            for faults_found in bar.track(pool.imap_unordered(tried, todo), total=len(todo), description=name):
+                faults += faults_found
+        pool.close()  # processes end by themselves: one that has just begun may not hear a signal
+        pool.join()
+    except KeyboardInterrupt:
+        for process in active_children():
+            process.kill()
+        raise
 
 
 def main() -> int:
@@ -66,21 +93,32 @@ def main() -> int:
     )
     for name in FUZZED:
         parser.add_argument(f"--{name}", type=int, metavar="N")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", help=f"without it {NEW} new ones")
+    parser.add_argument("--processes", type=int, default=2)
     options = vars(parser.parse_args())
+    seeds = options["seed"] or random.SystemRandom().sample(range(10**6, 10**9), NEW)
     chosen = {name: options[name] for name in FUZZED if options[name] is not None}
-    wrong = 0
-    for name, count in (chosen or {name: count for name, (_, count) in FUZZED.items()}).items():
-        start = time.monotonic()
-        faults = fuzz(name, count, options["seed"])
-        print(f"{name}: {count:,} tried in {time.monotonic() - start:.0f} seconds, {len(faults):,} wrong", flush=True)
-        print(*(f"    {line[:600]}\n" for line in faults[:SHOWN]), sep="", end="")
+    chosen = chosen or {name: count for name, (_, count) in FUZZED.items()}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"--seed {' '.join(map(str, seeds))}, {options['processes']} processes", flush=True)
+    wrong, begin, ended = 0, time.monotonic(), False
+    for name, count in chosen.items():
+        start, faults = time.monotonic(), list[str]()
+        try:
+            fuzz(name, count, seeds, options["processes"], faults)
+        except KeyboardInterrupt:
+            ended = True
+        seconds = time.monotonic() - start
+        how = "ended before all were" if ended else f"{count:,}"
+        print(f"{name}: {how} tried in {seconds:.0f} seconds, {len(faults):,} wrong", flush=True)
+        print(*(f"    {line[:600]}\n" for line in faults[:SHOWN]), sep="", end="", flush=True)
         wrong += len(faults)
+        if ended:
+            return 130
+    minutes = (time.monotonic() - begin) / 60
+    print(f"{sum(chosen.values()):,} inputs in {minutes:.1f} minutes, {wrong:,} wrong")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main())

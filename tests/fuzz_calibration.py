@@ -48,7 +48,7 @@ def fuzz(count: int, seed: int = 0) -> list[str]:
     """What went wrong with so many files; the same files for the same seed."""
     chance = random.Random(seed)
     with _home() as home:
-        good = _good()
+        good = good_calibration()
         faults = (fault for _ in range(count) if (fault := _tried(chance, good, home)))
         return list(faults)
 
@@ -68,7 +68,7 @@ def _home() -> Iterator[Path]:
                 os.environ["XDG_DATA_HOME"] = before
 
 
-def _good() -> dict[str, Any]:
+def good_calibration() -> dict[str, Any]:
     """What a calibration's file says."""
     rates = {
         engine: {dtype: flat(words={"gelu": 1e-9}) for dtype in ("fp32", "bf16")} for engine in ("operators", "kernels")
@@ -114,7 +114,7 @@ def _put(chance: random.Random, good: dict[str, Any], path: Path) -> str:
         data = bytes(changed)
     elif kind == "values":
         row = copy.deepcopy(good)
-        kind = "; ".join(_change(chance, row) for _ in range(chance.choice((1, 1, 1, 2, 5))))
+        kind = "; ".join(changed_value(chance, row) for _ in range(chance.choice((1, 1, 1, 2, 5))))
         data = json.dumps(row).encode()
     path.write_bytes(data)
     if kind == "unreadable":
@@ -122,7 +122,7 @@ def _put(chance: random.Random, good: dict[str, Any], path: Path) -> str:
     return kind
 
 
-def _change(chance: random.Random, row: dict[str, Any]) -> str:
+def changed_value(chance: random.Random, row: dict[str, Any]) -> str:
     """Change one value of a file's, or take it out, or give it another name; what was changed."""
     place: Any = row
     keys: list[str] = []

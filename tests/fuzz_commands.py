@@ -90,7 +90,7 @@ LISTS = "models families sizes price-books procedures optimizers plans layers wo
 
 def fuzz(count: int, seed: int = 0) -> list[str]:
     """What went wrong in so many command lines; the same lines for the same seed."""
-    with _bounded(), tempfile.TemporaryDirectory() as folder, chdir(folder):
+    with bounded(), tempfile.TemporaryDirectory() as folder, chdir(folder):
         files = _files(Path(folder))
         chance = random.Random(seed)
         answers = (call(_line(chance, files)) for _ in range(count))
@@ -98,7 +98,7 @@ def fuzz(count: int, seed: int = 0) -> list[str]:
 
 
 @contextmanager
-def _bounded() -> Iterator[None]:
+def bounded() -> Iterator[None]:
     """What takes all memory ends with an error instead of ending the machine."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, before[1]))

@@ -324,6 +324,13 @@ def test_a_number_that_sizes_make_too_large_or_too_small_is_told_where_it_runs(l
         lc.run(layer, arrays, sizes)
 
 
+@pytest.mark.parametrize("sign", ["\x1b", "\x00", "\u202e", "\udc80", "\x7f"])
+def test_a_line_is_quoted_as_a_terminal_can_show_it(sign):
+    with pytest.raises(lc.NotationError) as refused:
+        lc.layer(f"t(X) -> Y\n  Y[a{sign}] = X[a] ?")
+    assert str(refused.value).isprintable()
+
+
 REFUSED += MISFITS
 
 

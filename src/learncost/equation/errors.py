@@ -46,7 +46,14 @@ class NotationError(InputError):
     """
 
     def __init__(self, message: str, line: str = "") -> None:
-        super().__init__(f"{message}, in line: {line.strip()}" if line else message)
+        super().__init__(_printable(f"{message}, in line: {line.strip()}" if line else message))
+
+
+def _printable(text: str) -> str:
+    """The text as a terminal can show it: what it cannot is escaped as in Python."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def advice(line: str) -> str:

@@ -258,7 +258,12 @@ def flops_of_step(path: Path, options: Mapping[str, Any]) -> int | None:
     """The FLOPs of a training's step as `learncost cost` counts them; None where it cannot say."""
     from learncost.equation.errors import InputError
     from learncost.ledger.cost import cost
+    from learncost.training.options import from_dict
 
+    try:
+        from_dict(options, str(path))
+    except InputError:  # damaged, or of another version
+        return None
     names = ("procedure", "optimizer", "dropout", "train", "train_layers", "lora", "lora_rank", "lora_alpha", "plan")
     keywords: dict[str, Any] = {name: options[name] for name in names if options.get(name) is not None}
     batch = (options.get("batch_size") or 1) * (options.get("accumulate") or 1)

@@ -42,7 +42,8 @@ def operator_maccs(line: Product) -> Count:
     if len(terms) != 2:
         return matrix_maccs(line)
     loops = dict.fromkeys(chain.from_iterable(term.loops for term in terms))
-    if line.tag.macro == "weight_update" and "conv" in line.tag.operator:
+    sums = not line.left[0].loops or not set(loops).issubset(line.left[0].loops)
+    if sums and line.tag.macro == "weight_update" and "conv" in line.tag.operator:
         groups = [axis for axis in line.left[0].loops if all(axis in term.loops for term in terms)]
         return Count.of((*loops, *groups))
     return Count.of(loops)

@@ -152,7 +152,8 @@ class _Scope:
             out = () if self.kind.powers else tuple(axis for axis in weight.axes if axis in left.loops)
             factors = (Term(total, left.axes), Term(scales.name, out))
             names = (f"{local}.sum", f"{places.get(weight, inside)}.{SCALES}")
-            scaled = Product(line.left, factors, (), replace(tag, locals=names, equation="", gradients=()))
+            unsaid = replace(tag, locals=names, equation="", gradients=(), operator="")  # no operator is counted twice
+            scaled = Product(line.left, factors, (), unsaid)
             return [summed, scaled]
         return [line]
 

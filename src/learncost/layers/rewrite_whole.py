@@ -9,7 +9,8 @@
 Dettmers et al. 2022, LLM.int8(), section 2.1: no factor has a scale that the sum would need, so that it is exact in
 whole numbers. So are the products that make gradients of values and of weights. The weights stay as they are, and so
 does their update: scales are made anew in every step, and no gradient is of codes. What has codes already is read as it
-is. Products with a condition and those at an index stay as they are.
+is. A convolution is such a product: its image has a scale for each sample, its kernel one for each result, and what is
+read at windows or summed has none. Products with a condition and those at indices that are read stay as they are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from learncost.equation.affine import Affine
 from learncost.equation.line import Line, Product
 from learncost.equation.repeat import Repeat, Statement
 from learncost.equation.table import Table
@@ -32,12 +34,19 @@ def with_whole(table: Table) -> Table:
 
 
 def is_whole(line: Line) -> bool:
-    """Whether a line is a product of two matrices that may be of codes."""
-    if not isinstance(line, Product) or len(line.right) != 2 or line.where or line.left[0].indexed:
+    """Whether a line is a product of two matrices, or a convolution, that may be of codes."""
+    if not isinstance(line, Product) or len(line.right) != 2 or line.where:
         return False
-    if not all(isinstance(term, Term) and not term.indexed for term in line.right):
+    terms = [term for term in (line.left[0], *line.right) if isinstance(term, Term)]
+    if len(terms) != 3 or terms[1].name == terms[2].name or not all(map(_is_of_windows, terms)):
         return False
-    return line.sides.are_of_matrices and line.right[0].name != line.right[1].name
+    sums = not {*terms[1].loops, *terms[2].loops} <= {axis for axis in terms[0].axes if isinstance(axis, str)}
+    return line.sides.are_of_matrices or (sums and any(term.indexed for term in terms))
+
+
+def _is_of_windows(term: Term) -> bool:
+    """Whether positions alone say where a term is read or written, as windows of a convolution do."""
+    return all(isinstance(axis, str) or isinstance(axis.at, Affine) for axis in term.axes)
 
 
 def _scope(lines: Iterable[Statement], values: Values) -> tuple[Statement, ...]:
@@ -66,17 +75,19 @@ def _whole(
     line: Line, values: Values, known: dict[tuple[str, tuple[str, ...]], tuple[Term, Term | None]]
 ) -> Iterable[Line]:
     left, scales = line.left[0], list[Term]()
+    plain = [axis for axis in left.axes if isinstance(axis, str)]
+    spread = Term(left.name, left.declared)
     factors: list[Term] = []
     lines: list[Line] = []
     for term in line.right:
         assert isinstance(term, Term)
-        summed = tuple(axis for axis in term.loops if axis not in left.loops)
-        key = term.name, tuple(axis for axis in term.loops if axis not in summed)
+        key = term.name, tuple(axis for axis in term.axes if isinstance(axis, str) and axis in plain)
         if values[term.name].dtype:
             known[key] = Term(term.name, term.axes), None
         elif key not in known:
-            name = f"{term.name}.by_{'_'.join(key[1])}"
-            made = list(coded(Term(term.name, term.axes), name, summed, values, line.tag.macro))
+            name, axes = f"{term.name}.by_{'_'.join(key[1]) or 'all'}", term.declared
+            summed = tuple(axis for axis in axes if axis not in key[1])
+            made = list(coded(Term(term.name, axes), name, summed, values, line.tag.macro))
             lines += made
             known[key] = made[-1].left[0], Term(f"{name}.scales", key[1])
         codes, scale = known[key]
@@ -85,10 +96,13 @@ def _whole(
     names = [f"{line.name}.{part}" for part in ("sum", "scaled")[: len(scales)]]
     for name in names:
         values[name] = replace(values[line.name], axes=left.declared, role="step", of=line.name)
-    made_terms = [*(Term(name, left.axes) for name in names), left]
+    made_terms = [*(replace(spread, name=name) for name in names), spread]
     local = line.tag.local or line.name
     tags = [replace(line.tag, local=f"{local}.{name.rpartition('.')[2]}") for name in names] + [line.tag]
-    lines.append(replace(line, left=(made_terms[0],), right=tuple(factors), tag=replace(tags[0], locals=())))
+    first = replace(left, name=made_terms[0].name)
+    lines.append(replace(line, left=(first,), right=tuple(factors), tag=replace(tags[0], locals=())))
     for before, after, tag, scale in zip(made_terms[:-1], made_terms[1:], tags[1:], scales, strict=True):
-        lines.append(Product((after,), (before, scale), (), replace(tag, locals=(), equation="", gradients=())))
+        lines.append(
+            Product((after,), (before, scale), (), replace(tag, locals=(), equation="", gradients=(), operator=""))
+        )
     return lines

@@ -10,6 +10,8 @@ from torch.nn import functional
 import learncost as lc
 from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.derivations.verified_c99 import NEAR, parity
+from learncost.engines.alone import compiled
+from learncost.engines.compiler import compiler
 from learncost.layers.derive import derive
 from learncost.layers.rewrite_whole import with_whole
 from learncost.models.configuration import configure
@@ -99,9 +101,56 @@ def test_products_of_codes_are_counted_where_those_of_numbers_are(precision, boo
 @pytest.mark.parametrize("precision", ["int8-products", "int8-learned-products"])
 def test_convolutions_of_codes_in_c99_are_numpys(precision):
     learning = {"optimizer": "sgd", "precision": precision}
-    settings = Settings("both", "net", None, 4, dtype="fp64")
+    settings = Settings("both", "net", "in-product", 4, dtype="fp64")
     program = program_of(configure(lc.layer(NET)), settings, learning)
     products = [line for line in program.tables["step"].lines if str(line).count(".codes[") == 2]
     assert len([line for line in products if "sum" in line.name]) == 8
     found = parity(program, 3, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found
+
+
+DEPTHWISE = (
+    NET.replace("L[f e s t]", "L[e s t]").replace("Y[B f p q]", "Y[B e p q]").replace("W[f p q v]", "W[e p q v]")
+)
+DEPTHWISE = DEPTHWISE.replace(" f=4", "")
+GROUPED = (
+    NET.replace("C[B e i", "C[B g e i")
+    .replace("X[B c", "X[B g c")
+    .replace("K[e c", "K[g e c")
+    .replace("b[e]", "b[g e]")
+)
+GROUPED = GROUPED.replace("U[B e", "U[B g e").replace("R[B e", "R[B g e").replace("L[f e", "L[f g e")
+GROUPED = GROUPED.replace("sizes:", "sizes: g=2")
+
+
+@pytest.mark.parametrize("text", [NET, DEPTHWISE, GROUPED], ids=["plain", "depthwise", "grouped"])
+def test_convolutions_in_whole_numbers_take_less_than_in_fp32(text):
+    """RAM as the compiler's object has it, of the program and of that in fp32; C99 steps as NumPy does, bit for bit."""
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    programs = {}
+    for precision in ("fp32", "integer-only"):
+        learning = {"optimizer": "sgd"} | ({"precision": precision} if precision != "fp32" else {})
+        settings = Settings("step", "net", "in-product", 4, dtype="int32" if precision == "integer-only" else "fp32")
+        programs[precision] = program_of(configure(lc.layer(text)), settings, learning)
+    ram = {precision: compiled(program.firmware).ram for precision, program in programs.items()}
+    assert ram == {precision: program.firmware.rooms.ram for precision, program in programs.items()}
+    assert ram["integer-only"] < ram["fp32"]
+    found = parity(programs["integer-only"], 3, ("-O0",))
+    assert (found.losses, found.weights) == (0, 0), found
+
+
+def test_convolutions_in_whole_numbers_step_as_numbers_do():
+    draw = np.random.default_rng(1)
+    configuration = configure(lc.layer(NET))
+    shapes = {"K": (5, 2, 3, 3), "b": (5,), "L": (4, 5, 2, 2), "W": (4, 3, 3, 6)}
+    weights = {name: draw.normal(size=shape) / 3 for name, shape in shapes.items()}
+    batch = {"X": draw.uniform(-1, 1, (6, 2, 8, 8)), "targets": draw.integers(0, 6, 6)}
+    whole = lc.Training(configuration, "bp", "sgd", precision="integer-only", weights=weights, learning_rate=1.0)
+    before = whole.plain_weights
+    plain = lc.Training(configuration, "bp", "sgd", weights=before, learning_rate=1.0)
+    assert whole.step(**batch) == pytest.approx(plain.step(**batch), rel=0.02, abs=0.02)
+    for name, array in whole.plain_weights.items():
+        step, wanted = array - before[name], plain.weights[name] - before[name]
+        scale = 2.0 ** whole.weights[f"{name}.power"] if f"{name}.power" in whole.weights else 0.0
+        assert np.max(np.abs(step - wanted)) < 0.1 * np.max(np.abs(wanted)) + 1.01 * scale, name

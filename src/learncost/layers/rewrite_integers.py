@@ -23,10 +23,11 @@ from learncost.equation.errors import InputError
 from learncost.equation.line import Line, Product, Sum, Word
 from learncost.equation.repeat import Repeat
 from learncost.equation.table import Table
-from learncost.equation.term import Literal, Operand, Term
+from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.layers.integer_functions import FUNCTIONS
 from learncost.layers.lower import expanded
 from learncost.layers.powers import CODE, HALF, TOTAL, WORD, Number, Power
+from learncost.layers.rewrite_whole import is_whole
 from learncost.layers.shifts import Shifts
 
 FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
@@ -86,7 +87,7 @@ class Integers(Shifts):
 
     def line(self, line: Line) -> None:
         """Add what a line is in whole numbers. Raises `InputError` where it is nothing."""
-        lines, steps = expanded(line, self.values)
+        lines, steps = ((line,), {}) if is_whole(line) else expanded(line, self.values)
         self.values |= {name: value for name, value in steps.items() if name not in self.values}
         first = len(self.out)
         for inner in lines:
@@ -159,7 +160,7 @@ class Integers(Shifts):
             if one.name in ("", ONE) and term.loops == left.loops:  # a power of two alone
                 return replace(other, power=other.power + one.power)
         macro, tag = line.tag.macro, replace(line.tag, locals=())
-        if line.sides.are_of_matrices:
+        if line.sides.are_of_matrices or is_whole(line):
             a, b = self.narrow(a, first.declared, CODE, macro), self.narrow(b, second.declared, CODE, macro)
             self.emit(replace(line, left=(left,), right=(self._as(a, first), self._as(b, second)), tag=tag))
             return Number(left.name, a.power + b.power, TOTAL)
@@ -246,9 +247,9 @@ class Integers(Shifts):
 def check_room(table: Table, sizes: Mapping[str, int]) -> None:
     """Refuse sums that may need more than 32 bits. Raises `InputError`."""
     for line in table.lines:
-        if not isinstance(line, Product) or line.left[0].indexed:
+        if not isinstance(line, Product) or (line.left[0].indexed and not is_whole(line)):
             continue
-        count = prod(size_of(axis, sizes) for axis in set(line.loops) - set(line.left[0].loops))
+        count = prod(size_of(axis, sizes) for axis in set(line.loops) - set(line.left[0].loops)) * _meeting(line, sizes)
         room = 2 ** (TOTAL - 2 * CODE)
         if len(line.right) == 1:
             room = 2 ** (WORD - HALF)
@@ -258,6 +259,12 @@ def check_room(table: Table, sizes: Mapping[str, int]) -> None:
             raise InputError(
                 f"a sum of {count:,} numbers may need more than 32 bits; {room:,} have room, in line: {line}"
             )
+
+
+def _meeting(line: Product, sizes: Mapping[str, int]) -> int:
+    """How many windows write to one place at most: one for each place on all axes of it but the longest."""
+    lengths = ([size_of(loop, sizes) for loop in axis.at.loops] for axis in line.left[0].axes if isinstance(axis, Read))
+    return prod(prod(several) // max(several) for several in lengths if several)
 
 
 def _no_form(line: Line, what: str) -> InputError:

@@ -94,7 +94,8 @@ def kernel(
     normal = lowered(lines, axes, outputs, plan.axes)
     names = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     computed = "fp64" if any(dtypes.get(array) == "fp64" for array in names) else "fp32"
-    schedule = _scheduled(normal, plan, outputs, dtypes, computed)
+    narrow = frozenset(name for name in outputs if printer.types[dtypes[name]] != printer.types[computed])
+    schedule = _scheduled(normal, plan, outputs, dtypes, narrow)
     real = printer.real or printer.types[computed]
     arrays, turns_of = _routine(schedule.joined(), axes, dtypes, printer, real, lines, sizes)
     scratch = _scratch(turns_of, sizes, computed, printer) if printer.alone else ()
@@ -160,9 +161,12 @@ def _check(
 
 
 def _scheduled(
-    lines: tuple[Line, ...], plan: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], computed: str
+    lines: tuple[Line, ...], plan: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], narrow: frozenset[str]
 ) -> Schedule:
-    """The schedule; without axes for the turns, every element is a turn where that is possible."""
+    """The schedule; without axes for the turns, every element is a turn where that is possible.
+
+    narrow  outputs that are stored in another type than sums are taken in
+    """
     turns = plan.axes
     if not turns and plan.blocks is None:
         widest = max((line.left[0].declared for line in lines), key=len)
@@ -183,7 +187,7 @@ def _scheduled(
     late = {
         v.name
         for v in schedule.values.values()
-        if v.output and dtypes[v.name] != computed and (v.kind in ("product", "scatter") or v.added) and not v.shared
+        if v.output and v.name in narrow and (v.kind in ("product", "scatter") or v.added) and not v.shared
     }
     if not late:
         return schedule

@@ -19,7 +19,7 @@ from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.layers.cuts import NONE, Cuts
 from learncost.layers.layer import Layer
-from learncost.layers.reach import Reach
+from learncost.layers.reach import Reach, beside_weights
 from learncost.layers.reverse import Reverse
 
 
@@ -143,7 +143,7 @@ def derive(
         if name not in possible:
             raise InputError(f"no gradient of {name!r}: the table has {', '.join(possible)}")
     seeds = table.outputs if given is None else tuple(given)
-    reach = Reach(frozenset(table.weights), cuts=cuts)
+    reach = Reach(frozenset(table.weights), cuts=cuts, constants=beside_weights(table))
     reach.needs(table.lines, set(chosen))
     reach.live(table.lines, set(seeds))
     scope = Reverse(table.values, reach, jacobian, table.sizes)

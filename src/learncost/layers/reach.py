@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from learncost.equation.errors import InputError
 from learncost.equation.line import Line, Word
 from learncost.equation.repeat import Repeat, Statement
+from learncost.equation.table import Table
+from learncost.equation.term import terms_of
 from learncost.layers.cuts import NONE, Cuts, Scope
 from learncost.layers.spelling import differentiable, operand
 from learncost.vocabulary import entry
@@ -24,6 +26,7 @@ class Reach:
     inner: dict[tuple[str, ...], Reach] = field(default_factory=dict)
     cuts: Cuts = NONE
     scope: Scope = ()
+    constants: frozenset[str] = frozenset()  # what lines read beside weights alone, and what is made of it
 
     def through(self, line: Line) -> list[int]:
         """Which operands of a line get a gradient from it: not those that a cut stands before."""
@@ -48,13 +51,21 @@ class Reach:
                 continue
             if any(operand(line, i).name in self.needed for i in self.through(line)):
                 self.needed |= {term.name for term in line.left}
-            if line.reads and self.weights.issuperset(line.reads):
-                self.weights |= {term.name for term in line.left}
+            makes = {term.name for term in line.left}
+            if self.constants.issuperset(line.reads):
+                self.constants |= makes
+            elif (self.weights | self.constants).issuperset(line.reads):
+                self.weights |= makes
 
     def _repeat_needs(self, line: Repeat) -> None:
         weights_inside = {inside for inside, outside in line.each if outside in self.weights}
-        inside_scope = (*self.scope, line.makes)
-        inner = Reach(frozenset(weights_inside | (self.weights & set(line.shared))), cuts=self.cuts, scope=inside_scope)
+        constants_inside = {inside for inside, outside in line.each if outside in self.constants}
+        inner = Reach(
+            frozenset(weights_inside | (self.weights & set(line.shared))),
+            cuts=self.cuts,
+            scope=(*self.scope, line.makes),
+            constants=frozenset(constants_inside | (self.constants & set(line.shared))),
+        )
         start = {inside for inside, outside in line.each if self.hands_in(outside)}
         start |= {name for name in line.shared if self.hands_in(name)}
         start |= {carry.start for carry in line.carry if self.hands_in(carry.initial)}
@@ -114,3 +125,46 @@ class Reach:
     def wants(self, name: str) -> bool:
         """Whether the name has a gradient."""
         return name in self.needed and name in self.alive
+
+
+def beside_weights(table: Table) -> frozenset[str]:
+    """The given constants that belong to weights, such as the scales of their codes: not the batch.
+
+    Lines read them beside weights alone, and they are spread along an axis of these.
+    """
+    constants = {name for name in table.inputs if table.values[name].role in ("constant", "buffer")}
+    while spoilt := _spoilt(table.lines, {name: {name} for name in constants}, set(table.weights)):
+        constants -= spoilt
+    answered = {value.of for value in table.values.values() if value.role == "share"}
+    batch = [n for n in table.inputs if n not in answered | constants and table.values[n].role != "share"]
+    return frozenset(constants if batch else ())
+
+
+def _spoilt(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set[str]) -> set[str]:
+    """Constants that a line reads beside something else than weights.
+
+    roots    the constants that names are made of
+    weights  names made of weights, and perhaps of constants
+    """
+    spoilt: set[str] = set()
+    for line in lines:
+        if isinstance(line, Repeat):
+            names = {**{name: name for name in line.shared}, **dict(line.each)}
+            inside = {name: roots[outer] for name, outer in names.items() if outer in roots}
+            spoilt |= _spoilt(line.lines, inside, {name for name, outer in names.items() if outer in weights})
+            spoilt |= {root for carry in line.carry for root in roots.get(carry.initial, ())}
+            continue
+        of = {root for name in line.reads for root in roots.get(name, ())}
+        own = [name for name in line.reads if name in weights]
+        if any(name not in roots and name not in weights for name in line.reads):
+            spoilt |= of
+        elif not own:
+            roots |= dict.fromkeys(line.makes, of)
+        else:
+            terms = [term for each in line.right for term in terms_of(each)]
+            wide = {axis for term in terms if term.name in weights for axis in term.loops}
+            spread = all(set(term.loops) < wide for term in terms if roots.get(term.name))
+            if not spread or not wide <= {axis for term in line.left for axis in term.loops}:
+                spoilt |= of
+            weights |= {*line.makes}
+    return spoilt

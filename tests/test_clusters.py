@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -74,6 +75,29 @@ def test_no_algorithm_sends_less_than_what_the_others_lack(name, devices):
     if name != "switch":
         ring = algorithms()["ring"]
         assert all(found.sent(word, devices) >= ring.sent(word, devices) for word in WORDS)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_a_ring_sends_what_a_ring_that_is_run_sends(devices):
+    """Parts go round, each device to the next one: first their sums, then the sums themselves."""
+    arrays = [[[float(device * devices + part)] for part in range(devices)] for device in range(devices)]
+    wanted = [[sum(arrays[device][part][0] for device in range(devices))] for part in range(devices)]
+    sent = Counter()
+    for word, begin, joins in (("reduce_scatter", 0, True), ("all_gather", 1, False)):
+        for turn in range(devices - 1):
+            messages = [(device, (device + begin - turn) % devices) for device in range(devices)]
+            parts = [arrays[device][part] for device, part in messages]
+            for (device, part), values in zip(messages, parts, strict=True):
+                there = arrays[(device + 1) % devices]
+                there[part] = [there[part][0] + values[0]] if joins else values
+                sent[word, device] += len(values)
+    assert arrays == [wanted] * devices
+    ring = algorithms()["ring"]
+    for device in range(devices):
+        for word in ("reduce_scatter", "all_gather"):
+            assert ring.sent(word, devices) == Fraction(sent[word, device], devices)
+        both = sent["reduce_scatter", device] + sent["all_gather", device]
+        assert ring.sent("all_reduce", devices) == Fraction(both, devices)
 
 
 def test_gloo_moves_a_reduce_scatter_as_an_all_reduce():

@@ -92,6 +92,23 @@ def test_distributions_whose_parameters_learn():
     assert max(found.value, found.gradient, found.module) < 1e-12
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_with_shares_of_classes(reduction):
+    """Targets that are probabilities, with weights of classes and smoothing."""
+    weight = torch.tensor([0.5, 1.0, 2.0, 1.5], dtype=torch.float64)
+    draw = torch.Generator().manual_seed(2)
+    shares = torch.rand(5, 4, generator=draw, dtype=torch.float64).softmax(-1)
+
+    class Loss(nn.Module):
+        def forward(self, x, targets):
+            plain = nn.functional.cross_entropy(x, targets, reduction=reduction)
+            return plain - 3 * nn.functional.cross_entropy(x, targets, weight, reduction=reduction, label_smoothing=0.1)
+
+    given = (torch.randn(5, 4, generator=draw, dtype=torch.float64, requires_grad=True), shares)
+    found = parity(Loss(), given, read_module(Loss(), given))
+    assert max(found.value, found.gradient, found.module) < 1e-12
+
+
 @pytest.mark.parametrize("decimals", [-1, 0, 2])
 def test_numbers_are_rounded_to_decimals(decimals):
     given = (torch.linspace(-30, 30, 37, dtype=torch.float64, requires_grad=True),)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import OPTIMIZERS, with_optimizer, without_gradients
@@ -140,6 +141,21 @@ def test_head_and_loss_equal_cross_entropy():
     result = functional.cross_entropy((drawn["X"] @ drawn["W"]).reshape(-1, V), torch.tensor(targets).reshape(-1))
     extra = {"targets": np.where(is_answer, targets, 0), "share": np.where(is_answer, -1.0 / is_answer.sum(), 0.0)}
     compare(layer, drawn, result, extra=extra)
+
+
+def test_what_is_spread_and_subtracted_has_the_gradient_of_pytorch():
+    """Operands with fewer axes than the result, before the sign and behind it."""
+    layer = lc.layer("d(X; b c) -> Y\n  H[B d] = X[B d] - b[d]\n  Y[B d] = c[] - H[B d]")
+    draw = np.random.default_rng(3)
+    arrays = {"X": draw.standard_normal((4, 3)), "b": draw.standard_normal(3), "c": draw.standard_normal(())}
+    seed = draw.standard_normal((4, 3))
+    derived = derive(layer)
+    found = lc.run(derived.step, {**arrays, "dY": seed}, {"B": 4, "d": 3})
+    given = {name: torch.tensor(array, requires_grad=True) for name, array in arrays.items()}
+    y = given["c"] - (given["X"] - given["b"])
+    gradients = torch.autograd.grad((y * torch.tensor(seed)).sum(), list(given.values()))
+    for name, gradient in zip(given, gradients, strict=True):
+        np.testing.assert_allclose(found[derived.gradients[name]], gradient.numpy(), rtol=1e-12)
 
 
 def test_lines_of_a_call_with_a_star_are_the_callers_own():

@@ -127,6 +127,16 @@ def test_the_predicted_peak_of_a_thread_is_that_of_tracemalloc(mesh, placement, 
     assert abs(seen(table, every, "fp32", alone) - answer.peak) < 64 * KIB
 
 
+@pytest.mark.parametrize("size", [160, 248, 264, 400])
+def test_temporaries_are_written_over_from_the_size_on_that_numpy_says(size):
+    """A sum of four: above 256 KiB NumPy adds into the temporary that it has."""
+    table = lc.layer("t(A B C D) -> Y\n  Y[n] = A[n] + B[n] + C[n] + D[n]").table
+    sizes = {"n": size * KIB // 4}
+    predicted = executed(table, sizes, "fp32").peak
+    assert abs(seen(table, sizes, "fp32") - predicted) < 64 * KIB
+    assert round(predicted / (size * KIB)) == (5 if size >= 256 else 6)
+
+
 def test_the_rooms_of_the_peak_add_up_to_it():
     table, sizes = step_of("gpt2", "bp", "sgd", 4, 128, **SMALL)
     execution = executed(table, sizes, rooms=True)

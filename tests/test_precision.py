@@ -6,7 +6,7 @@ import pytest
 
 import learncost as lc
 from learncost.equation.errors import InputError
-from learncost.equation.precision import BLOCKS, PRECISIONS, ROLES, bytes_of_type
+from learncost.equation.precision import BLOCKS, PRECISIONS, PRODUCTS_ALONE, ROLES, bytes_of_type
 from learncost.faces.command import main
 from learncost.ledger.question import FLAGS
 
@@ -48,7 +48,8 @@ def test_bytes_of_a_parameter_with_adamw(name, bytes_of_a_parameter):
 def test_every_role_names_a_type_that_exists():
     for row in PRECISIONS.values():
         for role in ROLES:
-            assert (name := getattr(row, role)) == "" or bytes_of_type(name, 64) > 0
+            name = getattr(row, role)
+            assert name == "" or name in PRODUCTS_ALONE or bytes_of_type(name, 64) > 0
 
 
 def test_dtype_is_the_short_form_of_precision():
@@ -67,6 +68,8 @@ def test_dtype_is_the_short_form_of_precision():
         ("nf4-64", 4096, 2048 + 64 * 4),  # QLoRA, section 3: 0.5 bits a number for the scales
         ("nf4-64-double", 64 * 256, 32 * 256 + 256 + 4),  # and 8/64 + 32/(64 x 256) bits with double quantization
         ("int4-128", 256, 128 + 2 * 2),
+        ("int8-256", 5000, 5000 + 20 * 4),  # the last block has 136 numbers, and a float too
+        ("nf4-64", 100, 50 + 2 * 4),
     ],
 )
 def test_bytes_of_blocks_are_those_of_the_sources(name, count, size):

@@ -105,6 +105,33 @@ def test_a_gradient_through_attention_and_groups():
         held(Attending(), (torch.randn(3, 4, 8, requires_grad=True),), {"x": "B 4 8"})
 
 
+class Batched(nn.Module):
+    """A product of a matrix with each of several vectors, by vmap."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, x):
+        return torch.vmap(lambda point: self.weight @ point)(x).tanh()
+
+
+def test_products_by_vmap_are_read_and_counted():
+    module, given = Batched(), (torch.randn(5, 4),)
+    held(module, given, {"x": "B 4"})
+    found = products(module, given, read_module(module, given))
+    assert found.table == found.torch
+
+
+def test_what_vmap_does_and_nobody_exports_is_named_so():
+    class Loose(Batched):
+        def forward(self, *several):
+            return super().forward(several[0])
+
+    with pytest.raises(lc.InputError, match=r"by torch\.vmap that PyTorch does not export so"):
+        lc.from_module(Loose(), (torch.randn(5, 4),))
+
+
 @pytest.mark.parametrize("name", sampled(FUNC, 4))
 def test_derivatives_by_functions(name):
     held(Jacobians(FUNC[name]), (torch.randn(5, 3),), {"x": "B 3"})

@@ -13,7 +13,7 @@ from typing import Any
 
 from learncost.models.imported.functions import held_to_their_lines
 from learncost.models.imported.learning import learning_kept
-from learncost.models.imported.refusals import FUNC, GradientTakenError
+from learncost.models.imported.refusals import FUNC, VMAP, GradientTakenError
 from learncost.models.imported.replaced import written_out
 from learncost.models.imported.running.ends import ends
 from learncost.models.imported.tried import alike, drawn, gradients, has_fraction
@@ -62,7 +62,7 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
                 traced = trace(*(fake(values[name]) for name in names))
     except Exception:  # whatever a user's module raises there
         raise GradientTakenError(by) from None
-    if not taken and by != FUNC:
+    if not taken and by not in (FUNC, VMAP):
         raise GradientTakenError(by)
     for node in list(traced.graph.nodes):
         if node.target is torch.ops.aten.detach.default and node.name not in marked:  # how autograd keeps a result

@@ -86,6 +86,9 @@ _LEFT_OPEN = "Unexpected key _export_root"
 _DERIVATIVES = ("functorch tensor", "TensorWrapper")
 """What PyTorch speaks of where `torch.func.grad` or `vjp` runs while it exports."""
 
+_BATCHED = "fake tensor in the exported program constant's list"
+"""What PyTorch speaks of where `torch.vmap` runs an operation that it does not export, as `mv`."""
+
 _CALLS = ("_wrapped_call_impl", "_call_impl", "inner")
 """Functions of `torch.nn.Module` that only call a layer."""
 
@@ -153,6 +156,11 @@ def refusal(error: Exception, called: str) -> InputError:
     of_func = is_by_func(error)
     if of_func or isinstance(error, GradientTakenError):
         by = FUNC if of_func else str(error)
+        if by == VMAP:
+            return NotExportedError(
+                f"{called} runs an operation by torch.vmap that PyTorch does not export so: write the axis that vmap "
+                "goes over into the operation, as in torch.einsum"
+            )
         return NotExportedError(
             f"{called} takes a derivative by {by} in its forward pass, which PyTorch does not export: "
             "write out what it computes; a table derives the gradients of a step itself"
@@ -182,7 +190,12 @@ def _place_of(error: Exception) -> tuple[str, str]:
     return f"{printable(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
 
 
-FUNC = "torch.func"
+FUNC, VMAP = "torch.func", "torch.vmap"
+
+
+def transform_of(error: BaseException) -> str:
+    """The transform of PyTorch that an error is from: `torch.func`, which takes derivatives, `torch.vmap`, or none."""
+    return VMAP if _BATCHED in str(error) else FUNC if is_by_func(error) else ""
 
 
 def is_by_func(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from learncost.models.imported.functions import check_registered, held_to_their_
 from learncost.models.imported.gradients import written_through
 from learncost.models.imported.learning import ChangedError, learning_kept
 from learncost.models.imported.packed import unpacked
-from learncost.models.imported.refusals import FUNC, GradientTakenError, is_by_func
+from learncost.models.imported.refusals import GradientTakenError, transform_of
 from learncost.models.imported.replaced import written_out
 from learncost.models.imported.symbolic import plain_sizes
 from learncost.models.imported.unseen import check_changes
@@ -78,8 +78,8 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
             except InputError:
                 raise
             except Exception as error:
-                if taken or is_by_func(error):
-                    raise GradientTakenError(taken[0] if taken else FUNC) from None
+                if by := (taken[0] if taken else transform_of(error)):
+                    raise GradientTakenError(by) from None
                 raise
         check_registered(program, module)
         asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in places}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 
-from learncost.equation.count import ZERO, Count, total
+from learncost.equation.count import ZERO, Count, base, total
 from learncost.equation.errors import InputError
 from learncost.equation.line import Line, Product
 from learncost.equation.repeat import walk
@@ -157,9 +157,21 @@ class Reading:
 
     @cached_property
     def heads(self) -> Count:
-        """The width of all heads of all blocks: the products of scores and values have twice as many MACCs a pair."""
-        counts = total(matrix_maccs(line) * Count.of(turns) for line, turns in self.attention)
-        return Count({_without(monomial, ("B", "M", "M")): n // 2 for monomial, n in counts.terms.items()})
+        """The width of all heads of all blocks: MACCs of the products of scores for each pair of tokens."""
+        return self.widths[0]
+
+    @cached_property
+    def widths(self) -> tuple[Count, Count]:
+        """MACCs for each pair of tokens, of the products that make scores and of those that read them."""
+        scores, values = (
+            total(
+                matrix_maccs(line) * Count.of(turns)
+                for line, turns in self.attention
+                if (sum(base(axis) == "M" for axis in line.left[0].loops) > 1) is makes_pairs
+            )
+            for makes_pairs in (True, False)
+        )
+        return _of_a_pair(scores), _of_a_pair(values)
 
     @cached_property
     def active(self) -> Count:
@@ -185,6 +197,10 @@ class Reading:
         )
 
 
+def _of_a_pair(count: Count) -> Count:
+    return Count({_without(monomial, ("B", "M", "M")): n for monomial, n in count.terms.items()})
+
+
 def _without(monomial: tuple[str, ...], axes: tuple[str, ...]) -> tuple[str, ...]:
     left = list(monomial)
     for axis in axes:
@@ -201,9 +217,9 @@ def _several_stacks(reading: Reading) -> str:
 
 
 def _widths_of_heads(reading: Reading) -> str:
-    counts = total(matrix_maccs(line) * Count.of(turns) for line, turns in reading.attention)
-    even = all(coefficient % 2 == 0 for coefficient in counts.terms.values())
-    return "" if even else "has keys and values of different widths"
+    sizes = reading.model.sizes  # in numbers: axes of keys and of values may have a name each
+    scores, values = (width.at(sizes) for width in reading.widths)
+    return "" if scores == values else "has keys and values of different widths"
 
 
 def _experts(reading: Reading) -> str:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
+from torch import nn
 
 import learncost as lc
 import test_modern_models
@@ -303,3 +305,79 @@ def test_every_way_to_cut_a_formula_sums_to_its_total(book, by):
     assert all(amount.flops % 3 == 0 for amount in (ledger.total,))
     assert "0 B" not in str(ledger)
     assert book in str(ledger)
+
+
+class Grouped(nn.Module):
+    """Two blocks of grouped keys and values, of `groups` heads; positions are a parameter, or rows of a table."""
+
+    def __init__(self, groups, positions, fused=False):
+        super().__init__()
+        self.groups, self.positions, self.fused = groups, positions, fused
+        self.wte, self.head = nn.Embedding(50, 32), nn.Linear(32, 50, bias=False)
+        if positions == "table":
+            self.wpe = nn.Embedding(16, 32)
+        elif positions == "parameter":
+            self.wpe = nn.Parameter(torch.zeros(1, 16, 32))
+        self.parts = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm": nn.LayerNorm(32),
+                    "q": nn.Linear(32, 32),
+                    "k": nn.Linear(32, 8 * groups),
+                    "v": nn.Linear(32, 8 * groups),
+                    "o": nn.Linear(32, 32),
+                    "up": nn.Linear(32, 96),
+                    "down": nn.Linear(96, 32),
+                }
+            )
+            for _ in range(2)
+        )
+
+    def attend(self, q, k, v):
+        if self.fused:
+            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        k, v = (each.repeat_interleave(4 // self.groups, 1) for each in (k, v))
+        return (q @ k.transpose(-2, -1) * 8**-0.5).softmax(-1) @ v
+
+    def forward(self, tokens):
+        b, m = tokens.shape
+        x = self.wte(tokens)
+        if self.positions == "table":
+            x = x + self.wpe(torch.arange(m))
+        elif self.positions == "parameter":
+            x = x + self.wpe[:, :m]
+        for part in self.parts:
+            y = part["norm"](x)
+            q, k, v = (part[name](y).view(b, m, -1, 8).transpose(1, 2) for name in "qkv")
+            x = x + part["o"](self.attend(q, k, v).transpose(1, 2).reshape(b, m, 32))
+            x = x + part["down"](torch.relu(part["up"](x)))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("positions", ["none", "table", "parameter"])
+def test_utilization_of_a_module_with_grouped_queries(groups, positions, fused):
+    """palm is 6 N + 12 L H Q T a token, whatever keys and values there are; nanoGPT's N is without positions."""
+    module = Grouped(groups, positions, fused)
+    layer = lc.from_module(module, {"tokens": "int B M=16"})
+    per_token = 6 * sum(each.numel() for each in module.parameters()) + 12 * 2 * 4 * 8 * 16
+    assert lc.cost(layer, price_book="palm", B=3, M=16).total.flops == per_token * 3 * 16
+    places = 0 if positions == "none" else 16 * 32
+    assert lc.cost(layer, price_book="nanogpt-mfu", B=3, M=16).total.flops == (per_token - 6 * places) * 3 * 16
+
+
+def test_utilization_as_nanogpt_prints_it():
+    """estimate_mfu() of GPT-2 without biases at 1,024 tokens: 6 N + 12 L H Q T is the notebook's 875,062,886,400."""
+    biases = 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768
+    assert lc.cost("gpt2", price_book="nanogpt-mfu").total.flops - 6 * biases * 1024 == 875_062_886_400
+    (case,) = next(rule for rule in lc.rules("gpt2").rules if rule.thumb.key == "nanogpt_mfu").cases
+    assert case.rule - 6 * biases * 1024 == 875_062_886_400
+    assert sum(part.amount for part in case.parts) == case.rule - case.exact
+    assert lc.conventions("gpt2")["nanogpt-mfu"].counts.whole.flops == case.rule
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "bloom-560m", "qwen2.5-7b"])
+def test_without_learned_positions_it_is_palm(model):
+    books = [lc.cost(model, price_book=book, seq_len=128).total.flops for book in ("palm", "nanogpt-mfu")]
+    assert books[0] == books[1]

@@ -12,6 +12,7 @@ from learncost.equation.count import ZERO, Count, base, total
 from learncost.equation.errors import InputError
 from learncost.equation.line import Line, Product
 from learncost.equation.repeat import walk
+from learncost.equation.term import Axis, terms_of
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model
@@ -126,6 +127,7 @@ class Reading:
         quantities: Mapping[str, Callable[[], Count]] = {
             "blocks": lambda: self.blocks,
             "parameters": lambda: parameters(self.model.table),
+            "parameters without positions": lambda: parameters(self.model.table) - self.positions,
             "active parameters": lambda: self.active,
             "heads": lambda: self.heads,
             "attention matrices": lambda: self.matrices(attention=True),
@@ -174,6 +176,20 @@ class Reading:
         return _of_a_pair(scores), _of_a_pair(values)
 
     @cached_property
+    def positions(self) -> Count:
+        """The parameters of learned positions: weights that are added at places of tokens, whatever the batch."""
+        table = self.model.table
+        found = {
+            term.name
+            for line, _ in self.lines
+            if not (isinstance(line, Product) and matrix_maccs(line))
+            for operand in line.right
+            for term in terms_of(operand)
+            if term.name in table.weights and any(map(_of_places, term.axes))
+        }
+        return total(Count.of(table.axes[name]) for name in found)
+
+    @cached_property
     def active(self) -> Count:
         """The parameters that one token meets: of the experts' weights those that it is led to."""
         return active_parameters(self.model.table)
@@ -195,6 +211,13 @@ class Reading:
         return total(
             Count.of(table.axes[name]) for name, of_attention in is_attention.items() if of_attention is attention
         )
+
+
+def _of_places(axis: Axis) -> bool:
+    """Whether an axis of a weight is that of the tokens, or is read at their places."""
+    if isinstance(axis, str):
+        return base(axis) == "M"
+    return "B" not in axis.at.loops and "M" in map(base, axis.at.loops)
 
 
 def _of_a_pair(count: Count) -> Count:

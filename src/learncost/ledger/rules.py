@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from learncost.books.book import book as find_book
+from learncost.books.formula import Reading
 from learncost.equation.errors import InputError
 from learncost.equation.repeat import check_known, walk
 from learncost.layers.derive import derive
@@ -99,6 +100,38 @@ _Found = Iterator[tuple[str, list[Case]]]
 def _training(measures: Measures, tokens: int) -> _Found:
     for key, procedure in (("6nd", "bp"), ("8nd", "recompute")):
         yield key, [_run_of(measures, tokens, thumbs()[key], procedure)]
+    yield "nanogpt_mfu", [*_mfu_of(measures, tokens)]
+
+
+def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
+    """A whole training run against nanoGPT's estimate, of models that its formula is about."""
+    run, book = measures.run, find_book("nanogpt-mfu")
+    try:
+        run.rows("bp", book)
+    except InputError:
+        return
+    reading, thumb = Reading(run.model), thumbs()["nanogpt_mfu"]
+    count = measures.at(reading.quantity("parameters without positions"))
+    blocks, widths = measures.at(reading.blocks), measures.at(reading.heads)
+    steps = -(-tokens // (run.axes["B"] * run.axes["M"]))
+    exact = measures.flops("bp", "matmul") * steps
+    letters: dict[str, Number] = {
+        "N": count,
+        "L": blocks,
+        "H": Fraction(widths, blocks),
+        "Q": 1,
+        "T": run.axes["M"],
+        "D": tokens,
+    }
+    rule = thumb.at(**letters)
+    multiplied = 6 * measures.maccs("bp", "matmul", lambda row: forward(row) and row.kind == "linear") * steps
+    linear = measures.flops("bp", "matmul", lambda row: row.kind == "linear") * steps
+    parts = [
+        Part("parameters that no product multiplies", 6 * count * tokens - multiplied),
+        Part("gradients of products that nobody needs", multiplied - linear),
+        Part("products of attention", rule - 6 * count * tokens - (exact - linear)),
+    ]
+    yield Case(f"{run.model.configuration.name}, bp", rule, exact, "matmul", _nonzero(parts))
 
 
 def _run_of(measures: Measures, tokens: int, thumb: Thumb, procedure: str) -> Case:

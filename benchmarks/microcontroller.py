@@ -51,11 +51,11 @@ def task(program: Program, image: str) -> str:
     """What main.c has to know of a program, as task.h says it."""
     names = program.firmware.names
     answers = {"X": "targets", "image": "labels"}[image]
-    begin = "#define BEGIN() grow(net_W1, 4096, 8.84f); grow(net_W2, 2048, 8.84f); grow(net_W3, 320, 12.5f)"
+    begin = ""  # the network draws its matrices as ReLU wants them
     if image == "image":
         added = ("embeddings.T", "embeddings.P")
         calls = "".join(f" noise({names[n]}, (int32_t)(sizeof {names[n]} / sizeof *{names[n]}));" for n in added)
-        begin = f"{NOISE}#define BEGIN() do {{ (void)grow;{calls} }} while (0)"
+        begin = f"{NOISE}#define BEGIN do {{{calls} }} while (0)"
     defined = {"BATCH": BATCH, "INPUT": names[image], "ANSWERS": names[answers]}
     lines = ['#include "net.h"', *(f"#define {name} {text}" for name, text in defined.items()), begin, ""]
     return "\n".join(lines)

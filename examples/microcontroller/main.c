@@ -22,10 +22,6 @@ static void show(int32_t place, int32_t image) {
     ANSWERS[place] = classes[image];
 }
 
-static void grow(net_real *weights, int32_t points, net_real factor) {
-    for (int32_t i = 0; i < points; i++) weights[i] *= factor;
-}
-
 /* Of the images from first to last how many of ten thousand are classified as they should be. */
 static uint32_t right(int32_t first, int32_t last) {
     uint32_t good = 0;
@@ -69,7 +65,9 @@ int main(void) {
     uint32_t taken = 0;
     net_seed = SEED;
     net_begin();
-    BEGIN();
+#ifdef BEGIN
+    BEGIN;
+#endif
     net_learning_rate = RATE;
     for (int32_t epoch = 0; epoch < EPOCHS; epoch++) {
         net_real loss = 0;

@@ -1,12 +1,18 @@
 /*
  * net.table: one step of bp with momentum, by learncost 0.1.0.
  *
- * For B = 4, M = 1, N = 1, under the plan fused,in-product; entries: step, predict.
+ * For B = 4, under the plan fused,in-product; entries: step, predict.
+ *
+ * Matrices are drawn with a deviation of the root of 2 over the inputs of a sum (He et al. 2015), of 0.02 where
+ * rows are looked up; biases begin at 0, gains at 1.
  *
  * Freestanding C99: no library, no allocation, one thread. All numbers are float.
  *
  * RAM 56,244 bytes: arena 2,628, weights 26,280, states 26,280, inputs 1,040, variables 16. Flash 24 bytes of
  * constants; the code, the stack and what initial values take in flash are the compiler's.
+ *
+ * Of the arena 2,628 bytes are in use at dW2[e f] of step: A1 1,024, dA1 1,024, dU2 512, scratch of
+ * in_product_momentum 64, loss 4.
  *
  * For the same numbers on every processor compile with -std=c99 or -ffp-contract=off, and without -ffast-math.
  */
@@ -547,11 +553,11 @@ void net_begin(void) {
     zero(32, net_b2_V);
     zero(320, net_W3_V);
     zero(10, net_b3_V);
-    draw(4096, (real)0.0, (real)0.02, net_seed + 1u, net_W1);
+    draw(4096, (real)0.0, (real)0.1767766952966369, net_seed + 1u, net_W1);
     draw(64, (real)0.0, (real)0.0, net_seed + 2u, net_b1);
-    draw(2048, (real)0.0, (real)0.02, net_seed + 3u, net_W2);
+    draw(2048, (real)0.0, (real)0.1767766952966369, net_seed + 3u, net_W2);
     draw(32, (real)0.0, (real)0.0, net_seed + 4u, net_b2);
-    draw(320, (real)0.0, (real)0.02, net_seed + 5u, net_W3);
+    draw(320, (real)0.0, (real)0.25, net_seed + 5u, net_W3);
     draw(10, (real)0.0, (real)0.0, net_seed + 6u, net_b3);
     net_steps = 0;
 }

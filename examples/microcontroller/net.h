@@ -1,12 +1,18 @@
 /*
  * net.table: one step of bp with momentum, by learncost 0.1.0.
  *
- * For B = 4, M = 1, N = 1, under the plan fused,in-product; entries: step, predict.
+ * For B = 4, under the plan fused,in-product; entries: step, predict.
+ *
+ * Matrices are drawn with a deviation of the root of 2 over the inputs of a sum (He et al. 2015), of 0.02 where
+ * rows are looked up; biases begin at 0, gains at 1.
  *
  * Freestanding C99: no library, no allocation, one thread. All numbers are float.
  *
  * RAM 56,244 bytes: arena 2,628, weights 26,280, states 26,280, inputs 1,040, variables 16. Flash 24 bytes of
  * constants; the code, the stack and what initial values take in flash are the compiler's.
+ *
+ * Of the arena 2,628 bytes are in use at dW2[e f] of step: A1 1,024, dA1 1,024, dU2 512, scratch of
+ * in_product_momentum 64, loss 4.
  *
  * For the same numbers on every processor compile with -std=c99 or -ffp-contract=off, and without -ffast-math.
  */

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from learncost.devices.device import device as find_device
 from learncost.engines.boards.script import linker_script
 from learncost.engines.inputs import data, random_batch
 from learncost.engines.numpy_engine import Training
-from learncost.engines.weights import DEVIATION
+from learncost.engines.state import Stored, evaluated, from_state, stored, to_state
+from learncost.engines.weights import DEVIATION, deviations
 from learncost.equation.errors import InputError
 from learncost.equation.line import Product
 from learncost.equation.precision import precision_of
+from learncost.equation.stated import size_names
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
@@ -29,6 +32,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.families import instead
 from learncost.models.made import names_made
 from learncost.models.model import Model, build, run_sizes
+from learncost.models.tables import letters
 from learncost.models.wording import nearest, shown
 from learncost.plans.plan import plan_of, planned
 from learncost.plans.planner import frugal
@@ -37,11 +41,12 @@ from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.statistics import check_batches, statistics_of
 from learncost.procedures.step import trained_by
 from learncost.readings.emit.c99 import Firmware, Given, firmware
 from learncost.readings.emit.c99.layout import varies
-from learncost.training.files import check_finite, read_arrays
-from learncost.training.hugging_face import from_theirs
+from learncost.training.files import check_finite, path_of, read_arrays, write_arrays
+from learncost.training.hugging_face import from_theirs, to_theirs
 from learncost.training.train import number
 from learncost.version import __version__
 
@@ -62,8 +67,12 @@ class Freestanding:
         With `backend` c99, what the names of its functions and arrays begin with. The default is the name of the file
         that is written, or model.
     weights
-        With `backend` c99, a file of weights in the format safetensors, from which they begin, under our names or
-        transformers'. Without it weights that learn are drawn on the device, and frozen ones are drawn here.
+        With `backend` c99, a file of weights in the format safetensors, from which they begin: a module's own
+        state_dict, or under our names or transformers'. Without it a module begins as it is built; weights of a table
+        or a preset that learn are drawn on the device, and frozen ones are drawn here.
+    state_dict
+        With `backend` c99, a file of safetensors to write: what the program begins with, as the module's state_dict.
+        With `weights` that came from a device it is what they become.
     accumulate
         With `backend` c99, into how many microbatches a batch is cut.
     clip
@@ -88,6 +97,7 @@ class Freestanding:
     entry: str = "both"
     prefix: str | None = None
     weights: str | None = None
+    state_dict: str | None = None
     accumulate: int | str | None = None
     clip: float | str | None = None
     learning_rate: float | str | None = None
@@ -144,6 +154,13 @@ class Source(str):
         device, places = self.program.device, self.program.firmware.places
         return linker_script(device, [*places.values()]) if device else ""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the program begins with as the state_dict of the module that it was read from, or of transformers'.
+
+        Raises `InputError` for weights that are drawn on the device.
+        """
+        return self.program.state_dict()
+
     def files(self, path: Path) -> dict[Path, str]:
         """What is written where a file of this name is asked for."""
         named = Source(self.program.named(prefix_of(path.name))) if self.is_unnamed else self
@@ -172,7 +189,20 @@ class Program:
     content: Given
     title: tuple[str, ...]
     firmware: Firmware
+    begin: Begin
     device: Device | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it begins with, as the module has it. Raises `InputError` for weights that are drawn on the device."""
+        training = self.training
+        configuration = training.configuration
+        if not self.begin.arrays:
+            raise InputError("the device draws the weights: --weights FILE has those to write as a state_dict")
+        weights = {**training.plain_weights, **training.state, **training.buffers}
+        if configuration.layer is None:
+            return to_theirs(training.model, weights)
+        origin = configuration.layer.origin
+        return to_state(_stored(configuration), weights, origin.saved() if origin is not None else {})
 
     def named(self, prefix: str) -> Program:
         """The same, with names that begin so."""
@@ -186,15 +216,18 @@ def program_of(
     learning: Mapping[str, Any],
     weights: Mapping[str, Any] | None = None,
     title: tuple[str, ...] = (),
+    said: str = "",
 ) -> Program:
     """The program of a model.
 
     learning  what `Training` takes: procedure, optimizer, clip, accumulate, train and others
-    weights   arrays to begin from, of the plain model or of the adapted one
+    weights   arrays to begin from, of the plain model or of the adapted one; `said`, what these are
     Raises `InputError`.
     """
     if settings.dtype not in DTYPES:
         raise InputError(f"C99 computes in {' or '.join(DTYPES)}, not in {settings.dtype}")
+    configuration = _with_lengths(configuration, settings)
+    begin = begun(configuration) if weights is None else Begin(weights, said or "they are given")
     training = Training(configuration, dtype=DTYPES[settings.dtype], **learning)
     chosen = find_procedure(training.settings.procedure)
     if chosen.finds and chosen.held > 1 and settings.entry != "predict":
@@ -206,22 +239,23 @@ def program_of(
         name = configuration.name
         hint = instead(training.model.configuration.family)
         raise InputError(f"{name} has no output to learn from: give it a head, or --entry predict{hint}")
-    if weights is not None:
-        training.load(weights, training.state, 0)
+    if begin.arrays:
+        training.load(begin.arrays, training.state, 0)
+        training.hold(begin.arrays)
     sizes = run_sizes(training.model, settings.batch_size, settings.seq_len, settings.target_len)
     batch = random_batch(training.model, sizes)
     tables, sizes, plan = _tables(training, batch, settings)
     if training.precision.is_whole:
         check_room(training.table(), sizes)
-    content = _constants(training, batch, tables, sizes, weights is not None)
+    content = _constants(training, batch, tables, sizes, begin)
     if settings.device:
         content = replace(content, regions=settings.device.free)
-    title = (*title, *_said(training, tables, sizes, plan))
+    title = (*title, *_said(training, tables, sizes, plan), *_of_begin(begin, tables))
     written = firmware(tables, sizes, settings.dtype, settings.prefix, content, title)
     flash = settings.device.flash if settings.device else None
     if flash is not None and written.rooms.constants > flash:
         raise InputError(f"constants take {written.rooms.constants:,} bytes of the flash, which has {flash:,}")
-    return Program(training, tables, sizes, plan, content, title, written, settings.device)
+    return Program(training, tables, sizes, plan, content, title, written, begin, settings.device)
 
 
 def _of_weights(step: Table) -> list[str]:
@@ -247,6 +281,7 @@ def _tables(
     step = replace(needed(step, (*step.outputs, *_of_weights(step))), outputs=step.outputs)
     tables: dict[str, Table] = {}
     if settings.entry != "predict":
+        check_batches(training.model.table, sizes)
         tables["step"] = step
         if parts > 1:
             halves = accumulated(training.table())
@@ -257,7 +292,10 @@ def _tables(
         plan = frugal(first, sizes, settings.dtype)
     tables = {entry: planned(table, _fitting(plan, entry), sizes) for entry, table in tables.items()}
     if settings.entry != "step":
-        model = trained_by(training.evaluated, training.settings.procedure, training.turn).table
+        evaluated = trained_by(training.evaluated, training.settings.procedure, training.turn)
+        lengths = (settings.batch_size and settings.batch_size // parts, settings.seq_len, settings.target_len)
+        sizes = {**run_sizes(evaluated, *lengths), **sizes}
+        model = evaluated.table
         outputs = (scored(model),) if "loss" in model.outputs else model.outputs
         tables["predict"] = planned(needed(model, outputs), _fitting(plan, "predict"), sizes)
     return tables, sizes, plan
@@ -271,11 +309,12 @@ def _fitting(plan: str, entry: str) -> str:
 
 
 def _constants(
-    training: Training, batch: Mapping[str, Any], tables: Mapping[str, Table], sizes: Mapping[str, int], known: bool
+    training: Training, batch: Mapping[str, Any], tables: Mapping[str, Table], sizes: Mapping[str, int], begin: Begin
 ) -> Given:
     """What the program is given beside its tables."""
     model = training.model
-    values = dict(training.prepare(**batch).values) | training.inputs(**batch)
+    values = dict(training.prepare(**batch).values)
+    values |= training.inputs(**batch) if "predict" in tables else {}
     values |= {"weight_decay": training.settings.weight_decay}
     for name in {name for table in tables.values() for name in table.inputs if name in values}:
         axes = training.table().values[name].axes if name in training.table().values else ()
@@ -283,20 +322,75 @@ def _constants(
             values[name] = values[name][: sizes["B"]]
     learns = {name for table in tables.values() for name in table.renewed}
     fed = {datum.input for datum in data(model)}
-    fixed = names_made(model) | {
-        name for table in tables.values() for name in table.inputs if name in training.constants
-    }
+    read = {name for table in tables.values() for name in (*table.inputs, *table.weights)}
+    fixed = names_made(model) | {name for name in read if name in (*training.constants, *training.buffers)}
+    fixed |= {name for name in training.state if name in read - learns}
+    if missing := [name for name in sorted(read - values.keys()) if name not in fed | learns | fixed]:
+        raise InputError(f"{missing[0]} is read by a prediction alone, and has no values: --weights FILE has them")
     _check_numbers(training, batch, fed | learns | fixed)
     begins = {}
     beside = {name: array for name, array in training.state.items() if np.any(array)}  # what learns as weights do
     for name, array in (training.weights | training.weights_read | beside).items():
         if name not in learns:
             continue
-        deviation = float(np.std(array)) if array.dtype.kind == "i" else DEVIATION  # codes have scales of their own
-        begins[name] = (0.0, deviation) if np.ptp(array) else (float(np.mean(array)), 0.0)
-        if not known:
-            values.pop(name, None)
-    return Given(values, begins, fixed, training.settings.accumulate, training.dropout)
+        if begin.arrays:
+            continue
+        deviation = float(np.std(array)) if array.dtype.kind == "i" else begin.spread.get(name, DEVIATION)
+        begins[name] = (0.0, deviation) if np.ptp(array) else (float(np.mean(array)), 0.0)  # codes: with their scales
+        values.pop(name, None)
+    stays = frozenset(learns) if begin.arrays else frozenset[str]()
+    stays -= {name for name in training.state if name not in beside and values_of_optimizer(training, name)}
+    return Given(values, begins, fixed, training.settings.accumulate, training.dropout, stays=stays)
+
+
+def values_of_optimizer(training: Training, name: str) -> bool:
+    """Return whether a state is the optimizer's, which begins as zeros."""
+    return training.table().values[name].role == "state"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What a program begins with.
+
+    arrays  that stand in it, weights, running statistics and buffers, by their names in the table; none: they are drawn
+    said    what these are
+    spread  else the deviation of the normal distribution that each matrix is drawn from, where it is not 0.02
+    """
+
+    arrays: Mapping[str, Any]
+    said: str
+    spread: Mapping[str, float] = field(default_factory=dict)
+
+
+def begun(configuration: Configuration) -> Begin:
+    """Return what a program begins with where no weights are given: a module's own, else drawn ones."""
+    layer = configuration.layer
+    if layer is None:
+        return Begin({}, "")
+    model = build(configuration)
+    values = layer.origin.values() if layer.origin is not None else {}
+    if values and layer.origin is not None:
+        return Begin(from_state(_stored(configuration), values, layer.name), layer.origin.said)
+    return Begin({}, "", deviations(model.table, model.sizes))
+
+
+def _stored(configuration: Configuration) -> dict[str, Stored]:
+    """The arrays of a layer and of its pass in evaluation, by their names."""
+    assert configuration.layer is not None
+    evaluation = evaluated(configuration)
+    assert evaluation.layer is not None
+    sizes = build(evaluation).sizes
+    return {**stored(evaluation.layer, sizes), **stored(configuration.layer, build(configuration).sizes)}
+
+
+def _with_lengths(configuration: Configuration, settings: Settings) -> Configuration:
+    """A layer that is the model with the lengths of the program in the place of those that it fixes."""
+    layer = configuration.layer
+    if layer is None:
+        return configuration
+    lengths = {"M": settings.target_len or settings.seq_len, "N": settings.seq_len or settings.target_len}
+    sizes = {axis: length for axis, length in lengths.items() if length and axis in size_names(layer.table)}
+    return replace(configuration, layer=replace(layer, sizes={**layer.sizes, **sizes})) if sizes else configuration
 
 
 def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str]) -> None:
@@ -313,8 +407,22 @@ def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str
             raise InputError(f"{name} changes from step to step: C99 has no rule that makes it")
 
 
+def _of_begin(begin: Begin, tables: Mapping[str, Table]) -> tuple[str, ...]:
+    """What is said of the values that weights begin with."""
+    if not any(table.renewed for table in tables.values()):
+        return (f"Weights are as {begin.said}.",) if begin.arrays else ()
+    if begin.arrays:
+        return (f"Weights begin as {begin.said}, and no function draws them.",)
+    deviation = str(DEVIATION)
+    if begin.spread:
+        deviation = f"the root of 2 over the inputs of a sum (He et al. 2015), of {DEVIATION} where rows are looked up"
+    return (f"Matrices are drawn with a deviation of {deviation}; biases begin at 0, gains at 1.",)
+
+
 def _said(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, int], plan: str) -> tuple[str, ...]:
-    lengths = f"B = {sizes['B']}" + "".join(f", {axis} = {sizes[axis]}" for axis in ("M", "N") if axis in sizes)
+    layer = training.configuration.layer
+    axes = [axis for axis in ("B", "M", "N") if axis in (sizes if layer is None else letters(layer))]
+    lengths = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes) or "the sizes of its table"
     under = f"under the plan {plan}" if plan else "under no plan"
     said = f"For {lengths}, {under}; entries: {', '.join(tables)}."
     if not find_procedure(training.settings.procedure).by_turns:
@@ -345,7 +453,7 @@ def freestanding(
     checked, sizes = lengths_of(
         {**{n: v for n, v in lengths.items() if n != "dtype"}, "target_len": flags.target_len}, sizes
     )
-    name = subject if isinstance(subject, str) else type(subject).__name__
+    name = subject if isinstance(subject, str) else None
     if isinstance(subject, str | Layer):
         subject = configure(layer_or_model(subject), dict(sizes))
     if isinstance(subject, Model):
@@ -366,14 +474,19 @@ def freestanding(
         **({"mode": flags.mode} if flags.mode else {}),
         **({"projected": tuple(flags.projected.split(","))} if flags.projected else {}),
     }
-    configuration, given = subject, _read(subject, learning, flags.weights)
-    title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
-
     device = None if flags.on is None else find_device(flags.on)
     if device and not device.core:
         raise InputError(f"--on is for microcontrollers, and {device.name} has no core in its data")
+    configuration, name = subject, name or subject.name
     settings = Settings(flags.entry, flags.prefix or "model", plan, dtype=dtype, device=device, **checked)
-    return Source(program_of(configuration, settings, learning, given, title), flags.prefix is None)
+    given = _read(_with_lengths(subject, settings), learning, flags.weights)
+    title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
+    said = f"{Path(flags.weights).name} has them" if flags.weights else ""
+    source = Source(program_of(configuration, settings, learning, given, title, said), flags.prefix is None)
+    if flags.state_dict is not None:
+        path = path_of("state_dict", (".safetensors",), flags.state_dict)
+        write_arrays(path, source.state_dict(), {"format": "pt"})
+    return source
 
 
 def parameters_of_alone() -> tuple[str, ...]:
@@ -386,11 +499,37 @@ def _read(configuration: Configuration, learning: Mapping[str, Any], path: str |
     if path is None:
         return None
     arrays, _ = read_arrays(Path(path), "give --weights a file of weights")
+    if configuration.layer is not None:
+        return _of_layer(configuration, arrays, path)
     arrays = {name.removeprefix("weights."): array for name, array in arrays.items()}
     model = build(configuration)
     if not set(model.table.weights) & set(arrays):
         arrays = from_theirs(model, arrays, path)
     check_finite(arrays, path, "give --weights a file of weights")
+    return arrays
+
+
+def _of_layer(configuration: Configuration, state: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """The arrays of a layer from a state_dict, or from arrays under their names in the table."""
+    layer = configuration.layer
+    assert layer is not None
+    known = _stored(configuration)
+    learned = {*layer.table.weights, *statistics_of(layer.table)}
+    arrays = from_state(known, state, path)
+    for name, array in known.items():
+        given = state.get(name, state.get(f"weights.{name}"))
+        if name not in arrays and given is not None:
+            if given.size != prod(array.shape):
+                raise InputError(f"{path}: {name} is {given.shape}, but must be {array.shape}")
+            arrays[name] = given.reshape(array.shape)
+    if layer.origin is not None and known.keys() - arrays.keys():
+        buffers = {name: known[name] for name in known.keys() - arrays.keys() - learned}  # that no state_dict has
+        arrays |= from_state(buffers, layer.origin.values(), path) if buffers else {}
+    check_finite({n: a for n, a in arrays.items() if n in learned}, path, "give --weights a file of weights")
+    counts = (name for name in learned if name.endswith("num_batches_tracked"))  # old files do not have them
+    if missing := [name for name in known if name in learned - arrays.keys() - {*counts}]:
+        paths = [several[0] for several in known[missing[0]].entry.paths]
+        raise InputError(f"{path} has no {missing[0]}" + (f" ({', '.join(paths[:3])})" if paths != missing[:1] else ""))
     return arrays
 
 

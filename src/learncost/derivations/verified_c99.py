@@ -16,6 +16,7 @@ from learncost.engines import alone
 from learncost.engines.compiler import compiler
 from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import random_batch
+from learncost.engines.numpy_engine import Training
 from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
@@ -175,7 +176,7 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
     worst_loss = float(np.max(np.abs(losses - expected) / np.abs(expected))) if len(losses) else 0.0
     errors = {
         name: float(np.max(np.abs(ran.arrays[name] - array)) / max(np.max(np.abs(array)), 1e-300))
-        for name, array in training.weights_read.items()
+        for name, array in (training.weights_read | _statistics(training)).items()
         if name in ran.arrays and name not in nothing
     }
     worst = max(errors, key=lambda key: errors[key]) if errors else ""
@@ -184,6 +185,12 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
     is_near = max(worst_loss, off, scores) <= NEAR or training.precision.is_whole
     aside = 0.0 if is_near else _aside(program, begin, drawn, nothing)
     return Parity(worst_loss, off, worst, tuple(nothing), scores, aside)
+
+
+def _statistics(training: Training) -> dict[str, Any]:
+    """The running statistics of a training."""
+    values = training.table().values
+    return {name: array for name, array in training.state.items() if values[name].role == "running"}
 
 
 def _aside(program: Program, begin: Mapping[str, Any], drawn: Sequence[Mapping[str, Any]], nothing: list[str]) -> float:

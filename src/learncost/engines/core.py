@@ -30,6 +30,7 @@ from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MODES
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.statistics import BEGIN
 from learncost.procedures.step import step
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.emit.precision import typed
@@ -136,6 +137,9 @@ class Core(Displayed):
             for name, of in states.items()
             if of in weights
         }
+        for name in table.inputs:
+            if (value := table.values[name]).role == "running":
+                self.state[name] = np.full(shape(table, name, sizes), BEGIN[value.of], self.dtype)
         self._begin_beside(table, sizes)
 
     def _begin_beside(self, table: Table, sizes: Mapping[str, int]) -> None:

@@ -15,6 +15,7 @@ from learncost.engines.core import Core, Prepared, Settings, Values
 from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import Batch
 from learncost.engines.quantize import constants
+from learncost.engines.state import evaluated
 from learncost.engines.weights import initial_weights, shape
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
@@ -27,6 +28,7 @@ from learncost.models.quantization import changed
 from learncost.procedures.inference import scored
 from learncost.procedures.integer_updates import forward_in_integers
 from learncost.procedures.optimizer import DEFAULT
+from learncost.procedures.statistics import with_statistics
 from learncost.procedures.step import run_by, turns_of
 from learncost.readings.emit.precision import check_runs, typed
 
@@ -146,6 +148,7 @@ class Training(Core):
         self.precision = kind
         self.model = self._built(dropout > 0)
         self._models = {False: self.model}
+        self._buffers: Values = {}
         self._forward: dict[bool, Model] = {}  # without dropout, by whether there is padding
         self._looking: dict[bool, Table] = {}  # with the scores as an output too
         self._blocks = turns_of(self.model, self._chosen)
@@ -164,6 +167,7 @@ class Training(Core):
             begun_with = begun(self.model, weights, seed, self.dtype)
         self._begin(self._whole(begun_with), self.table())
         self._constants = constants(self.model.quantized, self.model.sizes, self.dtype)
+        self.hold(weights)
         if self.precision.values == "bf16":
             _, types = typed(self.table(), self.precision.name)
             self.low = frozenset(name for name in (*self.weights_read, *self.state) if types.get(name) == "bf16")
@@ -219,13 +223,34 @@ class Training(Core):
         count = sum(prod(shape(self.model.table, name, sizes)) for name in self.model.learning)
         return f"learns {self._wanted or 'all'}: {count:,} parameters"
 
-    def _built(self, dropout: bool = False, padding: bool = False) -> Model:
-        model = build(self.configuration, dropout=dropout, padding=padding)
+    def _built(self, dropout: bool = False, padding: bool = False, evaluates: bool = False) -> Model:
+        configuration = self.configuration
+        if evaluates and configuration.layer is not None:
+            configuration = evaluated(configuration)
+        model = build(configuration, dropout=dropout, padding=padding)
         if unknown := [name for name in self._projected if name not in model.table.known]:
             known = ", ".join(sorted({*model.table.inputs, *model.table.axes} - {*model.table.weights}))
             raise InputError(f"{model.configuration.name} has no {unknown[0]!r} to add an error to; it has {known}")
         model = replace(model, projected=self._projected or model.projected)
         return changed(model, self._wanted, self.precision)
+
+    def hold(self, arrays: Mapping[str, Any]) -> None:
+        """Begin from running statistics, and hold buffers and what only evaluation reads, of a layer that is the model.
+
+        arrays  by their names in its table; weights among them are left aside
+        """
+        layer = self.configuration.layer
+        for name, array in arrays.items() if layer is not None else ():
+            if name in self.state:
+                self.state[name] = np.array(array, self.state[name].dtype).reshape(self.state[name].shape)
+            elif layer is not None and name not in layer.table.weights:
+                array = np.asarray(array)
+                self._buffers[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
+
+    @property
+    def buffers(self) -> Values:
+        """What is held of a module beside its weights and running statistics: buffers, what only evaluation reads."""
+        return self._buffers
 
     @property
     def evaluated(self) -> Model:
@@ -240,7 +265,7 @@ class Training(Core):
     def _evaluated(self, padding: bool) -> Model:
         """The model without dropout."""
         if padding not in self._forward:
-            model = run_by(self._built(padding=padding), self.settings.procedure)
+            model = run_by(self._built(padding=padding, evaluates=True), self.settings.procedure)
             self._forward[padding] = forward_in_integers(model) if model.integers else model
         return self._forward[padding]
 
@@ -258,6 +283,9 @@ class Training(Core):
 
     def _of_turn(self) -> Table:
         return self.table()
+
+    def _step_table(self, model: Model, turn: int | None = None) -> Table:
+        return with_statistics(super()._step_table(model, turn), model.table)
 
     def step(self, tokens: Any = None, targets: Any = None, **batch: Any) -> float:
         """One step of training on a batch, and the loss before it.
@@ -294,8 +322,9 @@ class Training(Core):
             results = self._run(replace(part, values={**part.values, **values}))
             values = {name: results[new] for name, new in halves.gather.renewed.items()}
             loss += float(results["loss"]) if "loss" in results else float("nan")
+        kept = {new: values[name] for name, new in halves.kept.items()}
         values |= self.weights_read | self.state | self._scalars(halves.update, whole_batch.count)
-        return self._run(Prepared(halves.update, values, whole_batch.sizes)) | {"loss": loss}
+        return self._run(Prepared(halves.update, values, whole_batch.sizes)) | kept | {"loss": loss}
 
     def updates(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
         """What the optimizer would be given: the gradient of every weight, or what PEPITA has in its place.
@@ -311,7 +340,8 @@ class Training(Core):
         """
         read_batch = self._read(tokens, targets, **batch)
         model = self._evaluated(read_batch.padded)
-        values = self._run(Prepared(model.table, self._inputs(model.table, read_batch), read_batch.sizes))
+        sizes = {**model.sizes, **read_batch.sizes}
+        values = self._run(Prepared(model.table, self._inputs(model.table, read_batch), sizes))
         return values | {model.table.header(name): values[name] for name in model.table.outputs}
 
     def look(self, **batch: Any) -> tuple[float, Any]:
@@ -324,7 +354,8 @@ class Training(Core):
             table = self._evaluated(read_batch.padded).table
             self._looking[read_batch.padded] = replace(table, outputs=("loss", scored(table)))
         table = self._looking[read_batch.padded]
-        values = self._run(Prepared(table, self._inputs(table, read_batch), read_batch.sizes))
+        sizes = {**self._evaluated(read_batch.padded).sizes, **read_batch.sizes}
+        values = self._run(Prepared(table, self._inputs(table, read_batch), sizes))
         return float(values["loss"]), values[table.outputs[1]]
 
     def inputs(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
@@ -362,7 +393,7 @@ class Training(Core):
         for name in table.inputs:
             if table.values[name].role == "mask":
                 values[name] = self.mask(table, name, read_batch.sizes, self.dropout, part)
-        return values
+        return values | self._buffers | {name: array for name, array in self.state.items() if name in table.inputs}
 
 
 def _fitting(table: Table, name: str, weights: Mapping[str, Any], sizes: Mapping[str, int], dtype: Any) -> Any:

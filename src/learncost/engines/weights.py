@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from math import prod
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod, sqrt
+from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
@@ -13,10 +14,46 @@ from learncost.equation.count import shape_of
 from learncost.equation.line import Line, Product, Sum
 from learncost.equation.repeat import Repeat, Statement
 from learncost.equation.table import Table
-from learncost.equation.term import Operand, Term
+from learncost.equation.term import Operand, Read, Term
 
 DEVIATION = 0.02
 """Of the normal distribution that matrices are drawn from: BERT's and GPT-2's initializer_range."""
+
+
+def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Return the deviation of the normal distribution that each matrix of a layer of one's own is drawn from.
+
+    It is the root of 2 over the inputs of each sum (He et al. 2015, equation 10), of the line with the fewest; 0.02 of
+    rows that are read at an index.
+    """
+    inputs: dict[str, int] = {}
+    looked_up = set[str]()
+    for line, outer in _with_stacks(table.lines, {}):
+        for term in line.right:
+            name = outer.get(term.name, term.name)
+            if not isinstance(term, Term) or name not in table.weights:
+                continue
+            if any(isinstance(axis, Read) and isinstance(axis.at, Term) for axis in term.axes):
+                looked_up.add(name)
+            elif isinstance(line, Product):
+                out = {axis for each in line.left for axis in each.loops}
+                summed = prod(shape_of([axis for axis in term.loops if axis not in out], sizes))
+                inputs[name] = min(summed, inputs.get(name, summed))
+    return {
+        name: DEVIATION if name in looked_up or name not in inputs else sqrt(2 / inputs[name])
+        for name, kind in kinds(table).items()
+        if kind == "matrix"
+    }
+
+
+def _with_stacks(lines: Iterable[Statement], outer: Mapping[str, str]) -> Iterator[tuple[Line, Mapping[str, str]]]:
+    """Every line, with the stacks that names of its scope are slices of."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            stacks = {inside: outer.get(stack, stack) for inside, stack in line.each}
+            yield from _with_stacks(line.lines, {**outer, **stacks})
+        else:
+            yield line, outer
 
 
 def shape(table: Table, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -29,18 +66,25 @@ def generator(seed: int, *parts: int | str) -> np.random.Generator:
     return np.random.default_rng([seed, *(crc32(p.encode()) if isinstance(p, str) else p for p in parts)])
 
 
-def initial_weights(table: Table, sizes: Mapping[str, int], seed: int = 0, dtype: Any = float) -> dict[str, Any]:
+def initial_weights(
+    table: Table,
+    sizes: Mapping[str, int],
+    seed: int = 0,
+    dtype: Any = float,
+    spread: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The weights that a training starts from, by name; those of a repeat are stacks.
 
     What is added as it is (a bias, the shift of a norm) starts at 0, what multiplies element by element (the gain of a
-    norm) at 1, everything else is normal with deviation 0.02, drawn from the seed and the weight's name.
+    norm) at 1, everything else is normal with deviation 0.02, or what `spread` says, drawn from the seed and the
+    weight's name.
     """
     kind_of = kinds(table)
     result = {}
     for name in table.weights:
         size, kind = shape(table, name, sizes), kind_of[name]
         if kind == "matrix":
-            array = DEVIATION * generator(seed, name).standard_normal(size)
+            array = spread.get(name, DEVIATION) * generator(seed, name).standard_normal(size)
         else:
             array = np.full(size, 1.0 if kind == "gain" else 0.0)
         result[name] = array.astype(dtype)

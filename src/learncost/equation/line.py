@@ -74,6 +74,27 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Running:
+    """The running statistics of a normalization, which a training step updates and nothing learns.
+
+    mean, variance, count   their names; count, of the batches so far, is "" where nothing counts
+    places                  which axes of the normalized value they have
+    momentum                the share of the new statistics in each update; None: all batches count alike
+    """
+
+    mean: str
+    variance: str
+    count: str
+    places: tuple[int, ...]
+    momentum: float | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of what a step updates."""
+        return tuple(name for name in (self.mean, self.variance, self.count) if name)
+
+
+@dataclass(frozen=True, slots=True)
 class Tag:
     """Where a line comes from and what it is for; no reading needs it for its meaning."""
 
@@ -96,6 +117,7 @@ class Tag:
     again: str = (
         ""  # the checkpoints around it, the outermost first: 1!/2-, where ! runs all again, and - keeps its result
     )
+    running: Running | None = None  # of a normalization: the statistics that a training step keeps of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from learncost.equation.count import Count
 from learncost.equation.errors import InputError, NotationError, advice, header_advice
-from learncost.equation.line import Condition, Line, Opaque, Tag, Word
+from learncost.equation.line import Condition, Line, Opaque, Running, Tag, Word
 from learncost.equation.line_reader import LineReader, RefusedError, check_whole, is_name
 from learncost.equation.parsed import Block, Call, Header, Parsed
 from learncost.equation.repeat import Carry
@@ -29,6 +29,9 @@ _SIDE = r"([^\W\d]\w*'*|\d+)"
 _CONDITION = re.compile(rf"{_SIDE}\s*(<=|>=|!=|<|>|=)\s*{_SIDE}(?:\s*<\s*{_SIDE}\s*\+\s*{_SIDE})?")
 _OPAQUE = re.compile(
     r"(=\s*opaque\s*\([^()]*\))(?:\s+forward\s+(.+?))?(?:\s+backward\s+(.+?))?(?:\s+source\s+\"([^\"]*)\")?\s*$"
+)
+_RUNNING = re.compile(
+    r"\srunning\s+([^\s\[\]]+)\[([^\[\]]*)\]\s+([^\s\[\]]+)\[\2\](?:\s+([^\s\[\]]+)\[\])?\s+momentum\s+(\S+)\s*$"
 )
 _TURNED = {">": "<", ">=": "<="}
 
@@ -115,6 +118,8 @@ def parse_line(text: str) -> Line | Call:
     body, module, operator, again = _ending(body, _ORIGIN)
     if module and not equation:
         body, equation = _ending(body, _EQUATION)
+    if statistics := _RUNNING.search(body):
+        body = body[: statistics.start()]
     opaque = None
     if match := _OPAQUE.search(body):
         body, opaque = body[: match.end(1)], _opaque_cost(match, text)
@@ -131,8 +136,24 @@ def parse_line(text: str) -> Line | Call:
             raise NotationError("several names on the left stand only before a word or a call", text)
         if not all(isinstance(term, Term) for term in left):
             raise NotationError("a name must stand on the left", text)
+        if statistics:
+            tag = replace(tag, running=_running(statistics, line, text))
         return replace(line, tag=tag)
     return replace(line, module=module)
+
+
+def _running(match: re.Match[str], line: Line, text: str) -> Running:
+    """The statistics that a normalization keeps: their axes are among those of its result."""
+    mean, axes, variance, count, momentum = match.groups()
+    rule = "`running` stands behind a normalize, as in `running m[c] v[c] n[] momentum 0.1`"
+    result = line.left[0].axes
+    if not isinstance(line, Word) or line.word != "normalize" or not set(axes.split()) <= set(result) - set(line.axes):
+        raise NotationError(f"{rule}, with axes that it does not act on", text)
+    try:
+        share = None if momentum == "none" else float(momentum)
+    except ValueError:
+        raise NotationError(f"{rule}; its momentum is a number or none, not {momentum!r}", text) from None
+    return Running(mean, variance, count or "", tuple(result.index(axis) for axis in axes.split()), share)
 
 
 def _ending(text: str, pattern: re.Pattern[str]) -> tuple[str, ...]:

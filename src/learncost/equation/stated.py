@@ -19,7 +19,7 @@ from learncost.equation.table import Table
 from learncost.equation.term import Literal, Operand, Read
 from learncost.equation.value import Same
 
-_STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|unused|follows|undecided)\s*:(.*)$")
+_STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|unused|follows|undecided|stored)\s*:(.*)$")
 _FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")
 _SIZE = re.compile(r"([^\W\d]\w*)=(\d[\d_]*)")
 _LIMIT = re.compile(r"([^\W\d]\w*)(<=|>=)(\d[\d_]*)")
@@ -41,6 +41,31 @@ class Limit:
         return " ".join([*least, *([f"{letter}<={self.most}"] if self.most < LARGEST else [])])
 
 
+@dataclass(frozen=True)
+class Saved:
+    """Where the state_dict of a module has a weight, a buffer or a running statistic.
+
+    paths  of each turn, where a repeat has a stack of them, the names of one that has several together
+    shape  there, of one turn; None: that of its axes
+    """
+
+    paths: tuple[tuple[str, ...], ...]
+    shape: tuple[int, ...] | None = None
+
+    @staticmethod
+    def usual(name: str, turns: int | None) -> Saved:
+        """Return that of a name that is a path itself; of a stack `each` stands for the number of the turn."""
+        parts = name.split(".")
+        numbered = (".".join(str(turn) if part == "each" else part for part in parts) for turn in range(turns or 0))
+        return Saved(((name,),) if turns is None else tuple((path,) for path in numbered))
+
+    def text(self, name: str) -> str:
+        """`stored: W path path [4,1,3]`."""
+        paths = ["=".join(several) for several in self.paths]
+        shape = [] if self.shape is None else [f"[{','.join(map(str, self.shape))}]"]
+        return " ".join(["stored:", name, *paths, *shape])
+
+
 @dataclass
 class Stated:
     """What lines state of the whole layer.
@@ -52,6 +77,7 @@ class Stated:
     unread  how many parameters are stored with it that no line reads; None: nothing is said
     unused  FLOPs forward of a module that it was read from, in its sizes, of which nothing follows and no line tells
     undecided  sizes that the values of an input decide, such as how many places a mask selects
+    stored  where the state_dict of the module that it was read from has what is called otherwise here
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -61,6 +87,7 @@ class Stated:
     unused: Count | None = None
     follows: dict[str, str] = field(default_factory=dict)
     undecided: list[str] = field(default_factory=list)
+    stored: dict[str, Saved] = field(default_factory=dict)
 
     def take(self, line: str) -> bool:
         """Whether the line states such a thing, which is kept. Raises `NotationError`."""
@@ -74,6 +101,7 @@ class Stated:
                 "unused": self._unused,
                 "follows": self._follows,
                 "undecided": self._undecided,
+                "stored": self._stored,
             }
             takes[match[1]](match[2], line)
         return match is not None
@@ -114,6 +142,18 @@ class Stated:
 
     def _undecided(self, text: str, line: str) -> None:
         self.undecided += [name for name in split_names(text) if name not in self.undecided]
+
+    def _stored(self, text: str, line: str) -> None:
+        name, *words = text.split() or [""]
+        shape = words.pop() if words and words[-1].startswith("[") else None
+        if not name or (shape is not None and not re.fullmatch(r"\[(\d+(,\d+)*)?\]", shape)):
+            raise NotationError(
+                "what a state_dict calls otherwise is written `stored: W net.0.weight [4,1,3,3]`: the name, its paths, "
+                "its shape there",
+                line,
+            )
+        sizes = None if shape is None else tuple(map(int, re.findall(r"\d+", shape)))
+        self.stored[name] = Saved(tuple(tuple(word.split("=")) for word in words), sizes)
 
     def _unread(self, text: str, line: str) -> None:
         if not text.strip().isdecimal():

@@ -25,6 +25,7 @@ Role: TypeAlias = Literal[
     "direction",  # drawn anew in every step: which way the value `of` is moved
     "received",  # of a stage of a pipeline: what another one makes, as its own
     "state",  # what the optimizer remembers `of` a weight
+    "running",  # a running statistic of a normalization, `of` which kind: mean, variance, count
     "gathered",  # the sum of the gradients `of` a weight over microbatches
     "gradient",  # `of` a value
     "part",  # a part of the gradient `of` a value, which a sum adds up with others
@@ -55,6 +56,7 @@ FIXED: frozenset[Role] = frozenset(
         "feedback",
         "direction",
         "state",
+        "running",
         "gathered",
     )
 )

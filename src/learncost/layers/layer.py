@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from learncost.equation.count import ZERO, Count, base
 from learncost.equation.displayed import Displayed
@@ -19,7 +20,7 @@ from learncost.equation.repeat import Repeat, Statement, each_line, walk
 from learncost.equation.roles import check as check_roles
 from learncost.equation.roles import role, spelled
 from learncost.equation.scope import Axes, Expanded, bind
-from learncost.equation.stated import Limit, Stated
+from learncost.equation.stated import Limit, Saved, Stated
 from learncost.equation.table import Table
 from learncost.equation.term import Literal, Term
 from learncost.equation.value import Value
@@ -33,7 +34,28 @@ ALSO = "also:"  # what people call a layer, with commas between; a name of its o
 
 _DIGITS = re.compile(r"\d{300,}")  # a double ends at 309
 
+EVALUATION = "evaluation:"
+"""The line behind which a file has the layer as it runs in evaluation."""
+
+_EVALUATION = re.compile(rf"^\s*{EVALUATION}\s*$", re.MULTILINE)
+
 KEYS = "N"  # the axis of the keys' positions in a layer of attention
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The module that a layer was read from, in this process.
+
+    evaluation  reads its forward pass in evaluation: a text, "" where it is that in training
+    values      its parameters and buffers as it begins with them, by their paths; empty where they have no values
+    saved       of these the entries of its state_dict
+    said        what these values are
+    """
+
+    evaluation: Callable[[], str]
+    values: Callable[[], Mapping[str, Any]]
+    saved: Callable[[], Mapping[str, Any]]
+    said: str
 
 
 @dataclass(frozen=True)
@@ -69,8 +91,14 @@ class Layer(Displayed):
         How many parameters are stored with it that no line reads.
     unused
         FLOPs of products that a module that it was read from computes forward and nothing reads; no line tells them.
+    stored
+        Where the state_dict of the module that it was read from has what is called otherwise here.
+    evaluation
+        Of a layer that is a forward pass in training: that in evaluation, where it is another one.
     steps
         Of a module that was read in this process: runs its training step on tensors without values.
+    origin
+        Of a module that was read in this process: what else it says, its values and its pass in evaluation.
 
     Examples
     --------
@@ -95,7 +123,10 @@ class Layer(Displayed):
     frozen: tuple[str, ...] = ()
     unread: int = 0
     unused: Count = ZERO
+    stored: Mapping[str, Saved] = field(default_factory=dict)
+    evaluation: Layer | None = None
     steps: Callable[..., None] | None = field(default=None, compare=False, repr=False)
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.text
@@ -147,6 +178,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         return shipped_layer(usual_names().get(plain(text), text.strip()))
     if not isinstance(text, str):
         raise NotationError(f"a layer is a text in the notation, not {text!r}")
+    text, *others = _EVALUATION.split(text.removeprefix("\ufeff"), maxsplit=1)
+    evaluation = layer(others[0], layers) if others else None
     remarks: list[str] = []
     equations: dict[str, str] = {}
     roles: dict[str, Value] = {}
@@ -154,7 +187,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     stated = Stated()
     said: list[str] = []
     lines: list[str] = []
-    for line in text.removeprefix("\ufeff").splitlines():
+    for line in text.splitlines():
         if (digits := _DIGITS.search(line)) is not None:
             raise NotationError(f"a number of {len(digits[0]):,} digits is larger than any that a table computes with")
         if line.strip().startswith("%"):
@@ -182,7 +215,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     return replace(
         parsed,
         table=replace(parsed.table, sizes=stated.sizes),
-        text="\n".join([*lines[:1], *said, *lines[1:]]),
+        text="\n".join([*lines[:1], *said, *lines[1:], *([EVALUATION, evaluation.text] if evaluation else [])]),
         source=" ".join(remarks),
         cache=(*parsed.cache, *cache),
         sizes=stated.sizes,
@@ -192,6 +225,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         frozen=tuple(stated.frozen),
         unread=stated.unread or 0,
         unused=stated.unused or ZERO,
+        stored=stated.stored,
+        evaluation=evaluation,
     )
 
 
@@ -210,6 +245,14 @@ def defined(
     table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     _check_gradients(table)
     return Layer(header.name, table, equations, cache=tuple(n for n in calls.cache if KEYS in table.axes[n]))
+
+
+def in_evaluation(layer_in_training: Layer) -> Layer:
+    """The layer as it runs in evaluation: itself, where nothing says otherwise. Raises `InputError`."""
+    if layer_in_training.evaluation is None and layer_in_training.origin is not None:
+        text = layer_in_training.origin.evaluation()
+        return layer(text) if text else layer_in_training
+    return layer_in_training.evaluation or layer_in_training
 
 
 def marked(layer: Layer) -> Table:

@@ -28,6 +28,7 @@ from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.statistics import with_statistics
 from learncost.procedures.step import step, trained_by
 from learncost.readings.live import Instant, Live, Stretch, levels, live, moments, stretches
 from learncost.schedule.autograd.module import module_named
@@ -170,15 +171,18 @@ class Step:
 
         self._levels_of = levels_of
 
-    def executed_table(self) -> Table:
-        """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""
+    def executed_table(self, statistics: bool = False) -> Table:
+        """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones.
+
+        statistics   with the lines that update running statistics
+        """
         if self.over:
             from learncost.placement.bucketed import bucketed  # only where it is asked for: start-up counts
 
             return bucketed(self.over.placed.table)
-        return planned(
-            without_gradients(step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)), self.plan
-        )
+        table = step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)
+        table = with_statistics(table, self.model.table) if statistics else table
+        return planned(without_gradients(table), self.plan)
 
     @property
     def packed(self) -> tuple[Array, ...]:

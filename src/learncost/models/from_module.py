@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.layers.layer import Layer, layer
+from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.live_weights import learned, parameters_of
@@ -111,6 +112,7 @@ def from_module(
 
 def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, unknown: str, fold: bool) -> Layer:
     """The table of a module with what it reads."""
+    from learncost.models.imported.evaluated import evaluation_of, saved_of, values_of
     from learncost.models.imported.inputs import examples, sized
     from learncost.models.imported.room import with_room
     from learncost.models.imported.running import Stepping
@@ -119,9 +121,17 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
 
     module = readable(module)
     given = examples(inputs, module, symbols)
-    called, module = type(module).__name__, with_room(module)
-    text, _ = table_of(module, given, called, symbols=symbols, as_run=as_run, unknown=unknown, fold=fold)
-    return replace(layer(text), steps=Stepping(lambda: module, lambda sizes: sized(given, sizes, symbols)))
+    called, given_module, module = type(module).__name__, module, with_room(module)
+    ways: dict[str, Any] = {"symbols": symbols, "as_run": as_run, "unknown": unknown}
+    text, _ = table_of(module, given, called, fold=fold, **ways)
+    origin = Origin(
+        partial(evaluation_of, module, given, called, text, **ways),
+        partial(values_of, given_module),
+        partial(saved_of, given_module),
+        f"the {called} that was read has them",
+    )
+    steps = Stepping(lambda: module, lambda sizes: sized(given, sizes, symbols))
+    return replace(layer(text), steps=steps, origin=origin)
 
 
 def _built(values: dict[str, Any], kind: str) -> Model:

@@ -143,6 +143,8 @@ def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Mode
     if dropout:
         raise InputError(f"{configuration.name} says itself what it drops: dropout does not apply to a table")
     table, sizes = marked(layer), dict(configuration.sizes)
+    along = {axis for name in table.weights for axis in table.axes[name]}
+    sizes |= {axis: size for axis, size in layer.sizes.items() if axis in RUN_AXES & along}  # of learned positions
     stated = {name: sizes.get(name, size) for name, size in table.sizes.items()}
     matter = read_place_by_place(table.lines, stated)  # with others the step is the same table, so they are not stated
     table = replace(table, sizes={name: size for name, size in stated.items() if name in matter})

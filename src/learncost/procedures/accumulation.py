@@ -6,6 +6,7 @@ microbatch. The loss's share, -1/count, counts the targets of the whole batch, s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from learncost.equation.line import Line, Sum, Tag
@@ -30,7 +31,12 @@ class Accumulated:
     @property
     def sums(self) -> tuple[str, ...]:
         """The names of the gathered gradients; they begin as zeros."""
-        return tuple(self.gather.renewed)
+        return tuple(name for name in self.gather.renewed if self.gather.values[name].role == "gathered")
+
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """What every microbatch makes anew beside them: running statistics, with their new names."""
+        return {name: new for name, new in self.gather.renewed.items() if name not in self.sums}
 
 
 def accumulated(step: Table) -> Accumulated:

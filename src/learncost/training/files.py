@@ -215,7 +215,18 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: 
     return fingerprint
 
 
-_WRITTEN: Mapping[str, str] = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|u1": "U8", "|i1": "I8"}
+_WRITTEN: Mapping[str, str] = {
+    "<f8": "F64",
+    "<f4": "F32",
+    "<f2": "F16",
+    "<c8": "C64",
+    "|u1": "U8",
+    "|i1": "I8",
+    "<i2": "I16",
+    "<i4": "I32",
+    "<i8": "I64",
+    "|b1": "BOOL",
+}
 """NumPy's types as the format calls them."""
 
 
@@ -250,20 +261,25 @@ def metadata(path: Path) -> dict[str, str]:
     return dict(json.loads(text).get("__metadata__", {}))
 
 
-_FLOATS: Mapping[str, Callable[[bytes], Any]] = {
+_READ: Mapping[str, Callable[[bytes], Any]] = {
     "F64": lambda data: np.frombuffer(data, "<f8"),
     "F32": lambda data: np.frombuffer(data, "<f4"),
     "F16": lambda data: np.frombuffer(data, "<f2"),
     "U8": lambda data: np.frombuffer(data, np.uint8),
     "I8": lambda data: np.frombuffer(data, np.int8),
+    "I16": lambda data: np.frombuffer(data, "<i2"),
+    "I32": lambda data: np.frombuffer(data, "<i4"),
+    "I64": lambda data: np.frombuffer(data, "<i8"),
+    "BOOL": lambda data: np.frombuffer(data, np.bool_),
+    "C64": lambda data: np.frombuffer(data, "<c8"),
     # The upper half of a float32.
     "BF16": lambda data: (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32),
 }
 
 
 def _array(dtype: str, shape: list[int], data: bytes) -> Any:
-    """An array; what holds no real numbers (masks that old checkpoints keep) is of no use here and becomes bytes."""
-    read = _FLOATS.get(dtype)
+    """An array; of a type that NumPy does not have, such as fp8, its bytes."""
+    read = _READ.get(dtype)
     return np.frombuffer(data, np.uint8) if read is None else read(data).reshape(shape)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from learncost.equation.count import Count
 from learncost.equation.errors import InputError
 from learncost.faces.importing.flags import How, reading
-from learncost.faces.importing.reading import imported, steps
+from learncost.faces.importing.reading import SEED, evaluation, imported, say, steps, values
 from learncost.faces.importing.user_file import target
-from learncost.layers.layer import Layer, layer
+from learncost.layers.layer import EVALUATION, Layer, Origin, layer
 from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
 from learncost.models.files import NOTATION
@@ -80,9 +81,14 @@ def import_module(
             "is read where its model type is one that no family here has"
         )
     path = None if output is None else path_of("table", (NOTATION,), output)
-    text = imported(
-        wanted, reading(input=input, as_run=as_run, unknown=unknown, no_fold=no_fold, no_cache=no_cache)
-    ).text
+    how = reading(input=input, as_run=as_run, unknown=unknown, no_fold=no_fold, no_cache=no_cache)
+    text = imported(wanted, how).text
+    try:
+        evaluates = evaluation(wanted, how, text)
+    except InputError as error:
+        say(f"without the pass in evaluation: {error}")
+        evaluates = ""
+    text += f"{EVALUATION}\n{evaluates.strip()}\n" if evaluates else ""
     made = layer(text)  # before anything is written
     if path is not None:
         with written(path) as temporary:
@@ -96,4 +102,8 @@ def layer_of(word: object, how: How) -> Layer | None:
     if wanted is None:
         return None
     known = imported(wanted, how)
-    return replace(layer(known.text), steps=steps(wanted, how))
+    said = f"{wanted} builds them after torch.manual_seed({SEED})"
+    origin = Origin(
+        partial(evaluation, wanted, how, known.text), partial(values, wanted), partial(values, wanted, True), said
+    )
+    return replace(layer(known.text), steps=steps(wanted, how), origin=origin)

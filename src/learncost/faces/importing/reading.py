@@ -30,8 +30,22 @@ def say(text: str) -> None:
 
 def imported(wanted: Target, how: How) -> Remembered:
     """The table of what a file builds, as text. Raises `InputError`."""
+    return _known(wanted, how, "")
+
+
+def evaluation(wanted: Target, how: How, training: str) -> str:
+    """The table of what a file builds as it runs in evaluation; "" where it is that in training.
+
+    Raises `InputError`.
+    """
+    return _known(wanted, how, training).text
+
+
+def _known(wanted: Target, how: How, training: str) -> Remembered:
+    """A table from before, or read now; in evaluation where it is to stand beside that in `training`."""
     inputs = parse_inputs(how.inputs)
-    place = Place(wanted.file, [wanted.name, [str(each) for each in inputs], how.fold, how.as_run, how.unknown])
+    asked: list[Any] = [wanted.name, [str(each) for each in inputs], how.fold, how.as_run, how.unknown]
+    place = Place(wanted.file, [*asked, training] if training else asked)
     known = place.read() if how.cache else None
     if known is None:
         if not wanted.file.is_file():
@@ -44,7 +58,7 @@ def imported(wanted: Target, how: How) -> Remembered:
         file = printable(str(wanted.file))
         if wanted.name:
             say(f"runs {file}")
-        known, files = _read(wanted, inputs, how)
+        known, files = _read(wanted, inputs, how, training)
         if not wanted.name:  # after it is known that a package has its type: a refusal is one line
             say(f"read {file} as the package that has its model type builds it")
         if how.cache:
@@ -54,7 +68,7 @@ def imported(wanted: Target, how: How) -> Remembered:
     return known
 
 
-def _read(wanted: Target, inputs: Sequence[Input], how: How) -> tuple[Remembered, set[Path]]:
+def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> tuple[Remembered, set[Path]]:
     from learncost.faces.importing.build import built
     from learncost.faces.importing.user_file import watched
     from learncost.models.imported.refusals import NotExportedError, OnValuesError
@@ -70,6 +84,10 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How) -> tuple[Remembered
             checked((), building.module, str(wanted))
         ways: dict[str, Any] = {"unknown": how.unknown, "as_run": how.as_run, "fold": how.fold, "stage": stage}
         ways |= {"say": said.append, "real": lambda: built(wanted, True, said.append).module}
+        if training:
+            from learncost.models.imported.evaluated import evaluation_of
+
+            return Remembered(evaluation_of(building.module, given, str(wanted), training, **ways), tuple(said)), files
         try:
             text, described = table_of(building.module, given, str(wanted), **ways)
         except (NotExportedError, OnValuesError):
@@ -80,6 +98,29 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How) -> tuple[Remembered
         if how.as_run:
             said.append("the table has the operations of one run, of these sizes and with the branches that it took")
     return Remembered(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(said)), files
+
+
+def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
+    """The parameters and buffers of what a file builds, which is run for that, by their paths. Raises `InputError`.
+
+    saved  those of its state_dict alone
+    """
+    from learncost.faces.importing.build import built
+    from learncost.models.imported.evaluated import saved_of, values_of
+
+    if find_spec("torch") is None:
+        raise InputError("the values of a module need the package torch: pip install 'learncost[torch]'")
+    import torch
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(SEED)
+        module = built(wanted, True, say).module
+    return saved_of(module) if saved else values_of(module)
+
+
+SEED = 0
+"""What PyTorch is seeded with before a module is built for its values."""
 
 
 def steps(wanted: Target, how: How) -> Callable[..., None]:

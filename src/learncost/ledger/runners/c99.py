@@ -23,7 +23,7 @@ def _rooms(step: Step, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]
     """What lies in RAM, by part, and the constants in flash; and the step as it is laid out."""
     from learncost.readings.emit.c99.layout import alone, counted  # emits kernels: only where it is asked for
 
-    layout = alone(step.executed_table(), sizes, step.kind.computed)
+    layout = alone(step.executed_table(statistics=True), sizes, step.kind.computed)
     rooms = counted([layout], frozenset(names_made(step.model)))
     parts = {
         "weights": rooms.weights,

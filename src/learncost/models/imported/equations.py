@@ -43,12 +43,25 @@ class Where:
     window: int = 0
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The running statistics that a normalization keeps.
+
+    statistics  mean, variance and, where batches are counted, their count, as they lie along its result
+    momentum    the share of the new ones; None: all batches count alike
+    """
+
+    statistics: tuple[Read, ...]
+    momentum: float | None
+
+
 @dataclass(eq=False)
 class Equation:
     """A line: a product, a sum with signs, or a word that acts on letters.
 
     module, operator   where it comes from
     again              the checkpoints around it
+    running            the running statistics that it keeps
     """
 
     kind: str
@@ -63,6 +76,7 @@ class Equation:
     place: str = ""  # where the user's code has it, for a message
     again: str = ""
     cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
+    running: Kept | None = None
 
     @property
     def stored(self) -> Stored:
@@ -71,8 +85,11 @@ class Equation:
     @property
     def reads(self) -> list[Stored]:
         """The values that it reads, those that it reads at included."""
+        kept = self.running.statistics if self.running else ()
         return [
-            stored for operand in (*self.left, *self.operands) for stored in _stored_of(operand, operand in self.left)
+            stored
+            for operand in (*self.left, *self.operands, *kept)
+            for stored in _stored_of(operand, operand in self.left)
         ]
 
 

@@ -44,12 +44,14 @@ class Weights:
     same    of a parameter that has several paths: the others, with the first
     learns  whether it learns, by path
     counts  how many numbers it has, a complex one two for each, by path
+    shapes  of parameters and buffers, by path
     """
 
     paths: dict[str, str]
     same: dict[str, str] = field(default_factory=dict)
     learns: dict[str, bool] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -160,6 +162,9 @@ def _weights(module: Any, signature: Any) -> Weights:
         first.setdefault(id(parameter), path)
         weights.learns[path] = bool(parameter.requires_grad)
         weights.counts[path] = int(parameter.numel()) * (2 if parameter.is_complex() else 1)
+        weights.shapes[path] = tuple(map(int, parameter.shape))
+    for path, buffer in module.named_buffers(remove_duplicate=False):
+        weights.shapes[path] = tuple(map(int, buffer.shape))
     return weights
 
 

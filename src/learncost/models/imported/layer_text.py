@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import Count
-from learncost.equation.stated import Limit
+from learncost.equation.stated import Limit, Saved
 from learncost.models.imported.equations import Equation
 from learncost.models.imported.export import Exported
 from learncost.models.imported.fold import Fold, Item, carried_again, made_of, reads_of
@@ -51,7 +51,7 @@ class LayerText:
             name = "targets" if stored.kind == "targets" else stored.name
             if stored in self.stacks:
                 name = self._stack_name(stored)
-                if stored not in self.weights:  # a repeat's own slice of an input has a name of its own
+                if self.inputs_of([stored]):  # a repeat's own slice of an input has a name of its own
                     name = name.replace(".", "_")
                     self.outer[stored] = self.writer.values.unique(f"{identifier(name)}_all")
             self.writer.names[stored] = self.writer.values.unique(identifier(name))
@@ -63,7 +63,7 @@ class LayerText:
 
     def _stack_name(self, stored: Stored) -> str:
         """The path of a stack of weights, with `each` in the place of the number in which its paths differ."""
-        paths = [self.weights.get(each, each.name).split(".") for each in self.stacks[stored]]
+        paths = [(self._path(each) or each.name).split(".") for each in self.stacks[stored]]
         parts = [part if all(path[place] == part for path in paths) else "each" for place, part in enumerate(paths[0])]
         return ".".join(parts)
 
@@ -163,6 +163,15 @@ class LayerText:
         shared = [self.writer.names[s] for s in self.weights if s in inside and s not in self.stacks]
         return f" shared {' '.join(shared)}" if shared else ""
 
+    @property
+    def inputs(self) -> list[Stored]:
+        """What comes in beside weights; running statistics are named where they are kept."""
+        return self.inputs_of(self.given)
+
+    def inputs_of(self, given: Iterable[Stored]) -> list[Stored]:
+        """Of what is given that which is neither a weight nor a running statistic."""
+        return [stored for stored in given if stored not in self.weights and stored.kind != "running"]
+
     def header_name(self, stored: Stored) -> str:
         """What the header calls an input or a weight."""
         return self.outer.get(stored, self.writer.names[stored])
@@ -176,7 +185,7 @@ class LayerText:
                 self.counts[item] = writer.axes.unique("n_layer", "_")
                 writer.sizes[self.counts[item]] = item.count
         body = [*self.lines(self.items)]
-        inputs = [self.header_name(s) for s in self.given if s not in self.weights]
+        inputs = [self.header_name(s) for s in self.inputs]
         weights = [self.header_name(s) for s in self.given if s in self.weights]
         head = f"{identifier(name).replace('.', '_')}({' '.join(inputs)}"
         head += f"; {' '.join(weights)}" if weights else ""
@@ -201,15 +210,47 @@ class LayerText:
         others = (count for path, count in counts.items() if path not in read and path not in same)
         if unread := sum(others):
             lines.append(f"unread: {unread}")
+        lines += self._stored()
         if exported.unused.places and exported.unused.flops is not None:
             lines.append(f"unused: {Count.parse(exported.unused.flops).rename(exported.letters.symbols)}")
         return "\n".join(lines) + "\n"
+
+    def _stored(self) -> Iterator[str]:
+        """Where the state_dict has what is called otherwise or has other axes there."""
+        exported, others = self.exported, dict[str, list[str]]()
+        for path, first in exported.weights.same.items():
+            others.setdefault(first, []).append(path)
+        for stored in self.given:
+            several = self.stacks.get(stored, [stored])
+            paths = [self._path(each) for each in several]
+            if None in paths:
+                continue
+            name = self.header_name(stored)
+            entry = Saved(tuple((str(path), *others.get(str(path), ())) for path in paths))
+            sizes = tuple(leaf.size for axis in stored.axes for leaf in axis.leaves)
+            shape = exported.weights.shapes[str(paths[0])]
+            if sizes != shape:
+                entry = replace(entry, shape=shape)
+            is_named = entry.paths == Saved.usual(name, len(several) if stored in self.stacks else None).paths
+            if is_named and stored in self.inputs:
+                yield entry.text(name)
+            elif entry.shape is not None or not is_named:
+                yield (replace(entry, paths=()) if is_named else entry).text(name)
+
+    def _path(self, stored: Stored) -> str | None:
+        """The path of a parameter or a buffer; None of what is given otherwise."""
+        if stored in self.weights:
+            return self.weights[stored]
+        if stored.kind == "running":
+            return stored.name
+        buffers: Mapping[str, str] = self.exported.program.graph_signature.inputs_to_buffers
+        return buffers.get(stored.target)
 
     def roles(self) -> list[str]:
         """What the layer says of its inputs."""
         lines = []
         constants = []
-        inputs = [s for s in self.given if s not in self.weights]
+        inputs = self.inputs
         targets = next((s for s in inputs if s.kind == "targets"), None)
         for stored in inputs:
             name = self.header_name(stored)

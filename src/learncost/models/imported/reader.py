@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.checkpoints import mark_of
 from learncost.models.imported.constants import Constants, Mask
-from learncost.models.imported.equations import Equation, Letters, Number, Read, Recorder, Where
+from learncost.models.imported.equations import Equation, Kept, Letters, Number, Read, Recorder, Where
 from learncost.models.imported.nodes import is_float, is_real, module_of, name_of, operator_name, place_of, size_of
 from learncost.models.imported.operands import Chosen, Masked, Outside, Whole, is_inside
 from learncost.models.imported.rule import RULES, VIEW_RULES, rule_of
@@ -27,6 +29,12 @@ SAME_NUMBERS = (
     *("expand", "view"),
 )
 """Operators whose result holds the numbers of their operand and no others."""
+
+
+_VARIANT = re.compile(
+    r"^_*((native|cudnn|fused)_(?=\w*norm))?|(?<=norm)_(legit|with_update)(_functional|_no_training)?$"
+)
+"""What says which of PyTorch's variants an operator is, and not what it computes."""
 
 
 class UnreadError(InputError):
@@ -55,6 +63,10 @@ class Reader:
     numbers: dict[Stored, Any] = field(default_factory=dict)  # of these: numbers and places that settings say
     kept: dict[Stored, Sequence[int]] = field(default_factory=dict)  # of a weight: the dimensions that are axes
     of_masked: list[tuple[View, Masked]] = field(default_factory=list)  # lines of masked scores
+    buffers: Mapping[str, str] = field(default_factory=dict)  # their paths, by placeholder
+    counted: frozenset[str] = frozenset()  # of these: those that a forward pass changes
+    averages: frozenset[str] = frozenset()  # modules whose running statistics are of all batches alike
+    statistics: dict[str, Stored] = field(default_factory=dict)  # those that a step keeps, by path
     lines_of_made: dict[Any, View | None] = field(default_factory=dict)  # what is outside and has lines
     node: Any = None
 
@@ -321,12 +333,42 @@ class Reader:
         out = letters if keep else [letter for letter in letters if letter not in dims]
         return self.recorder.line("word", [(view, letters), *more], out, word=word, acts=acts, hint=hint)
 
+    def keep(self, value: View, mean: Any, variance: Any, momentum: float) -> None:
+        """Note that the last line, a normalization, keeps running statistics: of the dimension 1, in these buffers."""
+        paths = [path for each in (mean, variance) if (path := self._buffer(each)) is not None]
+        equation = self.recorder.equations[-1]
+        if len(paths) < 2 or equation.word != "normalize" or equation.stored is not value.stored:
+            return
+        module = paths[0].rpartition(".")[0]
+        counted = f"{module}.num_batches_tracked".removeprefix(".")
+        row = equation.left[0].view.fresh().dims[1]
+        kept = []
+        for path in paths:
+            stored = self.statistics.setdefault(path, Stored(path, tuple(slot.axis for slot in row), "running", path))
+            kept.append(Read(View.of(stored, [len(row)]), (1,)))
+        if counted in self.counted:
+            stored = self.statistics.setdefault(counted, Stored(counted, (), "running", counted))
+            kept.append(Read(View.of(stored, []), ()))
+        is_average = module in self.averages and len(kept) > 2
+        equation.running = Kept(tuple(kept), None if is_average else float(momentum))
+
+    def _buffer(self, value: Any) -> str | None:
+        """The path of the buffer that a tensor from outside is, as it is or as an earlier line left it."""
+        node = value.node if isinstance(value, Outside) else None
+        while node is not None and node.name not in self.buffers:
+            source: Any = node.args[0] if node.args else None
+            if node.target is operator.getitem and node.args[1] in (3, 4):  # the new statistics of a normalization
+                source = source.args[node.args[1]]
+            node = source if hasattr(source, "all_input_nodes") else None
+        return None if node is None else self.buffers[node.name]
+
     def stand_at(self, node: Any) -> None:
         """The lines that follow are from this node."""
         if node.op != "call_function":
             return
         name = operator_name(node.target).partition(".")[0]
-        self.recorder.module, self.recorder.operator, self.recorder.name = module_of(node), name, name
+        self.recorder.module, self.recorder.operator = module_of(node), name
+        self.recorder.name = _VARIANT.sub("", name) or name
         self.recorder.place, self.recorder.again = place_of(node), mark_of(node)
 
     def shaped(self, value: View, result: Any, arguments: Sequence[Any]) -> View:

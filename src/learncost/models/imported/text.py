@@ -288,7 +288,8 @@ class _Line:
         self.used: dict[str, int] = {}
         self.of_slot: dict[Slot, str] = {}
         self.starts = _starts(writer, equation)
-        for read in (*equation.left, *(o for o in equation.operands if isinstance(o, Read))):
+        kept = equation.running.statistics if equation.running else ()
+        for read in (*equation.left, *(o for o in equation.operands if isinstance(o, Read)), *kept):
             self.bind(read)
 
     def bind(self, read: Read) -> None:
@@ -325,7 +326,14 @@ class _Line:
         tag = f" @ {equation.module or '.'} {equation.operator}".rstrip()
         tag += f" again {equation.again}" if equation.again else ""
         cost = "" if equation.cost is None else str(equation.cost.renamed(self.writer.symbols))
-        return f"{left} = {right}{cost}{where}{tag}"
+        return f"{left} = {right}{cost}{where}{self.running()}{tag}"
+
+    def running(self) -> str:
+        """The statistics that it keeps."""
+        if (kept := self.equation.running) is None:
+            return ""
+        momentum = "none" if kept.momentum is None else f"{kept.momentum:g}"
+        return f" running {' '.join(map(self.term, kept.statistics))} momentum {momentum}"
 
     def condition(self, where: Where) -> str:
         lower, upper = self.side(where.lower), self.side(where.upper)

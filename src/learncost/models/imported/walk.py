@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,14 +104,18 @@ def read_exported(
     fold: bool = True,
     unknown: str = "refuse",
     stated: Mapping[int, Size] = {},
+    taken: Iterable[str] = (),
 ) -> Imported:
     """The layer that an exported module is; of sizes that are `met`, by their place, `stated` says more than the number
-    that they have in this export. Raises `InputError`.
+    that they have in this export. No size is called by a letter that is `taken`. Raises `InputError`.
     """
     SAME_SIZES.set(exported.letters.same_sizes)
     constants = Constants(_tensors(exported, module))
     makes = not exported.weights.paths and not any(exported.wants_gradient.values())
     reader = Reader(exported.program.graph, allows_unknown=unknown == "zero", makes=makes, constants=constants)
+    reader.buffers = dict(exported.program.graph_signature.inputs_to_buffers)
+    reader.counted = frozenset(exported.program.graph_signature.buffers_to_mutate.values())
+    reader.averages = frozenset(path for path, part in module.named_modules() if getattr(part, "momentum", 0.0) is None)
     weights: dict[Stored, str] = {}
     graph = exported.program.graph
     outputs: list[tuple[str, View, str]] = []
@@ -124,7 +128,9 @@ def read_exported(
             read(reader, node)
         elif node.op == "output":
             outputs = _outputs(reader, exported, node)
-    return _written(reader, exported, weights, outputs, name or type(module).__name__, fold, stated)
+    writer = Writer(exported.letters.symbols, stated)
+    writer.axes.taken |= set(taken)
+    return _written(reader, exported, weights, outputs, name or type(module).__name__, fold, writer)
 
 
 WITHOUT_GRADIENT = (
@@ -259,7 +265,7 @@ def _written(
     outputs: Sequence[tuple[str, View, str]],
     name: str,
     fold: bool,
-    stated: Mapping[int, Size],
+    writer: Writer,
 ) -> Imported:
     recorder = reader.recorder
     recorder.module, recorder.operator, recorder.again = "", "output", ""
@@ -278,14 +284,14 @@ def _written(
         learned = _learned(equations, exported, weights)
         items = folded(items, kept, learned.__contains__)
     limits = _limits(exported, reader)
-    layer_text = LayerText(items, results, exported, weights, Writer(exported.letters.symbols, stated), limits)
-    writer = layer_text.writer
+    layer_text = LayerText(items, results, exported, weights, writer, limits)
     writer.values.taken |= set(exported.letters.symbols.values())
     layer_text.prepare([label for label, *_ in outputs])
     unused = ", ".join(exported.unused.places)
     remarks = [f"{name}, read from PyTorch.", *([f"Nothing reads a result of {unused}."] if unused else [])]
     text = layer_text.text(name, remarks)
-    given = {layer_text.header_name(s): tuple(layer_text.stacks.get(s, [s])) for s in layer_text.given}
+    read = [s for s in layer_text.given if s.kind != "running"]
+    given = {layer_text.header_name(s): tuple(layer_text.stacks.get(s, [s])) for s in read}
     _check_given(exported, reader, {name: several for name, several in given.items() if several[0] not in weights})
     return Imported(
         text,

@@ -33,6 +33,7 @@ def table_of(
     stage: Callable[[str], None] = lambda text: None,
     say: Callable[[str], None] = lambda text: None,
     real: Callable[[], Any] | None = None,
+    beside: str = "",
 ) -> tuple[str, list[str]]:
     """The text of a module's table, and what its inputs are in words. Raises `InputError`.
 
@@ -43,6 +44,7 @@ def table_of(
     fold     equal blocks become a repeat
     stage    is told what is being done, `say` what somebody should know
     real     builds the module with values in its parameters, where this one has none
+    beside   the text of a table that stands beside it, whose letters for sizes it leaves alone; of the same lines: ""
     """
     from learncost.models.imported.as_run import straight
     from learncost.models.imported.export import Exported, export
@@ -53,6 +55,12 @@ def table_of(
     name = type(module).__name__
 
     def read(values: Mapping[str, Any], letters: Mapping[str, str]) -> str:
+        text = read_with(values, letters, frozenset())
+        if not beside:
+            return text
+        return "" if _lines(text) == _lines(beside) else read_with(values, letters, letters_of(beside))
+
+    def read_with(values: Mapping[str, Any], letters: Mapping[str, str], others: frozenset[str]) -> str:
         with exports(called):
             whole = straight(module, values) if as_run else module
             taken = {key: value for key, value in values.items() if not as_run or hasattr(value, "shape")}
@@ -66,7 +74,9 @@ def table_of(
                 return export(whole, sized(values, sizes, letters), words)
 
             def table(exported: Exported, stated: Mapping[int, Size]) -> Imported:
-                return read_exported(exported, whole, name=name, unknown=unknown, fold=fold, stated=stated)
+                return read_exported(
+                    exported, whole, name=name, unknown=unknown, fold=fold, stated=stated, taken=others
+                )
 
             first = table(exported, {})
             if not exported.letters.fixed:
@@ -132,6 +142,18 @@ def table_of(
         except NotExportedError as error:
             first = type(error)(f"{error} ({at})")
     return parts(tensors(given, sizes), first), described
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a table without its remarks."""
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("%")]
+
+
+def letters_of(text: str) -> frozenset[str]:
+    """The letters of sizes that the text of a table fixes, or says to follow from others."""
+    said = (line for line in text.splitlines() if line.strip().startswith(("sizes:", "follows:", "undecided:")))
+    words = (word for line in said for word in line.partition(":")[2].split())
+    return frozenset(word.partition("=")[0] for word in words)
 
 
 _SYMBOL = re.compile(r"\bs\d+\b")

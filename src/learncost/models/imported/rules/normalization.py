@@ -75,7 +75,7 @@ def instance_norm(
     mean: Any,
     variance: Any,
     training: bool,
-    _: float,
+    momentum: float,
     epsilon: float,
     *__: Any,
 ) -> View:
@@ -83,6 +83,7 @@ def instance_norm(
     if not training:
         return _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
     value = normal(reader, x, range(2, count), epsilon)
+    reader.keep(value, mean, variance, momentum)
     return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
 
 
@@ -110,17 +111,19 @@ def batch_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, varian
     name = reader.recorder.operator
     count = len(x.dims)
     if name == "_native_batch_norm_legit_no_training":
-        training, epsilon = False, more[1]
+        training, momentum, epsilon = False, more[0], more[1]
     elif name == "_batch_norm_with_update_functional":
-        training, epsilon = True, more[1]
+        training, momentum, epsilon = True, more[0], more[1]
     elif reader.node.target._overloadname == "no_stats":
-        training, epsilon = mean, more[0]
+        training, momentum, epsilon = mean, variance, more[0]
+        mean = variance = None
     else:
-        training, epsilon = more[0], more[2]
+        training, momentum, epsilon = more[:3]
     if not training:
         result = _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
     else:
         value = normal(reader, x, [0, *range(2, count)], epsilon)
+        reader.keep(value, mean, variance, momentum)
         result = scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
     several = isinstance(reader.node.meta["val"], tuple | list)
     if not several:

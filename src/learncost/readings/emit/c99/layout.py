@@ -113,6 +113,28 @@ class Alone(Layout):
             name: arena.alive(array for array in own if self.arena(array) == name) // wide[name] for name in self.arenas
         }
 
+    @property
+    def fullest(self) -> tuple[str, dict[str, int]]:
+        """The line at which most bytes of the arenas are alive, and the arrays that are, with their bytes."""
+        lifetimes = self.lifetimes
+        own = [each for each in lifetimes.arrays if each.bytes and not each.root.given and each.root.part is None]
+        roots = [each for each in own if each.over is None and each.part is None]
+        alive = [
+            sum(each.bytes for each in roots if each.first <= moment <= each.last)
+            for moment in range(1, len(lifetimes.lines) + 1)
+        ]
+        if not alive or not max(alive):
+            return "", {}
+        moment = alive.index(max(alive)) + 1
+        names: dict[str, int] = {}
+        for root in roots:
+            if root.first <= moment <= root.last:
+                there = [each for each in own if each.root is root and each.first <= moment <= each.last] or [root]
+                name = there[-1].name
+                name = f"scratch of {name.partition('~')[0]}" if "~" in name else name
+                names[name] = names.get(name, 0) + root.bytes
+        return str(lifetimes.lines[moment - 1][0]), names
+
 
 def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: Kernels | None = None) -> Alone:
     """The lay-out of a step for a processor without an operating system.

@@ -92,6 +92,7 @@ class Given:
     parts    microbatches of a step, where it is in two halves
     dropout  the probability that a mask has 0
     regions  of RAM over which the arrays are laid out; none where all lie in one
+    stays    what learns and stands in the program, which it goes on with from where it is
     """
 
     values: Mapping[str, Any]
@@ -100,6 +101,7 @@ class Given:
     parts: int = 1
     dropout: float = 0.0
     regions: Sequence[Region] = ()
+    stays: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,7 @@ class _Writer:
                 number += 1
                 numbers = f"(real){mean!r}, (real){deviation!r}, {self.prefix}_seed + {number}u"
                 lines.append(f"draw{'_codes' * (dtype == CODES)}({points}, {numbers}, {array});")
-            elif kind == "states":
+            elif kind == "states" and name not in self.content.stays:
                 lines.append(f"zero({points}, {array});")
         lines.append(f"{self.prefix}_steps = 0;")
         body = "\n".join(f"    {line}" for line in lines)
@@ -400,6 +402,7 @@ class _Writer:
             f"Flash {rooms.constants:,} bytes of constants; the code, the stack and what initial values "
             "take in flash are the compiler's.",
             *self._regions(),
+            *self._fullest(),
             "For the same numbers on every processor compile with -std=c99 or -ffp-contract=off, and without "
             "-ffast-math.",
         ]
@@ -417,6 +420,16 @@ class _Writer:
                 total = sum(sizes[name] for name in lying)
                 texts += [f"{region.name} of {region.bytes:,} has {total:,} ({names})"] if lying else []
             yield f"Regions of RAM, without the stack: {'; '.join(texts)}. The linker script puts them there."
+
+    def _fullest(self) -> Iterator[str]:
+        """What is in the arena where most is, of the entry that needs most."""
+        entry, layout = max(self.layouts.items(), key=lambda each: each[1].bytes)
+        line, arrays = layout.fullest
+        if arrays:
+            largest = sorted(arrays.items(), key=lambda array: -array[1])
+            there = ", ".join(f"{name} {size:,}" for name, size in largest)
+            left = line.partition(" = ")[0].replace("*/", "* /")
+            yield f"Of the arena {sum(arrays.values()):,} bytes are in use at {left} of {entry}: {there}."
 
     def _header(self) -> str:
         prefix, guard = self.prefix, f"{self.prefix.upper()}_H"
@@ -437,19 +450,24 @@ class _Writer:
                 f"extern uint32_t {prefix}_steps; /* how many were taken */",
                 f"extern uint32_t {prefix}_seed; /* of what {prefix}_begin draws */\n",
             ]
-        for group in ("inputs", "weights", "states", "constants"):
+        for group in _GROUPS:
             arrays = [
-                f"extern {text}; /* {said} */" for name, text, said in self._public() if self.given[name][0] == group
+                f"extern {text}; /* {said} */" for name, text, said in self._public() if self._group(name) == group
             ]
             lines += [f"/* {_GROUPS[group]} */", *arrays, ""] if arrays else []
         lines += [f"{text}\n" for text in self._functions()]
         lines += ["#ifdef __cplusplus\n}\n#endif\n\n#endif\n"]
         return "\n".join(lines)
 
+    def _group(self, name: str) -> str:
+        """The group in which the header has an array."""
+        return "running" if self.values[name].role == "running" else self.given[name][0]
+
     def _functions(self) -> Iterator[str]:
         prefix = self.prefix
         if self._steps:
-            yield f"/* Weights as they are drawn before a training, states 0. */\nvoid {prefix}_begin(void);"
+            drawn = "Weights stay as they are" if self.content.stays else "Weights as they are drawn before a training"
+            yield f"/* {drawn}, states 0. */\nvoid {prefix}_begin(void);"
         says = {
             "step": "One step of training on the inputs: it changes weights and states.",
             "gather": "The gradients of one microbatch, added to those that were gathered.",
@@ -482,6 +500,7 @@ WIDTH = 110
 _GROUPS = {
     "inputs": "Inputs, which are yours to fill before a call.",
     "weights": "Weights that learn.",
+    "running": "Running statistics, which a step updates.",
     "states": "What the optimizer remembers.",
     "constants": "What never changes, in flash.",
 }

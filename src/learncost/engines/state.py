@@ -1,0 +1,157 @@
+"""A module's state_dict beside the table that was read of it: which entry is which array, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.count import shape_of, size_of
+from learncost.equation.errors import InputError
+from learncost.equation.repeat import Repeat, Statement, repeats
+from learncost.equation.stated import Saved
+from learncost.equation.table import Table
+from learncost.layers.layer import Layer, in_evaluation
+from learncost.models.configuration import Configuration
+from learncost.models.tables import family_of_layer
+from learncost.procedures.statistics import statistics_of, with_statistics
+
+Arrays = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array of a table: its shape, whether its first axis is that of turns, and where a state_dict has it."""
+
+    shape: tuple[int, ...]
+    turns: int | None
+    entry: Saved
+
+    @property
+    def shape_there(self) -> tuple[int, ...]:
+        """The shape of an entry of the state_dict."""
+        own = self.shape if self.turns is None else self.shape[1:]
+        return own if self.entry.shape is None else self.entry.shape
+
+
+def stored(layer: Layer, sizes: Mapping[str, int]) -> dict[str, Stored]:
+    """Return the weights, the running statistics and the buffers of a layer, by their names in it."""
+    table = with_statistics(layer.table, layer.table)
+    counts = {outer: repeat.count for repeat in repeats(table.lines) for _, outer in repeat.each}
+    names = (*layer.table.weights, *statistics_of(layer.table), *(n for n in layer.stored if n in layer.table.inputs))
+    result = {}
+    for name in names:
+        turns = int(size_of(counts[name], sizes)) if name in counts else None
+        entry = layer.stored.get(name, Saved(()))
+        entry = entry if entry.paths else replace(entry, paths=Saved.usual(name, turns).paths)
+        result[name] = Stored(shape_of(table.axes[name], sizes), turns, entry)
+    return result
+
+
+def from_state(arrays: Mapping[str, Stored], state: Mapping[str, Any], where: str) -> Arrays:
+    """Return the arrays of a table from the entries of a state_dict; what it does not have is left out.
+
+    where  names it in an `InputError`, for an entry that has another number of elements
+    """
+    result: Arrays = {}
+    for name, array in arrays.items():
+        parts = []
+        for paths in array.entry.paths:
+            path = next((each for each in paths if each in state), None)
+            if path is None:
+                break
+            part = np.asarray(state[path])
+            part = np.stack([part.real, part.imag], -1) if np.iscomplexobj(part) else part
+            own = array.shape if array.turns is None else array.shape[1:]
+            if part.size != prod(own):
+                raise InputError(f"{where}: {path} is {part.shape}, but must be {array.shape_there}")
+            parts.append(part.reshape(own))
+        if len(parts) == len(array.entry.paths):
+            result[name] = parts[0] if array.turns is None else np.stack(parts)
+    return result
+
+
+def to_state(arrays: Mapping[str, Stored], values: Mapping[str, Any], like: Mapping[str, Any] = {}) -> Arrays:
+    """Return the entries of a state_dict from the arrays of a table.
+
+    like  entries of the module that it is for, and no others: those that no array has are taken as they are, and types
+          are theirs
+    """
+    result: Arrays = dict(like)
+    for name, array in arrays.items():
+        if name not in values:
+            continue
+        turns = [values[name]] if array.turns is None else values[name]
+        for paths, part in zip(array.entry.paths, turns, strict=True):
+            for path in paths if not like else like.keys() & paths:
+                kind = np.asarray(like[path]).dtype if path in like else np.asarray(part).dtype
+                kind = np.dtype(np.int64) if path not in like and path.endswith("num_batches_tracked") else kind
+                result[path] = np.asarray(part).reshape(array.shape_there).astype(kind)
+    return result
+
+
+def matched(evaluation: Layer, training: Layer, sizes: Mapping[str, int], own: Mapping[str, int]) -> Layer:
+    """Return a layer in evaluation whose arrays are called as those of the layer in training.
+
+    sizes, own  of the layer in training, and in evaluation
+    Raises `InputError` where the one has blocks in a repeat that the other has not.
+    """
+    known, mine = stored(training, sizes), stored(evaluation, own)
+    by_paths = {array.entry.paths: name for name, array in known.items()}
+    taken = {path for paths in by_paths for several in paths for path in several}
+    names = {}
+    for name, array in mine.items():
+        if array.entry.paths in by_paths:
+            names[name] = by_paths[array.entry.paths]
+        elif any(path in taken for several in array.entry.paths for path in several):
+            raise InputError(
+                f"{training.name} repeats other blocks in training than in evaluation: read it with --no-fold (in "
+                "Python fold=False), or give --entry step"
+            )
+    entries = {names.get(name, name): entry for name, entry in evaluation.stored.items()}
+    return replace(evaluation, table=renamed(evaluation.table, names), stored=entries)
+
+
+def renamed(table: Table, names: Mapping[str, str]) -> Table:
+    """Return a table in which what is given has other names."""
+    names = {old: new for old, new in names.items() if old != new}
+    if not names:
+        return table
+
+    def new(name: str) -> str:
+        return names.get(name, name)
+
+    def with_names(line: Statement) -> Statement:
+        if isinstance(line, Repeat):  # the slice of a weight is called as its stack
+            line = line.with_own({inside: names[outer] for inside, outer in line.each if inside == outer in names})
+        return line.renamed(names)
+
+    return replace(
+        table,
+        lines=tuple(map(with_names, table.lines)),
+        values={new(name): value for name, value in table.values.items()},
+        inputs=tuple(map(new, table.inputs)),
+        weights=tuple(map(new, table.weights)),
+    )
+
+
+def evaluated(configuration: Configuration) -> Configuration:
+    """Return a layer that is the model as it runs in evaluation, its arrays called as in training.
+
+    Raises `InputError` where its module cannot be read so.
+    """
+    training = configuration.layer
+    assert training is not None
+    evaluation = in_evaluation(training)
+    if evaluation is training:
+        return configuration
+    given = {name: size for name, size in configuration.sizes.items() if name not in training.sizes}
+    own = {**evaluation.sizes, **given}
+    sizes = {**training.sizes, **configuration.sizes}
+    layer = matched(evaluation, training, sizes, own)
+    fixed = {name: size for name, size in family_of_layer(layer).sizes.items() if isinstance(size, int)}
+    named = {name: size for name, size in given.items() if name in family_of_layer(layer).sizes}
+    return replace(configuration, layer=layer, sizes={**fixed, **named})

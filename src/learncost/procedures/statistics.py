@@ -1,0 +1,180 @@
+"""The running statistics of normalizations as lines: mean and unbiased variance of a batch, moved into what is kept.
+
+They are those of `torch.nn.BatchNorm` (Ioffe & Szegedy 2015, algorithm 2) and `torch.nn.InstanceNorm`, whose are the
+means over its instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.line import Line, Product, Running, Sum, Tag, Word
+from learncost.equation.repeat import Repeat, Statement, walk
+from learncost.equation.table import Table
+from learncost.equation.term import Literal, Operand, Term
+from learncost.equation.value import Value
+
+BEGIN = {"mean": 0.0, "variance": 1.0, "count": 0.0}
+"""What statistics are before the first batch: `torch.nn.modules.batchnorm`, reset_running_stats."""
+
+
+def has_statistics(table: Table) -> bool:
+    """Return whether a step of the table keeps running statistics."""
+    return any(line.tag.running for line, _ in walk(table.lines))
+
+
+def statistics_of(table: Table) -> tuple[str, ...]:
+    """The names of the running statistics that the lines of a table keep, those of a repeat as stacks."""
+    every = (line.tag.running for line, _ in walk(table.lines))
+    return tuple(dict.fromkeys(name for running in every if running for name in running.names))
+
+
+def with_statistics(table: Table, forward: Table) -> Table:
+    """Return the step with lines that update running statistics: inputs of the role running, and what becomes of them.
+
+    forward  the model's own pass: of a procedure with several passes the one that has its names updates them
+    """
+    if not has_statistics(forward):
+        return table
+    added = _Added()
+    names = {line.name for line, _ in walk(forward.lines) if line.tag.running}
+    lines = tuple(_with_lines(table.lines, added, names))
+    kept = added.results
+    return replace(
+        table,
+        lines=lines,
+        values={**table.values, **added.values, **added.given, **kept},
+        inputs=(*table.inputs, *added.given),
+        outputs=(*table.outputs, *kept),
+    )
+
+
+@dataclass
+class _Added:
+    """What lines bring into a scope: values that they make, and the statistics that they are given."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    given: dict[str, Value] = field(default_factory=dict)
+    latest: dict[str, Term] = field(default_factory=dict)  # what each has become so far
+
+    @property
+    def results(self) -> dict[str, Value]:
+        """What statistics are after the lines."""
+        return {term.name: Value(self.given[name].axes, "new", name) for name, term in self.latest.items()}
+
+
+def _with_lines(lines: Iterable[Statement], added: _Added, names: set[str]) -> Iterator[Statement]:
+    for line in lines:
+        if isinstance(line, Repeat):
+            inner = _Added()
+            body = tuple(_with_lines(line.lines, inner, names))
+            if not inner.given:
+                yield line
+                continue
+            new = inner.results
+            yield replace(
+                line,
+                lines=body,
+                values={**line.values, **inner.values, **inner.given, **new},
+                each=(*line.each, *((name, name) for name in inner.given)),
+                keep=(*line.keep, *((name, name) for name in new)),
+            )
+            added.given |= {name: value.stacked(line.count) for name, value in inner.given.items()}
+            added.latest |= {n: Term(t.name, added.given[n].axes) for n, t in inner.latest.items()}
+            continue
+        yield line
+        running = line.tag.running
+        if running and line.tag.macro == "forward" and line.name in names:
+            yield from _Lines(line, running, added).written()
+
+
+class _Lines:
+    """The lines behind one normalization."""
+
+    def __init__(self, line: Line, running: Running, added: _Added) -> None:
+        assert isinstance(line, Word)
+        self.line, self.running, self.added = line, running, added
+        self.tag = Tag(line.tag.layer, line.tag.block, local="running", module=line.tag.module)
+        result = line.left[0].axes
+        self.batch = tuple(str(axis) for axis in result if axis in line.axes)
+        self.each = tuple(str(axis) for axis in result if axis not in line.axes)
+        self.axes = tuple(str(result[place]) for place in running.places)
+
+    def written(self) -> Iterator[Line]:
+        running, axes = self.running, self.axes
+        given, result = self.line.right[0], self.line.left[0]
+        assert isinstance(given, Term)
+        yield self._product("mean", self.each, Literal(1.0, self._sizes(self.batch), -1.0), given)
+        yield self._sum("centered", tuple(map(str, result.axes)), (given, self._term("mean", self.each)), (1, -1))
+        centered = self._term("centered", tuple(map(str, result.axes)))
+        yield self._product("squares", self.each, centered, centered)
+        yield self._sum("others", (), (Literal(1.0, self._sizes(self.batch)), Literal(1.0)), (1, -1))
+        yield self._quotient("variance", self.each, self._term("squares", self.each), self._term("others", ()))
+        found = {kind: self._term(kind, self.each) for kind in ("mean", "variance")}
+        if axes != self.each:  # of each instance: their mean over the instances
+            several = tuple(axis for axis in self.each if axis not in axes)
+            for kind, term in found.items():
+                yield self._product(f"{kind}_of_all", axes, Literal(1.0, self._sizes(several), -1.0), term)
+            found = {kind: self._term(f"{kind}_of_all", axes) for kind in found}
+        share: Operand = Literal(1.0 if running.momentum is None else running.momentum)
+        if running.count:
+            counted = yield from self._moved(running.count, (), "count", Literal(1.0))
+            if running.momentum is None:
+                yield self._quotient("share", (), Literal(1.0), counted)
+                share = self._term("share", ())
+        for name, kind in ((running.mean, "mean"), (running.variance, "variance")):
+            yield self._sum(f"{kind}_apart", axes, (found[kind], self._old(name, axes, kind)), (1, -1))
+            yield self._product(f"{kind}_moved", axes, self._term(f"{kind}_apart", axes), share)
+            yield from self._moved(name, axes, kind, self._term(f"{kind}_moved", axes))
+
+    def _sizes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(base, axes))
+
+    def _term(self, name: str, axes: tuple[str, ...]) -> Term:
+        term = Term(f"{self.line.name}:{name}", axes)
+        self.added.values[term.name] = Value(axes, "step", self.line.name)
+        return term
+
+    def _old(self, name: str, axes: tuple[str, ...], kind: str) -> Term:
+        """A statistic as it is so far."""
+        self.added.given.setdefault(name, Value(axes, "running", kind))
+        return replace(self.added.latest.get(name, Term(name, ())), axes=axes)
+
+    def _moved(self, name: str, axes: tuple[str, ...], kind: str, by: Operand) -> Generator[Line, None, Term]:
+        """The line that moves a statistic by something; what a second one in a step makes has another name."""
+        old = self._old(name, axes, kind)
+        new = Term(f"{old.name}.new", axes)
+        if name in self.added.latest:
+            self.added.values[old.name] = Value(axes, "step", self.line.name)
+        self.added.latest[name] = new
+        yield Sum((new,), (old, by), (), self.tag, (1, 1))
+        return new
+
+    def _product(self, name: str, axes: tuple[str, ...], *right: Operand) -> Line:
+        return Product((self._term(name, axes),), right, (), self.tag)
+
+    def _sum(self, name: str, axes: tuple[str, ...], right: tuple[Operand, ...], signs: tuple[int, ...]) -> Line:
+        return Sum((self._term(name, axes),), right, (), self.tag, signs)
+
+    def _quotient(self, name: str, axes: tuple[str, ...], above: Operand, below: Operand) -> Line:
+        return Word((self._term(name, axes),), (above, below), (), self.tag, "divide", (), "body", ("X", "D"), ("Y",))
+
+
+def check_batches(table: Table, sizes: dict[str, int]) -> None:
+    """Refuse a batch with one value for each statistic, as `torch.nn.functional.batch_norm` does.
+
+    Raises `InputError`.
+    """
+    for line, _ in walk(table.lines):
+        if line.tag.running and isinstance(line, Word):
+            points = 1
+            for axis in line.axes:
+                points *= sizes[base(axis)]
+            if points < 2:
+                raise InputError(
+                    f"{line.tag.module or line.name} needs more than one value for each of its statistics in training: "
+                    "give a larger batch"
+                )

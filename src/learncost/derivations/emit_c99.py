@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -201,8 +202,16 @@ class Program:
         weights = {**training.plain_weights, **training.state, **training.buffers}
         if configuration.layer is None:
             return to_theirs(training.model, weights)
-        origin = configuration.layer.origin
-        return to_state(_stored(configuration), weights, origin.saved() if origin is not None else {})
+        origin, others = configuration.layer.origin, self.begin.others
+        like = dict(origin.saved()) if origin is not None else dict(others)
+        like |= {path: np.asarray(array, like[path].dtype) for path, array in others.items() if path in like}
+        return to_state(self.stored, weights, like)
+
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """The arrays of a layer that is the model, by their names, with where a state_dict has them."""
+        configuration = self.training.configuration
+        return _stored(configuration) if configuration.layer is not None else {}
 
     def named(self, prefix: str) -> Program:
         """The same, with names that begin so."""
@@ -217,17 +226,19 @@ def program_of(
     weights: Mapping[str, Any] | None = None,
     title: tuple[str, ...] = (),
     said: str = "",
+    others: Mapping[str, Any] = MappingProxyType({}),
 ) -> Program:
     """The program of a model.
 
     learning  what `Training` takes: procedure, optimizer, clip, accumulate, train and others
-    weights   arrays to begin from, of the plain model or of the adapted one; `said`, what these are
+    weights   arrays to begin from, of the plain model or of the adapted one; `said`, what these are, and `others`, what
+              the state_dict has that they are from
     Raises `InputError`.
     """
     if settings.dtype not in DTYPES:
         raise InputError(f"C99 computes in {' or '.join(DTYPES)}, not in {settings.dtype}")
     configuration = _with_lengths(configuration, settings)
-    begin = begun(configuration) if weights is None else Begin(weights, said or "they are given")
+    begin = begun(configuration) if weights is None else Begin(weights, said or "they are given", others=others)
     training = Training(configuration, dtype=DTYPES[settings.dtype], **learning)
     chosen = find_procedure(training.settings.procedure)
     if chosen.finds and chosen.held > 1 and settings.entry != "predict":
@@ -355,11 +366,13 @@ class Begin:
     arrays  that stand in it, weights, running statistics and buffers, by their names in the table; none: they are drawn
     said    what these are
     spread  else the deviation of the normal distribution that each matrix is drawn from, where it is not 0.02
+    others  entries of the state_dict that the arrays are from, of which the table has no array too
     """
 
     arrays: Mapping[str, Any]
     said: str
     spread: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 def begun(configuration: Configuration) -> Begin:
@@ -479,10 +492,10 @@ def freestanding(
         raise InputError(f"--on is for microcontrollers, and {device.name} has no core in its data")
     configuration, name = subject, name or subject.name
     settings = Settings(flags.entry, flags.prefix or "model", plan, dtype=dtype, device=device, **checked)
-    given = _read(_with_lengths(subject, settings), learning, flags.weights)
+    given, others = _read(_with_lengths(subject, settings), flags.weights)
     title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
     said = f"{Path(flags.weights).name} has them" if flags.weights else ""
-    source = Source(program_of(configuration, settings, learning, given, title, said), flags.prefix is None)
+    source = Source(program_of(configuration, settings, learning, given, title, said, others), flags.prefix is None)
     if flags.state_dict is not None:
         path = path_of("state_dict", (".safetensors",), flags.state_dict)
         write_arrays(path, source.state_dict(), {"format": "pt"})
@@ -494,19 +507,21 @@ def parameters_of_alone() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Freestanding))
 
 
-def _read(configuration: Configuration, learning: Mapping[str, Any], path: str | None) -> Mapping[str, Any] | None:
-    """The weights of a file: under our names, or as transformers calls them."""
+def _read(configuration: Configuration, path: str | None) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+    """The weights of a file, under our names, as transformers calls them, or as a module's state_dict; its entries."""
     if path is None:
-        return None
+        return None, {}
     arrays, _ = read_arrays(Path(path), "give --weights a file of weights")
     if configuration.layer is not None:
-        return _of_layer(configuration, arrays, path)
+        known = _stored(configuration)
+        ours = {name for name, array in known.items() if (name,) not in array.entry.paths}
+        return _of_layer(configuration, arrays, path), {n: a for n, a in arrays.items() if n not in ours}
     arrays = {name.removeprefix("weights."): array for name, array in arrays.items()}
     model = build(configuration)
     if not set(model.table.weights) & set(arrays):
         arrays = from_theirs(model, arrays, path)
     check_finite(arrays, path, "give --weights a file of weights")
-    return arrays
+    return arrays, {}
 
 
 def _of_layer(configuration: Configuration, state: Mapping[str, Any], path: str) -> Mapping[str, Any]:

@@ -1,0 +1,175 @@
+"""A module in C99 beside PyTorch: its training, its evaluation, its state_dict on the way in and on the way out."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from kernels_in_c import needs_compiler
+from learncost.derivations.emit_c99 import Source
+from learncost.engines import alone
+from learncost.engines.state import to_state
+from learncost.equation.errors import InputError
+from learncost.faces.command import main
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+modules = pytest.importorskip("modules_in_c99")
+
+pytestmark = needs_compiler
+
+RATE, STEPS = 0.05, 3
+
+
+def built(name: str, seed: int) -> Any:
+    """A module, its parameters and its buffers drawn."""
+    torch.manual_seed(seed)
+    module = modules.CASES[name].build()
+    with torch.no_grad():
+        for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.dtype.is_floating_point:
+                tensor.add_(0.1 * torch.rand(tensor.shape))
+            else:
+                tensor.fill_(seed if path.endswith("num_batches_tracked") else 0)
+    return module
+
+
+def trained(module: Any, batches: list[dict[str, Any]]) -> list[float]:
+    """The losses of steps of PyTorch's own SGD."""
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=RATE), []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = module(**batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def ran(source: Source, batches: list[dict[str, Any]]) -> alone.Ran:
+    """The compiled program from the values that stand in it."""
+    program = source.program.firmware
+    initial = source.program.content.values
+    begin = {n: np.asarray(initial.get(n, np.zeros(alone.shape(program, n)))) for n in alone.changed(program)}
+    calls = [{n: batch[n].numpy().reshape(alone.shape(program, n)) for n in alone.fed(program)} for batch in batches]
+    return alone.run(program, {**begin, "lr": RATE}, calls, ("-O1",))
+
+
+def loss_of(scores: Any, targets: Any) -> float:
+    """The cross-entropy of scores, or of logarithms of probabilities."""
+    answers = targets.flatten()
+    return float(torch.nn.functional.cross_entropy(torch.tensor(scores).reshape(len(answers), -1), answers))
+
+
+@pytest.mark.alike(every=3)
+@pytest.mark.parametrize("name", modules.CASES)
+def test_a_state_dict_goes_in_learns_as_in_pytorch_and_comes_out(name: str, tmp_path: Path) -> None:
+    """The table is of a module with other values: all of them come from the file."""
+    case = modules.CASES[name]
+    module = built(name, 3)
+    safetensors.save_model(module, str(tmp_path / "begin.safetensors"))
+    read = lc.from_module(built(name, 4), case.inputs)
+    source = lc.emit(
+        read,
+        "c99",
+        optimizer="sgd",
+        dtype="fp64",
+        plan="at-once,fused",
+        batch_size=4,
+        learning_rate=RATE,
+        weights=str(tmp_path / "begin.safetensors"),
+        state_dict=str(tmp_path / "same.safetensors"),
+    )
+    same, begun = safetensors.load_file(tmp_path / "same.safetensors"), module.state_dict()
+    assert same.keys() == begun.keys()
+    assert all(torch.equal(same[path], tensor) for path, tensor in begun.items())
+
+    twin = copy.deepcopy(module).double()
+    batches = [case.batch(seed) for seed in range(STEPS)]
+    losses = trained(twin, batches)
+    result = ran(source, batches)
+    assert result.losses == pytest.approx(losses, rel=1e-12)
+    learned = to_state(source.program.stored, {**source.program.training.buffers, **result.arrays}, twin.state_dict())
+    fresh = case.build().double()
+    fresh.load_state_dict(modules.values(learned))
+    for path, tensor in twin.state_dict().items():
+        assert torch.allclose(fresh.state_dict()[path], tensor, rtol=1e-9, atol=1e-12), path
+    twin.eval()
+    assert loss_of(result.scores, batches[-1]["targets"]) == pytest.approx(twin(**batches[-1]).item(), rel=1e-12)
+
+
+FILE = """
+import sys
+sys.path.insert(0, {folder!r})
+from modules_in_c99 import CASES
+
+def build():
+    return CASES["convolutions"].build()
+
+def inputs():
+    return CASES["convolutions"].inputs
+"""
+
+
+def test_a_file_begins_as_it_is_built_and_its_table_takes_the_state_dict(tmp_path: Path, capsys: Any) -> None:
+    """Values, and the pass in evaluation, without PyTorch: from the table that `learncost import` writes."""
+    (tmp_path / "net.py").write_text(FILE.format(folder=str(Path(__file__).parent)), encoding="utf-8")
+    words = ["--backend", "c99", "--B", "4", "--optimizer", "sgd", "--prefix", "net"]
+    assert main(["emit", f"{tmp_path}/net.py:build", *words, "-o", str(tmp_path / "a.c")]) == 0
+    torch.manual_seed(0)
+    module = modules.CASES["convolutions"].build()
+    safetensors.save_file(module.state_dict(), str(tmp_path / "state.safetensors"))
+    assert main(["import", f"{tmp_path}/net.py:build", "-o", str(tmp_path / "net.table")]) == 0
+    table = [str(tmp_path / "net.table"), *words, "--weights", str(tmp_path / "state.safetensors")]
+    back = ["--state-dict", str(tmp_path / "back.safetensors")]
+    assert main(["emit", *table, *back, "-o", str(tmp_path / "b.c")]) == 0
+    module.load_state_dict(safetensors.load_file(tmp_path / "back.safetensors"))
+    first, second = ((tmp_path / f"{name}.c").read_text(encoding="utf-8") for name in "ab")
+    bodies = [text.partition('.h"')[2] for text in (first, second)]
+    assert bodies[0] == bodies[1], "the same program: the values of build() after torch.manual_seed(0)"
+    assert "net.py:build builds them after torch.manual_seed(0)" in re.sub(r"\n \* ", " ", first)
+    assert not re.search(r"draw\(|zero\(\d+, net_features_1_running", first.partition("void net_begin")[2])
+    assert f"{module.features[0].weight.flatten()[0]:.4f}"[:6] in second
+
+
+def test_what_does_not_fit_is_said_in_one_line(tmp_path: Path) -> None:
+    read = lc.from_module(built("convolutions", 1), modules.CASES["convolutions"].inputs)
+    state = built("convolutions", 2).state_dict()
+    path = tmp_path / "w.safetensors"
+
+    def refused(entries: dict[str, Any]) -> str:
+        safetensors.save_file(entries, str(path))
+        with pytest.raises(InputError) as error:
+            lc.emit(read, "c99", batch_size=4, optimizer="sgd", weights=str(path))
+        return str(error.value)
+
+    assert "no features.1.running_mean" in refused({n: t for n, t in state.items() if "running_mean" not in n})
+    assert "head.weight is (5, 95), but must be (5, 96)" in refused({**state, "head.weight": torch.zeros(5, 95)})
+    with pytest.raises(InputError, match="more than one value"):
+        lc.emit(lc.from_module(built("residual", 1), modules.CASES["residual"].inputs), "c99", batch_size=1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_memory_says_what_the_program_takes(parts: int) -> None:
+    """Running statistics are among what a step has in RAM; each microbatch updates them."""
+    read = lc.from_module(built("blocks", 1), modules.CASES["blocks"].inputs)
+    source = lc.emit(read, "c99", batch_size=4, optimizer="sgd", entry="step", plan="", accumulate=parts)
+    if parts == 1:
+        assert lc.memory(read, B=4, optimizer="sgd", engine="c99", plan="").peak == source.program.firmware.rooms.ram
+        return
+    twin = built("blocks", 1).double()
+    for seed in (0, 1):
+        twin(**{name: tensor[:2] for name, tensor in modules.CASES["blocks"].batch(seed).items()})
+    source = lc.emit(
+        read, "c99", batch_size=4, optimizer="sgd", dtype="fp64", plan="", accumulate=2, learning_rate=RATE
+    )
+    batches = [{n: t[:2] for n, t in modules.CASES["blocks"].batch(seed).items()} for seed in (0, 1)]
+    result = ran(source, batches)
+    mean = np.stack([twin.features[1 + turn].norm.running_mean.numpy() for turn in range(3)])
+    assert result.arrays["features.each.norm.running_mean"] == pytest.approx(mean, rel=1e-9)

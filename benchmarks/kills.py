@@ -1,7 +1,8 @@
-"""Trainings on several processes that are killed and go on: nothing that a checkpoint promised is lost.
+"""Trainings that are killed and go on: nothing that a checkpoint promised is lost, and every bit is as if nobody had.
 
     python benchmarks/kills.py [--mesh dp=2] [--placement NAMES] [--kills 50] [--seed 0]
     python benchmarks/kills.py --mesh "dp=2 tp=2 1" --kills 12
+    python benchmarks/kills.py --engine numpy,torch,jax --precision all --kills 20
 
 A small model learns text, in fp64, by one process and, uninterrupted, over the mesh; their losses are equal but for
 rounding. Then the same run is begun anew, killed at random moments with SIGKILL - one of its processes,
@@ -9,6 +10,9 @@ torchrun alone, or all - and goes on with --resume. After every kill nobody is l
 line says that somebody is gone, and the checkpoint is not before the last one that was complete. At the end losses of
 all steps and weights are those of the uninterrupted run, bit for bit. Over several meshes (`1` is one process) each
 start takes the next one, and losses are held to those of one process: sums in another order are rounded otherwise.
+
+With engines, one process learns by each of them in each of the precisions, is killed so often, and ends with the
+losses, weights and states of a run that was left alone. What an engine refuses is told.
 
 A run that ends before it was killed often enough is begun anew in another folder.
 """
@@ -31,6 +35,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -38,12 +43,20 @@ import numpy as np
 import torch.distributed as distributed
 import torch.distributed.checkpoint.state_dict_saver  # noqa: F401  # which takes as long as PyTorch itself
 
+from learncost.equation.precision import PRECISIONS
 from learncost.faces.command import main as command
 from learncost.placement.mesh import mesh
 from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
 
-MODEL = "--model gpt2 --n-layer 2 --n-embd 16 --n-head 2 --batch-size 4 --seq-len 32 --dropout 0.1 --precision fp64"
+MODEL = "--model gpt2 --n-layer 2 --n-embd 16 --n-head 2 --batch-size 4 --seq-len 32 --dropout 0.1"
+TURNED = (
+    "--model tinyllama-1.1b --num-hidden-layers 2 --hidden-size 32 --num-attention-heads 2 --num-key-value-heads 1 "
+    "--intermediate-size 48 --batch-size 4 --seq-len 32 --dropout 0.1 --learning-rate 0.0001"
+)
+"""A model whose checkpoint has most matrices the other way round than a step reads them."""
+
+PATHS = "--lora all-linear --lora-rank 2"
 STEPS = "--steps {steps} --learning-rate 0.003 --validate-every 50 --save-every 3 --sample-every 1000"
 ROUNDING = 1e-9
 """How far losses in fp64 may be apart, relatively, after all steps, where sums have another order."""
@@ -219,8 +232,9 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def weights(run: Path) -> dict[str, np.ndarray]:
-    """The last ones."""
-    return read_arrays(run / "model.safetensors", "")[0]
+    """The last ones, and the states of the optimizer."""
+    states = next(iter(run.glob("optimizer-*.safetensors")), None)  # over a mesh they lie in parts
+    return read_arrays(run / "model.safetensors", "")[0] | (read_arrays(states, "")[0] if states else {})
 
 
 def whole(grid: str, words: Sequence[str], given: argparse.Namespace) -> None:
@@ -275,6 +289,49 @@ def life(
     return True
 
 
+def check_same(run: Path, alone: Path) -> int:
+    """Hold losses, weights and states to those of a run that was left alone, bit for bit; how many arrays there are."""
+    assert losses(run) == losses(alone), f"{run.name}: other losses"
+    expected, left = weights(alone), weights(run)
+    assert expected.keys() == left.keys(), f"{run.name}: other arrays"
+    other = [name for name in expected if not np.array_equal(expected[name], left[name])]
+    assert not other, f"{run.name}: other numbers in {other[0]}"
+    return len(expected)
+
+
+def by_engine(given: argparse.Namespace) -> None:
+    """Every engine in every precision, by one process."""
+    chosen = [*PRECISIONS] if given.precision == "all" else given.precision.split(",")
+    place = Path(tempfile.mkdtemp(prefix="kills-"))
+    try:
+        texts = str(text(place / "text"))
+        for engine, precision in product(given.engine.split(","), chosen):
+            draw, found = random.Random(f"{given.seed} {engine} {precision}"), Counter[str]()
+            steps = f"--steps {given.steps} --validate-every 50 --save-every 3 --sample-every 1000"
+            words = [texts, *TURNED.split(), *steps.split(), "--engine", engine, "--precision", precision]
+            frozen = PRECISIONS[precision].quantized
+            words += PATHS.split() if frozen and not frozen.learns else []
+            alone, run = place / f"{engine}-{precision}", place / f"{engine}-{precision}-killed"
+            code, said = ended(begun("1", [*words, "--out", str(alone)], given))
+            if code:
+                print(f"{engine} {precision}: refused, {said.splitlines()[-1]}", flush=True)
+                continue
+            kills = 0
+            while kills < given.kills:
+                how = ["--resume", str(run)] if (run / "training.json").exists() else [*words, "--out", str(run)]
+                if life("1", how, run, given, draw, found):
+                    kills += 1
+                else:  # it ended before it was killed often enough
+                    check_same(run, alone)
+                    shutil.rmtree(run)
+            how = ["--resume", str(run)] if (run / "training.json").exists() else [*words, "--out", str(run)]
+            whole("1", how, given)
+            arrays = check_same(run, alone)
+            print(f"{engine} {precision}: {kills} kills, {arrays} arrays and all losses bit for bit", flush=True)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def main() -> None:
     """Measure, and say what was found."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -284,11 +341,22 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--torchrun", action="store_true", help="start the processes with it: slower")
     arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--engine", help="engines of one process, with commas between")
+    arguments.add_argument("--precision", default="all", help="with --engine: precisions, with commas between")
     given = arguments.parse_args()
+    if given.engine:
+        by_engine(given)
+        return
     grids, draw, found = given.mesh.split(), random.Random(given.seed), Counter()
     place = Path(tempfile.mkdtemp(prefix="kills-"))
     try:
-        words = [str(text(place / "text")), *MODEL.split(), *STEPS.format(steps=given.steps).split()]
+        words = [
+            str(text(place / "text")),
+            *MODEL.split(),
+            "--precision",
+            "fp64",
+            *STEPS.format(steps=given.steps).split(),
+        ]
         whole("1", [*words, "--engine", "torch", "--out", str(place / "one")], given)
         one = losses(place / "one")
         first, last = one[1], one[given.steps]

@@ -1,6 +1,8 @@
 """`learncost train --precision` and `--lora`: quantized frozen weights and bf16, kept, merged, resumed."""
 
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,9 +10,10 @@ from safetensors.numpy import load_file
 
 from learncost.engines import bfloat16, eight_bits
 from learncost.equation.errors import InputError
-from learncost.equation.precision import BLOCKS
+from learncost.equation.precision import BLOCKS, PRECISIONS
 from learncost.faces.command import main
 from learncost.models.configuration import configure
+from learncost.readings.emit.precision import check_runs
 from learncost.training.engines import engine
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
@@ -52,6 +55,48 @@ def test_it_learns_and_goes_on_bit_for_bit(way, text, tmp_path):
     start(asked(text, way), tmp_path / "whole", Silent())
     stops = iter([False, True])
     start(asked(text, way), tmp_path / "run", Silent(), lambda: next(stops))
+    go_on(tmp_path / "run", Silent())
+    assert same(tmp_path / "whole", tmp_path / "run")
+
+
+TRAINED = [
+    *("fp32", "fp64", "bf16", "bf16-pure", "bf16-8bit-states", "fp32-8bit-states", "int8-frozen", "int8-frozen-fp32"),
+    *("int8-kept", "int8-products", "int8-frozen-products", "nf4", "nf4-double", "int4-frozen"),
+]
+"""Precisions in which a model with blocks is trained; of the others each test below says why not."""
+
+ELSEWHERE = {"int8-learned", "int8-learned-products", "integer-only"}
+"""These train networks without repeated blocks, by lc.Training, which saves nothing."""
+
+REFUSED = {("jax", "bf16-pure"), ("jax", "bf16-8bit-states"), ("jax", "fp32-8bit-states")}
+
+
+def test_every_precision_that_programs_compute_in_is_resumed_below():
+    runs = set()
+    for name, precision in PRECISIONS.items():
+        with suppress(InputError):
+            check_runs(precision)
+            runs.add(name)
+    assert runs == {*TRAINED} | ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), sampled(product(("numpy", "torch", "jax"), TRAINED), 14, kind=lambda case: case[0])
+)
+def test_every_engine_resumes_every_precision_bit_for_bit(kind, name, text, tmp_path):
+    """Llama's checkpoint has its matrices the other way round; twenty kills: `benchmarks/kills.py --engine`."""
+    if kind != "numpy":
+        pytest.importorskip(kind)
+    frozen = PRECISIONS[name].quantized is not None
+    paths = {"lora": "all-linear", "lora_rank": "2"} if frozen else {}
+    how = asked(text, {"model": "llama", "dtype": name, "engine": kind, **paths}, seq_len=24, batch_size=4)
+    if (kind, name) in REFUSED:
+        with pytest.raises(InputError, match="choose torch or numpy"):
+            start(how, tmp_path / "whole", Silent())
+        return
+    start(how, tmp_path / "whole", Silent())
+    stops = iter([False, True])
+    start(how, tmp_path / "run", Silent(), lambda: next(stops))
     go_on(tmp_path / "run", Silent())
     assert same(tmp_path / "whole", tmp_path / "run")
 
@@ -168,6 +213,10 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
         ({"dtype": "nf4"}, "none is frozen"),
         ({"dtype": "fp16"}, "programs have fp32, fp64, bf16, and no fp16"),
         ({"lora_rank": "4"}, "lora_rank belongs to low-rank paths"),
+        (
+            {"dtype": "int8-learned", "lora": "all-linear"},
+            "a low-rank path and a matrix that learns as codes cannot be",
+        ),
         ({"lora": "nothing"}, "has no weights called 'nothing'"),
         ({"lora": "embeddings"}, "it cannot be merged"),
         ({"lora": "all-linear", "procedure": "pepita"}, "frozen weights and LoRA are for bp and recompute"),

@@ -144,10 +144,12 @@ def test_a_merged_checkpoint_is_one_of_the_plain_model(text, tmp_path, capsys):
     assert Folder(tmp_path / "run").options().lora == "all-linear"
 
 
-@pytest.mark.parametrize("name", ["nf4", "bf16-pure", "fp32-8bit-states"])
-def test_torch_takes_the_steps_of_numpy(name, text):
+@pytest.mark.parametrize(
+    ("name", "accumulate"), [("nf4", 1), ("bf16-pure", 1), ("fp32-8bit-states", 1), ("bf16-pure", 2), ("nf4", 2)]
+)
+def test_torch_takes_the_steps_of_numpy(name, accumulate, text):
     pytest.importorskip("torch")
-    way = {"dtype": name, "lora": "all-linear" if name == "nf4" else None, "plan": None}
+    way = {"dtype": name, "lora": "all-linear" if name == "nf4" else None, "plan": None, "accumulate": accumulate}
     configuration = configure("gpt2", {**NARROW, "vocab_size": 20, "num_hidden_layers": 1})
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, 20, (2, 8)) for name in ("tokens", "targets")}
@@ -156,7 +158,7 @@ def test_torch_takes_the_steps_of_numpy(name, text):
         assert two.step(batch, 0.01) == pytest.approx(one.step(batch, 0.01), rel=5e-3)
     for part, array in one.state.items():  # a kernel rounds what it hands on, the interpreter each value
         if part.endswith(".M") and "bK" not in part:  # which changes nothing: its gradient is 0 but for rounding
-            assert np.abs(two.state[part] - array).max() <= 0.25 * np.abs(array).max(), part
+            assert np.abs(two.state[part] - array).max() <= (0.25, 0.4)[accumulate > 1] * np.abs(array).max(), part
     assert "kernels compiled" in two.says or "operators" in two.says
 
 

@@ -169,8 +169,13 @@ class Training(Core):
         self._constants = constants(self.model.quantized, self.model.sizes, self.dtype)
         self.hold(weights)
         if self.precision.values == "bf16":
-            _, types = typed(self.table(), self.precision.name)
-            self.low = frozenset(name for name in (*self.weights_read, *self.state) if types.get(name) == "bf16")
+            types = dict(typed(self.table(), self.precision.name)[1])
+            kept = [*self.weights_read, *self.state]
+            if accumulate > 1:  # the sums of gradients lie from one microbatch to the next
+                halves = self._halves(self.table())
+                types |= typed(halves.gather, self.precision.name)[1]
+                kept += halves.sums
+            self.low = frozenset(name for name in kept if types.get(name) == "bf16")
             if self.low and self._blocks > 1:
                 raise InputError(f"{procedure} has weights and states in fp32 or fp64, not in bf16")
         self.weights, self.state = self._keep(self.weights), self._keep(self.state)

@@ -186,7 +186,7 @@ class _PlacedStep:
         else:
             results_by_name = self._run(arrays)
         results = {name: self._result(name, tensor) for name, tensor in results_by_name.items()}
-        return results | {new: pool.arrays[name] for name, new in self._renewed.items()}
+        return results | pool.renewed(self._table)
 
     def _result(self, name: str, tensor: Any) -> Any:
         """What a step gives beside new weights: a gradient that is added up stays a part, all else is whole."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -179,11 +179,17 @@ class Pool:
         own = self.arrays
         return {name: self.tensors[name] for name, array in arrays.items() if name in own and _same(own[name], array)}
 
-    def fetch(self) -> None:
-        """The numbers of tensors that lie elsewhere, into their arrays."""
-        for name, tensor in self.tensors.items():
+    def fetch(self, names: Iterable[str] | None = None) -> None:
+        """The numbers of tensors that lie elsewhere, all or those of some names, into their arrays."""
+        for name in self.tensors if names is None else names:
+            tensor = self.tensors[name]
             if self.device != "cpu" or name in self.low:
                 self.arrays[name][...] = tensor.to(_as_array(tensor)).cpu().numpy()
+
+    def renewed(self, table: Table) -> Values:
+        """What a table has made anew, as arrays; sums of gradients with their numbers, which another table reads."""
+        self.fetch(name for name in table.renewed if table.values[name].role == "gathered")
+        return {new: self.arrays[name] for name, new in table.renewed.items()}
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -258,7 +264,7 @@ class _Step:
             for name, new in self.renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))
         results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in results_by_name.items()}
-        return results | {new: pool.arrays[name] for name, new in self.renewed.items()}
+        return results | pool.renewed(self._table)
 
 
 class Emitted:

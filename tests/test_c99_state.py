@@ -173,3 +173,48 @@ def test_memory_says_what_the_program_takes(parts: int) -> None:
     result = ran(source, batches)
     mean = np.stack([twin.features[1 + turn].norm.running_mean.numpy() for turn in range(3)])
     assert result.arrays["features.each.norm.running_mean"] == pytest.approx(mean, rel=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["c", "c99"])
+def test_a_weight_along_positions_goes_where_the_table_fixes_their_number(backend: str) -> None:
+    text = """k(tokens targets share; E P W) -> loss
+      X[B M d] = E[v=tokens[B M] d]
+      Y[B M d] = X[B M d] + P[M d]
+      Z[B M v] = Y[B M d] W[d v]
+      L[B M v] = log_softmax[v](Z[B M v])
+      T[B M] = L[B M v=targets[B M]]
+      loss[] = T[B M] share[B M]
+      tokens: index of v
+      targets: index of v
+      share: share of targets
+      sizes: M=8 d=6 v=11"""
+    source = lc.emit(lc.layer(text), backend, optimizer="sgd", batch_size=2)
+    if backend == "c99":
+        assert "model_P[48]" in source
+        assert "model_P[24]" in lc.emit(lc.layer(text), backend, optimizer="sgd", batch_size=2, seq_len=4)
+    assert source
+
+
+def test_the_header_says_the_models_name_its_axes_how_it_begins_and_what_is_in_the_arena() -> None:
+    read = lc.from_module(built("convolutions", 1), modules.CASES["convolutions"].inputs)
+    source = lc.emit(read, "c99", optimizer="sgd", batch_size=4, plan="")
+    head = re.sub(r"\n \* ", " ", source.header)
+    assert "Classifier: one step of bp with sgd" in head
+    assert "For B = 4, under no plan" in head
+    assert "Weights begin as the Classifier that was read has them" in head
+    said = re.search(r"Of the arena ([\d,]+) bytes are in use at .*? of step: (.*?)\.\s", head)
+    assert said
+    parts = [int(size.replace(",", "")) for size in re.findall(r" (\d{1,3}(?:,\d{3})*)(?=, |$)", said[2])]
+    total = int(said[1].replace(",", ""))
+    assert sum(parts) == total <= source.program.firmware.rooms.arena
+    assert "legit_functional" not in re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+
+
+def test_matrices_of_a_table_begin_by_their_inputs() -> None:
+    """He et al. 2015: the root of 2 over the elements that a result sums, here 64, 64 and 32; biases at 0."""
+    example = Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table"
+    text = str(lc.emit(str(example), "c99", batch_size=4, optimizer="sgd", plan="at-once", prefix="net"))
+    drawn = re.findall(r"draw\(\d+, \(real\)0\.0, \(real\)(\S+), net_seed \+ \d+u, net_(\w+)\)", text)
+    assert {name: float(deviation) for deviation, name in drawn} == pytest.approx(
+        {"W1": (2 / 64) ** 0.5, "W2": (2 / 64) ** 0.5, "W3": (2 / 32) ** 0.5, "b1": 0, "b2": 0, "b3": 0}
+    )

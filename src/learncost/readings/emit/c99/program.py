@@ -461,7 +461,11 @@ class _Writer:
 
     def _group(self, name: str) -> str:
         """The group in which the header has an array."""
-        return "running" if self.values[name].role == "running" else self.given[name][0]
+        value, kind = self.values[name], self.given[name][0]
+        predict = self.layouts.get("predict")
+        if kind == "inputs" and value.role == "constant" and predict is not None and name not in predict.table.inputs:
+            return "drawn"
+        return "running" if value.role == "running" else kind
 
     def _functions(self) -> Iterator[str]:
         prefix = self.prefix
@@ -499,6 +503,7 @@ WIDTH = 110
 
 _GROUPS = {
     "inputs": "Inputs, which are yours to fill before a call.",
+    "drawn": "Inputs of a step alone, such as masks of dropout (1 keeps, 0 drops): yours to draw before every step.",
     "weights": "Weights that learn.",
     "running": "Running statistics, which a step updates.",
     "states": "What the optimizer remembers.",

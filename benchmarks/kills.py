@@ -2,7 +2,7 @@
 
     python benchmarks/kills.py [--mesh dp=2] [--placement NAMES] [--kills 50] [--seed 0]
     python benchmarks/kills.py --mesh "dp=2 tp=2 1" --kills 12
-    python benchmarks/kills.py --engine numpy,torch,jax --precision all --kills 20
+    python benchmarks/kills.py --engine numpy,torch,jax --precision all --kills 20 [--device cuda]
 
 A small model learns text, in fp64, by one process and, uninterrupted, over the mesh; their losses are equal but for
 rounding. Then the same run is begun anew, killed at random moments with SIGKILL - one of its processes,
@@ -309,6 +309,7 @@ def by_engine(given: argparse.Namespace) -> None:
             draw, found = random.Random(f"{given.seed} {engine} {precision}"), Counter[str]()
             steps = f"--steps {given.steps} --validate-every 50 --save-every 3 --sample-every 1000"
             words = [texts, *TURNED.split(), *steps.split(), "--engine", engine, "--precision", precision]
+            words += ["--device", given.device] if given.device else []
             frozen = PRECISIONS[precision].quantized
             words += PATHS.split() if frozen and not frozen.learns else []
             alone, run = place / f"{engine}-{precision}", place / f"{engine}-{precision}-killed"
@@ -343,6 +344,7 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--engine", help="engines of one process, with commas between")
     arguments.add_argument("--precision", default="all", help="with --engine: precisions, with commas between")
+    arguments.add_argument("--device", help="with --engine: where its steps run, as train has it")
     given = arguments.parse_args()
     if given.engine:
         by_engine(given)

@@ -257,6 +257,17 @@ def test_other_tables_step_as_numbers_do(name):
         assert np.max(np.abs(step - wanted)) < near, weight
 
 
+@pytest.mark.parametrize("plan", ["", "at-once", "in-product"])
+def test_a_weight_that_multiplies_numbers_one_by_one_learns(plan):
+    """It is read in 16 bits, and updated in 32, under every plan."""
+    text = SMALL.replace("U[B e] = H[B e] +", "G[B e] = H[B e] g[e]\n  U[B e] = G[B e] +").replace("W1 b1", "W1 g b1")
+    program = program_of(network(text), Settings("step", plan=plan, batch_size=4, dtype="int32"), INTEGERS)
+    found = parity(program, 3, ("-O0",))
+    assert (found.losses, found.weights) == (0, 0), found
+    made = [name for line in program.tables["step"].lines for name in line.makes]
+    assert len(made) == len(set(made))
+
+
 def test_frozen_matrices_are_codes_in_flash():
     program = program_of(network(SMALL), IN_PRODUCT, {**INTEGERS, "train": "W2"})
     assert program.firmware.rooms.constants == 16 * 12 + 4 * 12 + 4 * 4 + 2 * 4  # W1, b1, shares, powers

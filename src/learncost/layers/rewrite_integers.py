@@ -91,7 +91,12 @@ class Integers(Shifts):
         self.values |= {name: value for name, value in steps.items() if name not in self.values}
         first = len(self.out)
         for inner in lines:
-            self._primitive(inner)
+            try:
+                self._primitive(inner)
+            except InputError:
+                if isinstance(line, Word) and inner.name not in line.makes:  # a line of its body, which nobody wrote
+                    raise _no_form(line, line.word) from None
+                raise
         ordered = all(isinstance(inner, Word) and inner.word in ORDERED for inner in lines)
         if isinstance(line, Word) and ordered and len(self.out) == first + len(lines):  # nothing was shifted between
             self.out[first:] = [line.renamed(self._names(line))]

@@ -116,7 +116,7 @@ def _fixed(work: Integers, line: Word, gradient: Term, rate: Term) -> None:
     assert isinstance(weight, Term)
     axes, number = weight.declared, work.read(weight)
     found, rated = work.narrow(work.read(gradient), axes, HALF, _TAG.macro), _rate(work, rate)
-    part = Term(f"{weight.name}.part", axes)
+    part = Term(f"{weight.name}.rated", axes)  # `narrow` calls the weight itself .part, where it is multiplied
     work.emit(Product((part,), (Term(found.name, axes), Term(rated.name, ())), (), _TAG))
     step = work.shifted(Number(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _TAG)
     stepped = Term(f"{weight.name}.stepped", axes)

@@ -324,6 +324,25 @@ def test_a_number_that_sizes_make_too_large_or_too_small_is_told_where_it_runs(l
         lc.run(layer, arrays, sizes)
 
 
+@pytest.mark.parametrize(
+    ("follows", "message"),
+    [
+        ("y=9**9**9**9", r"9\*\*9\*\*9\*\*9 has no value"),
+        ("y=10**5000", r"10\*\*5000 has no value"),
+        ("y=d//0", "d//0 has no value where d = 3"),
+        ("y=1e400", "the axis y would have the size inf"),
+        ("y=f(d)", "t leaves f open"),
+        ("y=min(d)", r"min\(d\) has no value where d = 3"),
+        ("y=1j*d", "y"),
+        ("y=d+", "a size that follows from others is written once and without spaces"),
+        ("y=d" + "+d" * 3000, "a size that follows from others|has no value"),
+    ],
+)
+def test_a_size_that_cannot_follow_is_one_line(follows, message):
+    with pytest.raises(lc.InputError, match=message):
+        lc.cost(lc.layer(f"t(X; W) -> L\n  L[B y] = X[B d] W[d y]\n  follows: {follows}"), B=2, d=3)
+
+
 @pytest.mark.parametrize("sign", ["\x1b", "\x00", "\u202e", "\udc80", "\x7f"])
 def test_a_line_is_quoted_as_a_terminal_can_show_it(sign):
     with pytest.raises(lc.NotationError) as refused:

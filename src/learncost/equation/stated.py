@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Iterator, Mapping
@@ -64,6 +65,15 @@ class Saved:
         paths = ["=".join(several) for several in self.paths]
         shape = [] if self.shape is None else [f"[{','.join(map(str, self.shape))}]"]
         return " ".join(["stored:", name, *paths, *shape])
+
+
+def _is_expression(text: str) -> bool:
+    """Whether Python's parser reads it, which reads the expressions of sizes."""
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 @dataclass
@@ -133,7 +143,7 @@ class Stated:
     def _follows(self, text: str, line: str) -> None:
         for item in text.split():
             match = _FOLLOWS.fullmatch(item)
-            if match is None or match[1] in self.follows:
+            if match is None or match[1] in self.follows or not _is_expression(match[2]):
                 problem = (
                     "a size that follows from others is written once and without spaces, as in `follows: y=H//2+1`"
                 )

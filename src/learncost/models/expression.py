@@ -18,6 +18,7 @@ from learncost.equation.errors import InputError
 from learncost.models.wording import shown
 
 MOST = 10**5  # entries of a list that a configuration repeats
+BITS = 10**4  # of a power: a size has forty
 
 
 class NotWholeError(InputError):
@@ -42,9 +43,9 @@ def evaluate(text: str, values: Mapping[str, Any], exact: bool = True) -> Any:
         return _Evaluation(values, exact).of(_parsed(text))
     except InputError:
         raise
-    except (ArithmeticError, TypeError, ValueError):  # a configuration's values that make no sense together
+    except (ArithmeticError, TypeError, ValueError, RecursionError):  # values that make no sense together
         numbers = ", ".join(f"{name} = {shown(values[name])}" for name in sorted(names(text)) if name in values)
-        raise InputError(f"{text} has no value where {numbers}") from None
+        raise InputError(f"{text} has no value{f' where {numbers}' if numbers else ''}") from None
 
 
 def quotients(text: str) -> tuple[tuple[str, str], ...]:
@@ -95,7 +96,10 @@ def _tree(node: ast.expr, values: Mapping[str, Any], free: Container[str]) -> Tr
 
 @cache
 def _parsed(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise InputError(f"{shown(text)} is no expression of sizes") from None
 
 
 def _expanded(groups: Any) -> list[Any]:
@@ -141,6 +145,13 @@ def _quantile(share: float) -> float:
     return NormalDist().inv_cdf(share)
 
 
+def _power(base: Any, exponent: Any) -> Any:
+    """The power; of whole numbers one whose digits would not end is an OverflowError."""
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > BITS:
+        raise OverflowError
+    return base**exponent
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": _least,
     "max": _most,
@@ -159,7 +170,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Pow: _power,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -169,6 +180,13 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.In: lambda item, many: item in many,
     ast.NotIn: lambda item, many: item not in many,
 }
+
+
+def _operator(kind: ast.AST) -> Callable[[Any, Any], Any]:
+    """What an operator does. Raises `ValueError` for one that has no meaning here."""
+    if type(kind) not in _OPERATORS:
+        raise ValueError(f"no meaning: {type(kind).__name__}")
+    return _OPERATORS[type(kind)]
 
 
 class _Evaluation:
@@ -185,7 +203,7 @@ class _Evaluation:
             case ast.BinOp(left, ast.Div(), right):
                 return self._quotient(left, right)
             case ast.BinOp(left, kind, right):
-                return _OPERATORS[type(kind)](self.of(left), self.of(right))
+                return _operator(kind)(self.of(left), self.of(right))
             case ast.UnaryOp(ast.Not(), operand):
                 return not self.of(operand)
             case ast.UnaryOp(ast.USub(), operand):
@@ -195,12 +213,12 @@ class _Evaluation:
             case ast.BoolOp(_, operands):
                 return any(self.of(operand) for operand in operands)
             case ast.Compare(left, [kind], [right]):
-                return _OPERATORS[type(kind)](self.of(left), self.of(right))
+                return _operator(kind)(self.of(left), self.of(right))
             case ast.IfExp(test, body, otherwise):
                 return self.of(body if self.of(test) else otherwise)
             case ast.Subscript(value, index):
                 return self._entry(value, self.of(index))
-            case ast.Call(ast.Name(function), arguments):
+            case ast.Call(ast.Name(function), arguments) if function in FUNCTIONS:
                 return FUNCTIONS[function](*map(self.of, arguments))
         raise ValueError(f"no meaning: {ast.unparse(node)}")
 

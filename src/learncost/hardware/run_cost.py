@@ -26,6 +26,7 @@ from learncost.ledger.question import question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import check_tokens
 from learncost.models.configuration import Configuration
+from learncost.models.tables import check_batch
 from learncost.models.wording import counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
@@ -197,6 +198,7 @@ def run_cost(
         sizes["precision"] = precision
     step = cost(model, procedure, price_book, **sizes)
     if step.built is not None:
+        check_batch(step.built.table, step.model)
         check_known(step.built.table.lines, "a run's cost")
     useful = step
     again = "forward again" in find_procedure(procedure, INFERENCE).moves

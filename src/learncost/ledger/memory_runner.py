@@ -10,6 +10,7 @@ from learncost.ledger.runner import Runner
 from learncost.ledger.runners import TABLE, USUAL, runners
 from learncost.ledger.search import largest_batch, longest_within
 from learncost.models.model import run_sizes
+from learncost.models.tables import has_batch
 from learncost.plans.plan import CHOSEN
 
 PLANS = 16
@@ -59,18 +60,13 @@ def largest(step: Step, runner: Runner, budget: int) -> int:
     return batch
 
 
-def has_batch(step: Step) -> bool:
-    """Whether the batch is open: a module that was read at sizes that are numbers is one step, which fits or not."""
-    return any("B" in axes for axes in step.table.axes.values())
-
-
 def _unit(step: Step) -> int:
     """The smallest batch: a sequence for each microbatch, of each device that has its own."""
     return step.shares.get("B", 1) * step.accumulate
 
 
 def _largest(step: Step, runner: Runner, budget: int) -> int:
-    if not has_batch(step):
+    if not has_batch(step.table):
         return int(runner.peak(step, step.sizes()) <= budget)
     if step.over:  # every device has as many
         unit = _unit(step)

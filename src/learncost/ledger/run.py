@@ -18,6 +18,7 @@ from learncost.ledger.rows import ledger
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
+from learncost.models.tables import check_batch
 from learncost.models.wording import counted, shown
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.optimizer import optimizer as find_optimizer
@@ -203,6 +204,8 @@ def prepare(
     else:
         configuration = configure(model, sizes, lengths=lengths)
     built = build(replace(configuration, learned=None), dropout=probability > 0)
+    if tokens is not None:
+        check_batch(built.table, configuration.name)
     learning, chosen = "all", adapted_by or configuration.learned
     if configuration.layer and built.trained is not None:
         learning = "all that the table does not freeze"

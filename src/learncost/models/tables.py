@@ -117,3 +117,17 @@ def _family(same: Same[Layer]) -> Family:
         unread=str(layer.unread or ""),
         layer=layer,
     )
+
+
+def has_batch(table: Table) -> bool:
+    """Whether the batch is open, as B: a module that was read at sizes that are numbers is one step of its samples."""
+    return any("B" in axes for axes in table.axes.values())
+
+
+def check_batch(table: Table, name: str) -> None:
+    """Raise `InputError` where a number of tokens says no number of steps."""
+    if not has_batch(table):
+        raise InputError(
+            f"no axis of {name} is called B, so that tokens say no number of steps: leave its batch open by that name, "
+            "as in --input 'x: float B 64' with --B 8"
+        )

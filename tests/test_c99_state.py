@@ -218,3 +218,14 @@ def test_matrices_of_a_table_begin_by_their_inputs() -> None:
     assert {name: float(deviation) for deviation, name in drawn} == pytest.approx(
         {"W1": (2 / 64) ** 0.5, "W2": (2 / 64) ** 0.5, "W3": (2 / 32) ** 0.5, "b1": 0, "b2": 0, "b3": 0}
     )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8-learned", "int8-learned-products", "integer-only"])
+def test_codes_and_frozen_matrices_of_a_table_begin_so_too(precision: str) -> None:
+    """What stands in the program: the scales of codes, and frozen matrices."""
+    example = Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table"
+    ways = {"train": "W3,b3"} if precision == "fp32" else {"precision": precision}
+    source = lc.emit(str(example), "c99", batch_size=4, optimizer="sgd", plan="", entry="step", **ways)
+    weights = source.program.training.plain_weights
+    for name, inputs in {"W1": 64, "W2": 64, "W3": 32}.items():
+        assert float(np.std(weights[name])) == pytest.approx((2 / inputs) ** 0.5, rel=0.1), name

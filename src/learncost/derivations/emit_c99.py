@@ -18,7 +18,7 @@ from learncost.engines.boards.script import linker_script
 from learncost.engines.inputs import data, random_batch
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import Stored, evaluated, from_state, stored, to_state
-from learncost.engines.weights import DEVIATION, deviations
+from learncost.engines.weights import DEVIATION, deviations, initial_weights
 from learncost.equation.errors import InputError
 from learncost.equation.line import Product
 from learncost.equation.precision import precision_of
@@ -253,6 +253,10 @@ def program_of(
     if begin.arrays:
         training.load(begin.arrays, training.state, 0)
         training.hold(begin.arrays)
+    elif begin.spread:  # of these the frozen ones and the scales of codes stand in the program
+        plain = build(configuration)
+        drawn = initial_weights(plain.table, plain.sizes, training.settings.seed, training.dtype, begin.spread)
+        training.load(drawn, training.state, 0)
     sizes = run_sizes(training.model, settings.batch_size, settings.seq_len, settings.target_len)
     batch = random_batch(training.model, sizes)
     tables, sizes, plan = _tables(training, batch, settings)

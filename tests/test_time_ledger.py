@@ -202,3 +202,23 @@ def test_a_long_prompt_is_bound_by_its_products():
     assert linear.bound == "compute"
     # No faster than the best product that the device's source measured: 794.5 TFLOP/s.
     assert ledger.timing.seconds > linear.seconds > linear.flops / 794.5e12
+
+
+LIKE_FUSED = """fused(X; W) -> Y
+  Z[B M g p k] = X[B M d] W[g p k d]
+  A[B M k] = Z[B M g=0[] p=0[] k] Z[B M g=1[] p=1[] k]
+  C[B M k] = Z[B M g=0[] p=1[] k] Z[B M g=1[] p=0[] k]
+  Y[B M k] = A[B M k] + C[B M k]
+sizes: g=2 p=2 k=8 d=8
+"""
+
+
+def test_gradients_at_places_of_two_axes_have_a_time():
+    """Where each of all places of two axes is read by itself, as heads and parts of a fused projection are, a part of
+    the gradient has two axes of one place, which are numbers and no sizes.
+    """
+    layer = lc.layer(LIKE_FUSED)
+    assert any("1'" in axis for line in lc.derive(layer).step.lines for axis in line.loops)
+    ledger = lc.cost(layer, B=2, M=8, on="A100-SXM-40GB")
+    assert ledger.total == lc.cost(layer, B=2, M=8).total
+    assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(ledger.timing.seconds)

@@ -156,7 +156,7 @@ def infer_sizes(
         if len(shape) != len(axes):
             raise InputError(f"{name} has {len(shape)} axes, but is declared {name}[{' '.join(axes)}]")
         for axis, size in zip(axes, shape, strict=True):
-            expected = int(axis) if axis.isdigit() else lengths.setdefault(base(axis), size)
+            expected = int(base(axis)) if base(axis).isdigit() else lengths.setdefault(base(axis), size)
             if expected != size:
                 where = origin.get(base(axis), "the table")
                 raise InputError(f"axis {axis} is {size} in {name}, but {expected} in {where}")

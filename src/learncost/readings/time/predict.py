@@ -97,9 +97,9 @@ def time(
     Raises `InputError` where a size is missing.
     """
     lines = [row.source for row in rows if isinstance(row.source, Line)]
-    needed = {base(axis).partition("/")[0] for line in lines for axis in line.loops if not axis.isdigit()}
+    needed = {base(axis).partition("/")[0] for line in lines for axis in line.loops}
     needed |= {name.partition("/")[0] for row in rows for name in row.repeat.sizes}
-    if missing := sorted(needed - sizes.keys()):
+    if missing := sorted(name for name in needed - sizes.keys() if not name.isdigit()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")
     several = list(works(rows, sizes, dtype, rates.operators, rates.words, updated))
     taken = parts(several, rates)

@@ -79,7 +79,7 @@ class Arrays:
         if axis in self.schedule.parts:
             return self.count(self.schedule.parts[axis])
         name = base(axis)
-        return tree.Name(axis) if axis.isdigit() else tree.Size(self.names.of(name, "size"), name)
+        return tree.Name(name) if name.isdigit() else tree.Size(self.names.of(name, "size"), name)
 
     def count(self, axes: Sequence[str]) -> tree.Expression:
         return times(*map(self.size, axes))

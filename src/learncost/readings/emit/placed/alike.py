@@ -46,9 +46,10 @@ def alike(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: M
     places_read = [axis.at for term in terms for axis in term.axes if isinstance(axis, Read)]
     used += [size for place in places_read if isinstance(place, Affine) for size in place.sizes]
     used += [axis for line in lines for axis in _others(line)]
-    sizes = tuple(dict.fromkeys(base(axis) for axis in used if not axis.isdigit()))
+    used = [axis for axis in used if not base(axis).isdigit()]
+    sizes = tuple(dict.fromkeys(map(base, used)))
     numbered = {size: f"size {number}" for number, size in enumerate(sizes)}
-    places = {axis: numbered[base(axis)] + axis[len(base(axis)) :] for axis in used if not axis.isdigit()}
+    places = {axis: numbered[base(axis)] + axis[len(base(axis)) :] for axis in used}
     names = {name: f"array {number}" for number, name in enumerate(arrays)}
     handed = {name for line in lines for name in line.makes} & {*outputs}
     pattern = Pattern(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from math import lcm
+from math import lcm, prod
 from typing import Any, TypeAlias, cast
 
 from learncost.equation.errors import InputError
@@ -46,12 +46,22 @@ _SUMMAND = re.compile(r"([+-]?)([^+-]+)")
 
 @lru_cache(maxsize=4096)
 def summands(size: str) -> tuple[tuple[int, str], ...]:
-    """A sum of sizes and numbers, `M+N-1`, as these with their signs; a size alone is its only one."""
+    """A sum of sizes, numbers and their products, `M*N-1`, as these with their signs; a size alone is its only one."""
     return tuple((-1 if sign == "-" else 1, size_name) for sign, size_name in _SUMMAND.findall(size))
 
 
+def factors(summand: str) -> tuple[str, ...]:
+    """The sizes and numbers whose product a summand is: M and N of `M*N`."""
+    return tuple(summand.split("*"))
+
+
+def names_of_sizes(size: str) -> tuple[str, ...]:
+    """The sizes and numbers in a sum of products of them."""
+    return tuple(base(name) for _, summand in summands(size) for name in factors(summand))
+
+
 def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
-    """The size of an axis: a number as digits, a size by name, a part of one, or a sum, `M+N`.
+    """The size of an axis: a number as digits, a size by name, a part of one, or a sum of products, `M*N-1`.
 
     Parts are so many, `n_layer/3`, or one for each device on axes of a mesh, `f/tp/dp`. Raises `InputError` where the
     parts are not whole, KeyError where the size is not known. Of parts that are filled up the sizes have their own.
@@ -60,6 +70,8 @@ def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
         return sizes[axis]
     if len(several := summands(axis)) > 1:
         return sum(sign * size_of(summand, sizes) for sign, summand in several)
+    if len(product := factors(axis)) > 1:
+        return prod(size_of(factor, sizes) for factor in product)
     if (alone := base(axis)) in sizes:
         return sizes[alone]
     name, *parts = alone.split("/")

@@ -117,9 +117,12 @@ class LineReader:
         while not self.take(")"):
             if text:  # the sign of a number may stand with its digits
                 sign = "" if self.value().startswith("-") and self.kind() == "number" else self.value()
-                if sign not in ("", "+", "-"):
+                if self.kind() == "name" or (self.kind() == "number" and sign):
+                    sign = "*"  # as in 2 M
+                elif sign not in ("", "+", "-"):
                     raise RefusedError("sizes are added, as in #(M+N)^-1[]")
-                self.position += bool(sign)
+                else:
+                    self.position += bool(sign)
                 text += sign
             if self.kind() == "number" and self.value().lstrip("-").isdecimal():
                 check_whole(self.value().lstrip("-"))

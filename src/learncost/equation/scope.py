@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.affine import Affine
 from learncost.equation.axes import check_shape, settle, terms_in
-from learncost.equation.count import base, summands
+from learncost.equation.count import base, names_of_sizes
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.line import Line, Word
 from learncost.equation.line_reader import twice
@@ -92,7 +92,7 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
             raise NotationError(f"{name} is {kind} and a name of the header: call one otherwise", str(line))
     for line, _ in every:
         sizes_read = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
-        sizes = {base(summand) for size in sizes_read for _, summand in summands(size) if not summand.isdigit()}
+        sizes = {name for size in sizes_read for name in names_of_sizes(size) if not name.isdigit()}
         if isinstance(line, Word) and line.opaque:
             flops = (line.opaque.flops(part) for part in ("body", "gradient"))
             sizes |= {size for count in flops if count for size in count.sizes}

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import LARGEST as LARGEST
-from learncost.equation.count import Count, base, summands
+from learncost.equation.count import Count, base, names_of_sizes
 from learncost.equation.errors import InputError, NotationError
 from learncost.equation.parse import split_names
 from learncost.equation.repeat import walk, windows
@@ -229,7 +229,7 @@ def _sizes_of(operand: Operand | Affine) -> Iterator[str]:
     """The sizes that a term reads: of the axes that it is declared with, of its numbers and places."""
     if isinstance(operand, Literal):
         for size in operand.sizes:
-            yield from (base(name) for _, name in summands(size))
+            yield from names_of_sizes(size)
     elif isinstance(operand, Affine):
         yield from map(base, operand.sizes)
     else:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TypeAlias
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import size_of, summands
+from learncost.equation.count import factors, size_of, summands
 from learncost.equation.errors import InputError
 
 
@@ -135,7 +135,8 @@ class Literal:
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Literal:
         def renamed(size: str) -> str:
             parts = summands(size)
-            text = "".join(f"{'-' if sign < 0 else '+'}{axes.get(summand, summand)}" for sign, summand in parts)
+            named = ((sign, "*".join(axes.get(name, name) for name in factors(summand))) for sign, summand in parts)
+            text = "".join(f"{'-' if sign < 0 else '+'}{summand}" for sign, summand in named)
             return text if parts[0][0] < 0 else text[1:]
 
         sizes = tuple(map(renamed, self.sizes))
@@ -158,7 +159,7 @@ class Literal:
     def __str__(self) -> str:
         if not self.sizes:
             return f"{self.value:g}[]"
-        text = "".join(f"#({size})" if len(summands(size)) > 1 else f"#{size}" for size in self.sizes)
+        text = "".join(f"#({size})" if len(summands(size)) > 1 else f"#{size}" for size in self.sizes).replace("*", " ")
         text += f"^{self.power:g}" if self.power != 1 else ""
         return text + "[]"
 

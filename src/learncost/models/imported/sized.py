@@ -44,7 +44,10 @@ def expression_of(value: Any) -> Any:
 
 
 def number_of(expression: Any) -> Number | None:
-    """`#B#M^-0.5[]`: a number, or the product of sizes with one power; None for what takes lines, or no sizes give."""
+    """`#B#M^-0.5[]`, `#(B-1)^-1[]`: a number, or the product of sizes and their sums with one power.
+
+    None for what takes lines, or no sizes give.
+    """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     if free_unbacked_symbols(expression):
@@ -54,10 +57,17 @@ def number_of(expression: Any) -> Number | None:
     coefficient, factors = expression.as_coeff_mul()
     pairs = [factor.as_base_exp() for factor in factors]
     powers = {power for _, power in pairs}
-    if coefficient != 1 or len(powers) != 1 or not all(base.is_Symbol for base, _ in pairs):
+    whole = all(base.is_integer and base.is_polynomial(*base.free_symbols) for base, _ in pairs)
+    if len(powers) != 1 or not whole:
         return None
     (power,) = powers
-    return Number(1.0, tuple(Axis(base) for base, _ in pairs), float(power)) if power.is_number else None
+    several = (
+        coefficient if power == 1 else 1 / coefficient if power == -1 else coefficient if coefficient == 1 else None
+    )
+    if not power.is_number or several is None or not several.is_integer or several < 0:
+        return None
+    axes = (*([] if several == 1 else [Axis(int(several))]), *(Axis(base) for base, _ in pairs))
+    return Number(1.0, axes, float(power))
 
 
 def lines_of(reader: Reader, expression: Any) -> Number | View:

@@ -193,7 +193,24 @@ class Writer:
 
     def size_of(self, axis: Axis) -> str:
         """How a number tells the size of an axis: by its letter, or as it is where no value has such an axis."""
+        if (total := self._total(axis.size)) is not None and axis not in self.of_values:
+            return f"({total})"
         return self.letter(axis) if axis in self.of_values or not _is_number(axis.size) else str(axis.size)
+
+    def _total(self, size: Size) -> str | None:
+        """A sum of open letters, their products, and whole numbers, `8 B-1`; None of other sizes."""
+        if _is_number(size) or not size.is_Add:
+            return None
+        text = ""
+        for term in size.as_ordered_terms():
+            times, *bases = term.as_coeff_mul()[0], *term.as_coeff_mul()[1]
+            powers = [base.as_base_exp() for base in bases]
+            names = [self.symbols.get(str(base)) for base, power in powers for _ in range(int(power))]
+            if None in names or not times.is_integer:
+                return None
+            several = [str(abs(times))] if abs(times) != 1 or not names else []
+            text += f"{'-' if times < 0 else '+'}{' '.join([*several, *filter(None, names)])}"
+        return text.removeprefix("+")
 
     def size_letter(self, size: Size) -> str:
         """What a size among places is called: an open letter, `M/2` for its whole part, else an axis of that size."""

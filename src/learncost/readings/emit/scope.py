@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isinf
 
 from learncost.equation.affine import Affine, Part
-from learncost.equation.count import base, cuts, marked, summands
+from learncost.equation.count import base, cuts, factors, marked, summands
 from learncost.equation.line import Condition
 from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.readings.emit.backend import Backend
@@ -167,8 +167,11 @@ class Scope:
     def total(self, size: str) -> str:
         """A size, or a sum of sizes in parentheses."""
         (_, first), *more = summands(size)
-        rest = "".join(f" {'+' if sign > 0 else '-'} {self.size(summand)}" for sign, summand in more)
-        return f"({self.size(first)}{rest})" if more else self.size(first)
+        rest = "".join(f" {'+' if sign > 0 else '-'} {self._product(summand)}" for sign, summand in more)
+        return f"({self._product(first)}{rest})" if more else self._product(first)
+
+    def _product(self, summand: str) -> str:
+        return " * ".join(map(self.size, factors(summand)))
 
     def first(self, axis: str) -> str:
         """The first position that this device has of an axis that is cut over the mesh."""

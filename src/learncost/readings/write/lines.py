@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import base, summands
+from learncost.equation.count import base, factors, summands
 from learncost.equation.line import Condition, Line, Product, Sum, Word
 from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.readings.write.counts import powered, size_node
@@ -171,6 +171,8 @@ def literal(term: Literal) -> Node:
 def _size(size: str, power: Ratio) -> Node:
     """A size to a power, a sum of sizes in parentheses."""
     (_, first), *more = summands(size)
+    if not more and len(product := factors(first)) > 1:
+        return row(*[node for factor in product for node in (_THIN, _size(factor, Ratio(1)))][1:])
     if not more:
         return _number(float(size)) if size.isdigit() else powered(base(size), abs(power))
     parts = [_size(first, Ratio(1))]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from learncost.models.imported.axes import Size, product
-from learncost.models.imported.equations import Number
 from learncost.models.imported.reader import Reader
 from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.reductions import axes_along, extreme, kept, mean_of, summed
@@ -49,9 +48,15 @@ def centered(reader: Reader, x: View, dims: Sequence[int]) -> tuple[View, View]:
     return reader.add(x, middle, signs=[1, -1]), middle
 
 
-def _less(x: View, dims: Sequence[int], correction: float) -> Size:
+def _less(reader: Reader, x: View, dims: Sequence[int], correction: float) -> Size:
     """By what a sum of squares is divided: the count less the correction."""
-    return product([x.shape[dim] for dim in dims]) - correction
+    count = product([x.shape[dim] for dim in dims])
+    if isinstance(count, int) and count <= correction:
+        raise reader.refusal(f"a variance of {count} numbers, which divides by {max(count - correction, 0):g},", ADVICE)
+    return count - correction
+
+
+ADVICE = "; give a size of more, or the correction 0, as unbiased=False does"
 
 
 def variance(reader: Reader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
@@ -60,16 +65,16 @@ def variance(reader: Reader, x: View, dims: Sequence[int], correction: float, ke
     squares = reader.multiply(apart, apart)
     if correction == 0:
         return mean_of(reader, squares, dims, keepdim), middle
-    count = _less(x, dims, correction)
-    if not isinstance(count, int | float):
+    count = _less(reader, x, dims, correction)
+    if (share := reader.number(1 / count)) is None:
         return reader.multiply(summed(reader, squares, dims, None, keepdim), 1 / count), middle
-    return summed(reader, squares, dims, Number(1.0 / count), keepdim), middle
+    return summed(reader, squares, dims, share, keepdim), middle
 
 
 def deviation(reader: Reader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
     """The root of the variance, as the norm of what is left without the mean, and the mean."""
     apart, middle = centered(reader, x, dims)
-    root = _less(x, dims, correction) ** -0.5
+    root = _less(reader, x, dims, correction) ** -0.5
     return reader.multiply(vector_norm(reader, apart, 2, list(dims), keepdim), root), middle
 
 

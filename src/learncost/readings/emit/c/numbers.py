@@ -9,7 +9,7 @@ from functools import cache
 from math import isinf
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import summands
+from learncost.equation.count import factors, summands
 from learncost.equation.line import Condition, Product, Sum, Word
 from learncost.equation.term import Literal, Operand, Read, Term
 from learncost.readings.emit.c import tree
@@ -132,9 +132,9 @@ class Numbers:
     def _total(self, size: str) -> tree.Expression:
         """A size, or a sum of sizes."""
         (_, first), *more = summands(size)
-        total = self.arrays.size(first)
+        total = self.arrays.count(factors(first))
         for sign, summand in more:
-            total = tree.Operation("+" if sign > 0 else "-", (total, self.arrays.size(summand)))
+            total = tree.Operation("+" if sign > 0 else "-", (total, self.arrays.count(factors(summand))))
         return total
 
     def _given(self, term: Term, at: Positions) -> tree.Named:

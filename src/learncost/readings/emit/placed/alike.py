@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import base, summands
+from learncost.equation.count import base, names_of_sizes
 from learncost.equation.line import Kernel, Line, Tag, Word
 from learncost.equation.term import Literal, Read, Term, terms_of
 
@@ -128,7 +128,7 @@ def _others(line: Line) -> Iterator[str]:
         yield from (condition.lower, condition.upper, *([condition.window] if condition.window else []))
     for operand in (*line.right, *line.left):
         if isinstance(operand, Literal):
-            yield from (size_name for size in operand.sizes for _, size_name in summands(size))
+            yield from (name for size in operand.sizes for name in names_of_sizes(size))
     if line.tag.kernel:
         yield from line.tag.kernel.axes
         yield from [line.tag.kernel.blocks[0]] if line.tag.kernel.blocks else []

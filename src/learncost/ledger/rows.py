@@ -53,7 +53,7 @@ def ledger(
         seq_len=axes["N"] if two_sided else axes["M"],
         target_len=axes["M"] if two_sided else None,
         parameters=model.parameters.at(sizes),
-        active_parameters=active_parameters(model.table).at(sizes) + model.configuration.unread,
+        active_parameters=active_parameters(model.table, sizes).at(sizes) + model.configuration.unread,
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(sizes),
         total=Amount(price.maccs, price.flops),
         macro_operations=macros,

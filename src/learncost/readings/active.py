@@ -2,34 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from learncost.equation.count import Count, base, total
+from learncost.equation.line import Line, Word
 from learncost.equation.repeat import walk
 from learncost.equation.table import Table
-from learncost.equation.term import Read
-
-POSITIONS = frozenset(("B", "M", "N"))  # the axes along which tokens stand
+from learncost.equation.term import Read, Term
 
 
-def choices(table: Table) -> Mapping[str, Read]:
-    """The weights of which each token reads several entries, `WG[e=chosen[B M t] d f]`: experts, with this axis.
+@dataclass(frozen=True)
+class Choice:
+    """The axis of a weight along which each token reads several entries, and along which axes it reads them."""
 
-    A look-up of one entry for each token or pair of tokens, as embeddings and relative positions are, is no choice.
+    axis: str
+    chosen: tuple[str, ...]
+
+
+def choices(table: Table) -> Mapping[str, Choice]:
+    """The weights of which a line chooses several entries for each token, `WG[e=chosen[B M t] d f]`: experts.
+
+    A line of the table chooses them, as `topk` does: what is looked up where an input says it, as embeddings, bags of
+    them and relative positions are, is no choice, nor is a weight that another line reads otherwise.
     """
+    makers = {name: line for line, _ in walk(table.lines) for name in line.makes}
+    found: dict[str, Choice] = {}
+    others = set()
     weights = set(table.weights)
-    return {
-        term.name: axis
-        for line, _ in walk(table.lines)
-        for term in line.right
-        if term.name in weights
-        for axis in term.axes
-        if isinstance(axis, Read) and not POSITIONS.issuperset(map(base, axis.at.loops))
-    }
+    for line, _ in walk(table.lines):
+        for term in line.right:
+            if isinstance(term, Term) and term.name in weights:
+                choice = next((made for axis in term.axes if (made := _choice(axis, makers))), None)
+                if choice is None:
+                    others.add(term.name)
+                else:
+                    found[term.name] = choice
+    return {name: choice for name, choice in found.items() if name not in others}
 
 
-def active_parameters(table: Table) -> Count:
-    """The parameters that one token meets: t of e experts, of everything else all.
+def _choice(axis: object, makers: Mapping[str, Line]) -> Choice | None:
+    """What an axis that is read at an index chooses along; None where no line chooses several for a token."""
+    if not isinstance(axis, Read) or not isinstance(axis.at, Term):
+        return None
+    chosen = _chosen(axis.at.name, makers)
+    places = [each for each, is_chosen in zip(axis.at.axes, chosen, strict=False) if is_chosen]
+    several = tuple(each for each in places if isinstance(each, str))
+    return Choice(base(axis.axis), several) if several else None
+
+
+def _chosen(name: str, makers: Mapping[str, Line]) -> Sequence[bool]:
+    """Of an index's axes, which have what is chosen for one token; of an index that only goes on, as where it is made."""
+    line = makers.get(name)
+    if line is None:
+        return ()
+    axes = line.left[0].loops
+    if isinstance(line, Word):
+        return [axis in line.chosen for axis in axes]
+    terms = [term for term in line.right if isinstance(term, Term)]
+    if len(terms) != 1:
+        return ()
+    above = dict(zip(terms[0].axes, _chosen(terms[0].name, makers), strict=False))
+    return [above.get(axis, False) for axis in axes]
+
+
+def active_parameters(table: Table, sizes: Mapping[str, int] | None = None) -> Count:
+    """The parameters that one token meets: t of e experts, of everything else all; with sizes, no more than there are.
 
     Embeddings count in full, as in the publications of Mixtral (12.9B) and Qwen1.5-MoE (2.7B);
     those of gpt-oss (3.6B) and DeepSeek leave that of the input out.
@@ -37,10 +75,11 @@ def active_parameters(table: Table) -> Count:
     chosen = choices(table)
 
     def met(name: str) -> Count:
-        axes, read = table.axes[name], chosen.get(name)
-        if read is None:
-            return Count.of(axes)
-        loops = [axis for axis in read.at.loops if base(axis) not in POSITIONS]
-        return Count.of([looped for axis in axes for looped in (loops if base(axis) == base(read.axis) else (axis,))])
+        axes, choice = table.axes[name], chosen.get(name)
+        whole = Count.of(axes)
+        if choice is None:
+            return whole
+        part = Count.of([met for axis in axes for met in (choice.chosen if base(axis) == choice.axis else (axis,))])
+        return part if sizes is None or part.at(sizes) <= whole.at(sizes) else whole
 
     return total(met(name) for name in table.weights)

@@ -74,6 +74,7 @@ _COUNTED = frozenset(
         "einsum",
         "tensordot",
         "multi_dot",
+        "_euclidean_dist",
         "convolution",
         "_convolution",
         "cudnn_convolution",

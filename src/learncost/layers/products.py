@@ -55,6 +55,16 @@ def operator_name(operator: str) -> str:
     return parts[0] if parts else operator
 
 
+IN_ITS_KERNEL = frozenset({"_euclidean_dist"})
+"""Operators whose forward kernel multiplies matrices where no counter of operators sees it; of the products of their
+backward pass it does: `cdist` of more than 25 rows (torch 2.13.0, aten/src/ATen/native/Distance.cpp)."""
+
+
+def is_in_a_kernel(line: Product) -> bool:
+    """Whether counters of operators see nothing of a product, which a kernel of another name computes."""
+    return line.tag.macro in ("forward", "recomputation") and line.tag.operator in IN_ITS_KERNEL
+
+
 def in_half(line: Product, maccs: Count) -> Count:
     """MACCs of a line, half of them where its `where` hides one half of the pairs of positions."""
     from fractions import Fraction  # only where a book halves

@@ -52,7 +52,7 @@ def _choice(axis: object, makers: Mapping[str, Line]) -> Choice | None:
 
 
 def _chosen(name: str, makers: Mapping[str, Line]) -> Sequence[bool]:
-    """Of an index's axes, which have what is chosen for one token; of an index that only goes on, as where it is made."""
+    """Which of an index's axes have what is chosen for one token, where it is made or moved on."""
     line = makers.get(name)
     if line is None:
         return ()

@@ -90,6 +90,27 @@ def largest_of_windows(*given: Any, **named: Any) -> Any:
     return torch.max_pool1d_with_indices(*given, **named)[0]
 
 
+MODES = {
+    "use_mm_for_euclid_dist_if_necessary": None,
+    "use_mm_for_euclid_dist": 1,
+    "donot_use_mm_for_euclid_dist": 2,
+}
+"""The numbers of the ways of `torch.cdist` (torch 2.13.0, torch/functional.py)."""
+
+MOST_WITHOUT_A_PRODUCT = 25
+"""Up to so many rows on either side `cdist` chooses no matrix product (torch 2.13.0, ATen/native/Distance.cpp)."""
+
+
+def distances(x: Any, z: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Any:
+    """`cdist`, which asks first whether the side that is no open size has many rows."""
+    import torch
+
+    mode = MODES[compute_mode]
+    rows = [side for side in (x.shape[-2], z.shape[-2]) if isinstance(side, int)]
+    many = any(side > MOST_WITHOUT_A_PRODUCT for side in rows)
+    return torch._VF.cdist(x, z, p, 1 if p == 2 and mode is None and many else mode)
+
+
 def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
     """`math.sqrt`, of a size that stays open too; Python's own makes a number of it."""
     import torch
@@ -109,6 +130,7 @@ def written_out() -> Iterator[None]:
         (functional, "gaussian_nll_loss"): gaussian,
         **{(of, "cov"): covariance for of in (torch, torch.Tensor)},
         **{(of, "corrcoef"): correlation for of in (torch, torch.Tensor)},
+        (torch, "cdist"): distances,
         (torch, "combinations"): combinations,
         (torch.linalg, "lstsq"): least_squares,
         (torch, "max_pool1d"): largest_of_windows,

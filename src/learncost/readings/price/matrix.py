@@ -15,6 +15,7 @@ from learncost.layers.products import (
     in_blocks,
     in_half,
     inside,
+    is_in_a_kernel,
     matrix_maccs,
     operator_maccs,
     operator_name,
@@ -37,7 +38,9 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row
     for line, turns in walk(table.lines):
         operator = operator_name(line.tag.operator) if book.operators else ""
         maccs = ZERO
-        if isinstance(line, Product) and (not operator or operator in book.operators):
+        counted = isinstance(line, Product) and not is_in_a_kernel(line)
+        if counted and (not operator or operator in book.operators):
+            assert isinstance(line, Product)
             maccs = operator_maccs(line) if operator else matrix_maccs(line)
         kernel = line.tag.kernel
         if charge and maccs and (not blocks or (kernel and (kernel.name, line.name) in few)):

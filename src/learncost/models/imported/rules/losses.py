@@ -8,9 +8,10 @@ from learncost.models.imported.axes import Size, product
 from learncost.models.imported.nodes import is_float
 from learncost.models.imported.operands import Outside
 from learncost.models.imported.reader import Reader
+from learncost.models.imported.replaced import MOST_WITHOUT_A_PRODUCT
 from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.indexing import at_index, read_at
-from learncost.models.imported.rules.norms import vector_norm
+from learncost.models.imported.rules.norms import guarded_power, vector_norm
 from learncost.models.imported.rules.reductions import share, summed
 from learncost.models.imported.views import View
 
@@ -218,10 +219,28 @@ def soft_margin_loss(reader: Reader, x: View, targets: Any, reduction: int = 1) 
     return reduced(reader, reader.multiply(-1.0, reader.word("log_sigmoid", reader.multiply(x, targets))), reduction)
 
 
-@rule("_cdist_forward", "cdist", "_euclidean_dist")
-def distances(reader: Reader, x: Any, z: Any, order: float = 2.0, *_: Any) -> View:
-    """The distances of rows of one from rows of the other, each the norm of their difference."""
+def _by_products(reader: Reader, x: View, z: View) -> View:
+    """|x - z|^2 = |x|^2 + |z|^2 - 2 x z, by one product."""
+    recorder, operator = reader.recorder, reader.recorder.operator
+    front = [f"b{place}" for place in range(max(len(x.dims), len(z.dims)) - 2)]
+    letters = [[*front[len(front) + 2 - len(each.dims) :], name, "k"] for each, name in ((x, "i"), (z, "j"))]
+    sizes = [summed(reader, reader.multiply(each, each), [len(each.dims) - 1], None, True) for each in (x, z)]
+    sizes[1] = sizes[1].with_dims([*sizes[1].dims[:-2], sizes[1].dims[-1], sizes[1].dims[-2]])
+    recorder.operator = "_euclidean_dist"
+    both = recorder.line("product", [(x, letters[0]), (z, letters[1])], [*front, "i", "j"], every=True)
+    recorder.operator = operator
+    squares = reader.add(*sizes, reader.multiply(2.0, both), signs=[1, 1, -1])
+    return guarded_power(reader, squares, 0.5)
+
+
+@rule("cdist", "_cdist_forward")
+def distances(reader: Reader, x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> View:
+    """The distances of rows of one from rows of the other, each the norm of their difference; of many by a product."""
+    rows = [each.meta["val"].shape[-2] for each in reader.node.args[:2]]
+    by_products = mode == 1 or (mode in (None, 0) and any(bool(side > MOST_WITHOUT_A_PRODUCT) for side in rows))
     x, z = reader.view(x), reader.view(z)
+    if order == 2 and by_products:
+        return _by_products(reader, x, z)
     rows = x.with_dims([*x.dims[:-1], (), x.dims[-1]])
     others = z.with_dims([*z.dims[:-2], (), *z.dims[-2:]])
     apart = reader.add(rows, others, signs=[1, -1])

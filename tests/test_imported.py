@@ -121,7 +121,8 @@ def test_inputs_of_forward_by_row_and_by_name():
     assert sizes in read_module(V(), several).text
     assert lc.from_module(V(), several).sizes == {"n": 5, "n2": 3}
     with pytest.raises(
-        lc.InputError, match=r"with B open: its code fixes it to 5, .* or an input whose size is a number"
+        lc.InputError,
+        match=r"with B open: its code makes a number of it, .* or an input whose size is a number .*B = 5",
     ):
         lc.from_module(V(), several, symbols={"x": "B f"})
     assert lc.from_module(V(), several[:1], symbols={"x": "B f"}).table.axes["x"] == ("B", "f")  # none more

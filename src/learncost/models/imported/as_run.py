@@ -13,6 +13,7 @@ from learncost.models.imported.learning import ChangedError, learning_kept
 from learncost.models.imported.packed import unpacked
 from learncost.models.imported.refusals import GradientTakenError
 from learncost.models.imported.replaced import written_out
+from learncost.models.imported.wrappers import plain
 
 
 def straight(module: Any, values: Mapping[str, Any]) -> Any:
@@ -60,7 +61,7 @@ def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]
 
     def run(*tensors: Any) -> Any:
         row, by_name = as_called(module, {**others, **dict(zip(names, tensors, strict=True))})
-        return module(*row, **by_name)
+        return plain(module(*row, **by_name))
 
     return names, run
 

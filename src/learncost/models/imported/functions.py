@@ -6,6 +6,9 @@ same: it is tried with numbers. What `torch.autograd.grad` makes without a graph
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +61,9 @@ def held_to_their_lines() -> Iterator[list[str]]:
         run_back(*arguments, **named)
 
     def grad(*arguments: Any, **named: Any) -> Any:
+        frames = traceback.walk_stack(sys._getframe(1))
+        if any(f"{os.sep}_higher_order_ops{os.sep}" in frame.f_code.co_filename for frame, _ in frames):
+            return take(*arguments, **named)  # how PyTorch runs a scan
         taken.append("torch.autograd.grad")
         gradients = take(*arguments, **named)
         if named.get("create_graph") or (len(arguments) > 4 and arguments[4]):

@@ -65,7 +65,8 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
             return
         raise ChangedError(
             "requires_grad is changed in a forward pass, which no export keeps: set that of parameters before, and "
-            "leave out that of what is computed"
+            "leave out that of what is computed (of transformers: disable_input_require_grads(), with "
+            "gradient_checkpointing_enable({'use_reentrant': False}), which needs none)"
         )
 
     def new(kind: Any, data: Any = None, requires_grad: bool = True) -> Any:

@@ -15,12 +15,16 @@ from learncost.models.imported.reader import Reader
 from learncost.models.imported.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
 from learncost.models.imported.views import View
 
+ON_VALUES = "whose course depends on values,"
+OF_A_GRAPH = "which runs a graph of its own for each place,"
+
 COURSES = {
-    "cond": "torch.where computes both branches",
-    "while_loop": "a loop in Python runs as often as it says",
-    "scan": "a loop in Python runs once for each place",
+    "cond": (ON_VALUES, "torch.where computes both branches"),
+    "while_loop": (ON_VALUES, "a loop in Python runs as often as it says"),
+    "scan": (OF_A_GRAPH, "a loop in Python over a size that is a number has lines for each place"),
+    "map_impl": (OF_A_GRAPH, "torch.vmap, or the function of all places at once, has lines"),
 }
-"""Operators that run parts of a graph, and how a table may have their lines."""
+"""Operators that run parts of a graph: why no line has them, and how a table may have their lines."""
 
 TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
 """Operators that may read masked scores as they are."""
@@ -70,7 +74,8 @@ def _rule(reader: Reader, name: str, operands: Sequence[Any]) -> Rule | None:
         if known is None and of_real is not None:
             raise reader.refusal(f"{name} of complex numbers")
     if known is None and name in COURSES:
-        raise reader.refusal(f"torch.{name}, whose course depends on values,", f"; {COURSES[name]}")
+        why, way = COURSES[name]
+        raise reader.refusal(f"torch.{name.removesuffix('_impl')}, {why}", f"; {way}")
     return known
 
 

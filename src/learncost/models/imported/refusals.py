@@ -80,6 +80,9 @@ _NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols t
 _NO_SHAPES = "NotImplementedType"
 """What PyTorch speaks of where an operation says nothing of shapes, as those on sparse tensors do."""
 
+_NESTED = re.compile(r"nested_tensor|NestedTensor|nested tensor")
+"""What PyTorch speaks of where sequences of several lengths are one tensor."""
+
 _LEFT_OPEN = "Unexpected key _export_root"
 """What PyTorch says where a module inside raised, and code around it went on."""
 
@@ -165,12 +168,19 @@ def refusal(error: Exception, called: str) -> InputError:
             f"{called} takes a derivative by {by} in its forward pass, which PyTorch does not export: "
             "write out what it computes; a table derives the gradients of a step itself"
         )
+    if any(f"{os.sep}torch{os.sep}nested{os.sep}" in each.filename for each in frames) or _NESTED.search(str(error)):
+        return NotExportedError(
+            f"{place}: `{code}` works on nested tensors, which PyTorch does not export: write it with padded sequences "
+            "and a mask, or with all tokens in one row and their lengths as numbers"
+        )
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
     said = told(error)
     if code and not str(error).strip():  # as of an assertion without words
         said = f"{said}: {code}"
     if not said.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # of a package's own code
         said = f"{place}: {said}"
+    if isinstance(error, InputError):  # the package itself refuses it, of one run as well
+        return NotExportedError(f"{called} cannot be {what}: {said}")
     kind = RaisedError if frames and is_local(Path(frames[-1].filename)) else WhileExportedError
     return kind(f"{called} cannot be {what}: {said}")
 

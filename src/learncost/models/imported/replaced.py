@@ -108,7 +108,13 @@ def distances(x: Any, z: Any, p: float = 2.0, compute_mode: str = "use_mm_for_eu
     mode = MODES[compute_mode]
     rows = [side for side in (x.shape[-2], z.shape[-2]) if isinstance(side, int)]
     many = any(side > MOST_WITHOUT_A_PRODUCT for side in rows)
-    return torch._VF.cdist(x, z, p, 1 if p == 2 and mode is None and many else mode)
+    run: Any = getattr(torch._VF, "cdist")  # noqa: B009 - it is found at run time
+    return run(x, z, p, 1 if p == 2 and mode is None and many else mode)
+
+
+def told_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether somebody said that a mask is causal; PyTorch's own asks for its values, to choose a quicker kernel."""
+    return bool(is_causal)
 
 
 def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
@@ -131,6 +137,7 @@ def written_out() -> Iterator[None]:
         **{(of, "cov"): covariance for of in (torch, torch.Tensor)},
         **{(of, "corrcoef"): correlation for of in (torch, torch.Tensor)},
         (torch, "cdist"): distances,
+        (torch.nn.modules.transformer, "_detect_is_causal_mask"): told_causal,
         (torch, "combinations"): combinations,
         (torch.linalg, "lstsq"): least_squares,
         (torch, "max_pool1d"): largest_of_windows,

@@ -203,7 +203,7 @@ class Writer:
             return None
         text = ""
         for term in size.as_ordered_terms():
-            times, *bases = term.as_coeff_mul()[0], *term.as_coeff_mul()[1]
+            times, bases = term.as_coeff_mul()
             powers = [base.as_base_exp() for base in bases]
             names = [self.symbols.get(str(base)) for base, power in powers for _ in range(int(power))]
             if None in names or not times.is_integer:

@@ -88,8 +88,9 @@ def table_of(
                     return f"% {remark}\n{imported.text}"
         letter, size = next(iter(exported.letters.fixed.items()))
         raise FixedError(
-            f"{called} cannot be read with {letter} open: its code fixes it to {size}, as a loop over it does, or an "
-            f"input whose size is a number does; write the number itself, as in {_with(values, letters, letter, size)}"
+            f"{called} cannot be read with {letter} open: its code makes a number of it, as a loop over it does, or an "
+            f"input whose size is a number does (tried with {letter} = {size}); write the number that you mean, as in "
+            f"{_with(values, letters, letter, size)}"
         )
 
     def parts(values: Mapping[str, Any], error: InputError) -> str:

@@ -52,12 +52,17 @@ def readable(module: Any) -> Any:
 
 
 def plain(results: Any) -> Any:
-    """Results in rows and mappings: a dataclass or a namespace is one of its fields."""
+    """Results in rows and mappings: of a dataclass or a namespace its fields, of a distribution its parameters."""
     import torch
 
     def fields(leaf: Any) -> Any:
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             return plain({each.name: getattr(leaf, each.name) for each in dataclasses.fields(leaf)})
+        if isinstance(leaf, torch.distributions.Distribution):
+            values = {name: value for name, value in vars(leaf).items() if name in leaf.arg_constraints}
+            if not values:
+                raise InputError(f"a {type(leaf).__name__} is returned, which is no tensor: return those it is made of")
+            return plain(values)
         return plain(vars(leaf)) if type(leaf) is SimpleNamespace else leaf
 
     return torch.utils._pytree.tree_map(fields, results)

@@ -1,0 +1,153 @@
+"""Refusals that name the true cause, and a way that works: the way is gone, and works."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import learncost as lc
+from learncost.models.imported.walk import read_module
+from learncost.proof.imported import parity
+
+
+class Masked(nn.Module):
+    """An encoder or a decoder of PyTorch under a mask."""
+
+    def __init__(self, decodes, mask):
+        super().__init__()
+        kinds = nn.TransformerDecoderLayer, nn.TransformerDecoder
+        layer, stack = kinds if decodes else (nn.TransformerEncoderLayer, nn.TransformerEncoder)
+        self.stack = stack(layer(16, 2, 32, 0.0, batch_first=True), 2)
+        self.decodes, self.mask = decodes, mask
+
+    def forward(self, x, mask):
+        mask = self.mask(mask)
+        return self.stack(x, x, tgt_mask=mask) if self.decodes else self.stack(x, mask=mask)
+
+
+MASKS = {
+    "generated": lambda mask: nn.Transformer.generate_square_subsequent_mask(mask.shape[0]),
+    "of what holds": lambda mask: torch.ones_like(mask, dtype=torch.bool).triu(1),
+    "given": lambda mask: mask,
+    "none that is causal": lambda mask: torch.zeros_like(mask).index_fill(1, torch.tensor([0]), float("-inf")),
+}
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+@pytest.mark.parametrize(
+    "mask", [*list(MASKS)[:1], *(pytest.param(m, marks=pytest.mark.slow) for m in list(MASKS)[1:])]
+)
+def test_a_mask_of_a_transformer_is_no_branch_on_values(decodes, mask):
+    module = Masked(decodes, MASKS[mask])
+    x, given = torch.randn(2, 6, 16), nn.Transformer.generate_square_subsequent_mask(6)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        module(x, given).sum().backward()
+    for as_run, said in ((False, "B M"), (True, "2 6")):
+        square = said.rpartition(" ")[2]
+        inputs = {"x": f"float {said} 16", "mask": f"float {square} {square}"}
+        model = lc.from_module(module, inputs, as_run=as_run)
+        cost = lc.cost(model, price_book="matmul", **({} if as_run else {"B": 2, "M": 6}))
+        assert cost.total.flops == counter.get_total_flops()
+    apart = parity(module, (x, given), read_module(module, (x, given)))
+    assert max(apart.value, apart.gradient) < 1e-10
+
+
+class Computes(nn.Module):
+    """A function of a linear layer's result."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(6, 6), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+class Sign(torch.autograd.Function):
+    """A sign with a gradient of its own."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+@pytest.mark.parametrize("as_run", [False, True])
+def test_a_function_of_its_own_is_refused_without_a_way_that_is_refused_again(as_run):
+    with pytest.raises(lc.InputError, match=r"write it with operations that have this gradient") as refused:
+        lc.from_module(Computes(Sign.apply), {"x": "float 3 6"}, as_run=as_run)
+    assert "as_run" not in str(refused.value)
+    straight = Computes(lambda x: x + (torch.sign(x) - x).detach())
+    assert lc.cost(lc.from_module(straight, {"x": "float 3 6"}), price_book="matmul").total.flops == 432
+    if not as_run:  # the other way that is told
+        parts = lc.from_module(Computes(Sign.apply), {"x": "float 3 6"}, unknown="zero")
+        assert lc.cost(parts, price_book="matmul").macro_operations["forward"][1].flops == 2 * 3 * 6 * 6
+
+
+DISTRIBUTIONS = {
+    "Categorical": (lambda y: torch.distributions.Categorical(logits=y), 1),
+    "Bernoulli": (lambda y: torch.distributions.Bernoulli(logits=y), 1),
+    "Normal": (lambda y: (torch.distributions.Normal(y, y.exp()), y), 3),
+}
+
+
+@pytest.mark.parametrize("as_run", [False, True])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_distribution_that_is_returned_is_its_parameters(name, as_run):
+    function, outputs = DISTRIBUTIONS[name]
+    model = lc.from_module(Computes(function), {"x": "float 3 6"}, as_run=as_run)
+    assert len(model.table.outputs) in (outputs, outputs - 1)  # the mean of a normal one is returned twice
+    assert lc.cost(model, price_book="matmul").macro_operations["forward"][1].flops == 2 * 3 * 6 * 6
+
+
+@pytest.mark.parametrize("as_run", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y: torch.nested.nested_tensor([y[0], y[1, :2]]).to_padded_tensor(0.0),
+        lambda y: torch.nested.as_nested_tensor([y[0], y[1, :2]], layout=torch.jagged).to_padded_tensor(0.0),
+    ],
+)
+def test_nested_tensors_are_refused_in_our_words(make, as_run):
+    with pytest.raises(lc.InputError, match=r"works on nested tensors.* write it with padded sequences") as refused:
+        lc.from_module(Computes(make), {"x": "float 2 4 6"}, as_run=as_run)
+    assert "as_run" not in str(refused.value)
+
+
+def test_a_scan_runs_a_graph_of_its_own_and_a_loop_has_lines():
+    from torch._higher_order_ops.map import map as mapped
+    from torch._higher_order_ops.scan import scan
+
+    scanned = Computes(lambda y: scan(lambda c, x: (c * 0.5 + x, c + x), torch.zeros_like(y[0]), y)[1])
+    for as_run in (False, True):
+        with pytest.raises(
+            lc.InputError, match=r"torch.scan, which runs a graph of its own.*a loop in Python"
+        ) as refused:
+            lc.from_module(scanned, {"x": "float 4 6"}, as_run=as_run)
+        assert "values" not in str(refused.value)
+
+    def loop(y):
+        carried, results = torch.zeros_like(y[0]), []
+        for x in y:
+            results.append(carried + x)
+            carried = carried * 0.5 + x
+        return torch.stack(results)
+
+    assert lc.from_module(Computes(loop), {"x": "float 4 6"})
+    with pytest.raises(lc.InputError, match=r"torch.map, which runs a graph of its own.*torch.vmap"):
+        lc.from_module(Computes(lambda y: mapped(torch.tanh, y)), {"x": "float 4 6"})
+    assert lc.from_module(Computes(torch.vmap(torch.tanh)), {"x": "float 4 6"})
+
+
+def test_a_size_of_which_code_makes_a_number_is_not_said_to_be_fixed():
+    module = Computes(lambda y: sum(each * number for number, each in enumerate(y.unbind(1))))
+    with pytest.raises(
+        lc.InputError, match=r"its code makes a number of it.*tried with M = 5.*write the number"
+    ) as refused:
+        lc.from_module(module, {"x": "float B M 6"})
+    assert "fixes" not in str(refused.value)
+    assert lc.from_module(module, {"x": "float B 9 6"})

@@ -48,10 +48,10 @@ LASTING = 50
 """Pieces after which a process makes room for a new one."""
 
 
-def tried(piece: tuple[str, int, int]) -> list[str]:
-    """What went wrong in one piece, with the seed that gives it again."""
+def tried(piece: tuple[str, int, int]) -> tuple[int, list[str]]:
+    """How many inputs one piece has, and what went wrong in it, with the seed that gives it again."""
     module, count, seed = piece
-    return [f"piece {seed}: {fault}" for fault in import_module(module).fuzz(count, seed)]
+    return count, [f"piece {seed}: {fault}" for fault in import_module(module).fuzz(count, seed)]
 
 
 def _worker() -> None:
@@ -69,21 +69,19 @@ def pieces(name: str, count: int, seeds: Sequence[int]) -> Iterator[tuple[str, i
         yield from ((module, min(PIECE, share - done), seed + done // PIECE) for done in range(0, share, PIECE))
 
 
-def fuzz(name: str, count: int, seeds: Sequence[int], processes: int, faults: list[str]) -> None:
-    """Try so many of one kind; what went wrong is added to the faults as it is found."""
+def fuzz(name: str, count: int, seeds: Sequence[int], processes: int) -> Iterator[tuple[int, list[str]]]:
+    """Try so many of one kind: of every piece how many inputs it has, and what went wrong."""
     todo, console = [*pieces(name, count, seeds)], Console(stderr=True)
     hidden = not console.is_terminal
     pool = Pool(processes, _worker, maxtasksperchild=LASTING)
     try:
         with Progress(console=console, disable=hidden) as bar:
-            for faults_found in bar.track(pool.imap_unordered(tried, todo), total=len(todo), description=name):
-                faults += faults_found
+            yield from bar.track(pool.imap_unordered(tried, todo), total=len(todo), description=name)
         pool.close()  # processes end by themselves: one that has just begun may not hear a signal
         pool.join()
-    except KeyboardInterrupt:
+    finally:
         for process in active_children():
             process.kill()
-        raise
 
 
 def main() -> int:
@@ -101,23 +99,23 @@ def main() -> int:
     chosen = chosen or {name: count for name, (_, count) in FUZZED.items()}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"--seed {' '.join(map(str, seeds))}, {options['processes']} processes", flush=True)
-    wrong, begin, ended = 0, time.monotonic(), False
+    inputs, wrong, begin, ended = 0, 0, time.monotonic(), False
     for name, count in chosen.items():
-        start, faults = time.monotonic(), list[str]()
+        start, done, faults = time.monotonic(), 0, list[str]()
         try:
-            fuzz(name, count, seeds, options["processes"], faults)
+            for number, faults_found in fuzz(name, count, seeds, options["processes"]):
+                done, faults = done + number, faults + faults_found
         except KeyboardInterrupt:
             ended = True
         seconds = time.monotonic() - start
-        how = "ended before all were" if ended else f"{count:,}"
-        print(f"{name}: {how} tried in {seconds:.0f} seconds, {len(faults):,} wrong", flush=True)
+        print(f"{name}: {done:,} of {count:,} tried in {seconds:.0f} seconds, {len(faults):,} wrong", flush=True)
         print(*(f"    {line[:600]}\n" for line in faults[:SHOWN]), sep="", end="", flush=True)
-        wrong += len(faults)
+        inputs, wrong = inputs + done, wrong + len(faults)
         if ended:
-            return 130
+            break
     minutes = (time.monotonic() - begin) / 60
-    print(f"{sum(chosen.values()):,} inputs in {minutes:.1f} minutes, {wrong:,} wrong")
-    return 1 if wrong else 0
+    print(f"{inputs:,} inputs in {minutes:.1f} minutes, {wrong:,} wrong")
+    return 130 if ended else 1 if wrong else 0
 
 
 if __name__ == "__main__":

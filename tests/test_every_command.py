@@ -6,6 +6,8 @@ from itertools import combinations
 import pytest
 
 import fuzz_commands
+import fuzz_damaged
+import fuzz_mutations
 from commands.answer import faults
 from commands.called import call, ending
 from commands.design import about_models, covering, lines, others, subjects
@@ -70,3 +72,24 @@ def test_a_fault_is_told():
 
 def test_command_lines_of_chance_end_with_a_result_or_one_line():
     assert fuzz_commands.fuzz(10, seed=1) == []
+
+
+def test_mutated_configurations_end_with_a_result_or_one_line():
+    """A sample of `python -m tests.fuzz --mutations`."""
+    assert fuzz_mutations.fuzz(15, seed=1) == []
+
+
+def test_damaged_files_end_with_a_result_or_one_line():
+    """A sample of `python -m tests.fuzz --damaged`."""
+    assert fuzz_damaged.fuzz(20, seed=5) == []
+
+
+def test_what_is_fuzzed_says_a_traceback(monkeypatch):
+    """Of a package with a mistake, what reads its files has something to say."""
+
+    def fail(*_, **__):
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr("learncost.ledger.cost.prepare", fail)
+    for module, count in ((fuzz_mutations, 6), (fuzz_damaged, 15)):
+        assert any("a mistake" in fault for fault in module.fuzz(count, seed=1)), module.__name__

@@ -12,11 +12,13 @@ import pytest
 
 import learncost as lc
 from kernels_in_c import needs_compiler
-from learncost.derivations.emit_c99 import Source
+from learncost.derivations.emit_c99 import Settings, Source, program_of
+from learncost.derivations.verified_c99 import NEAR, parity
 from learncost.engines import alone
 from learncost.engines.state import to_state
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.models.configuration import configure
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -102,6 +104,15 @@ def test_a_state_dict_goes_in_learns_as_in_pytorch_and_comes_out(name: str, tmp_
         assert torch.allclose(fresh.state_dict()[path], tensor, rtol=1e-9, atol=1e-12), path
     twin.eval()
     assert loss_of(result.scores, batches[-1]["targets"]) == pytest.approx(twin(**batches[-1]).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_verify_holds_a_module_with_running_statistics_to_numpy(optimizer: str) -> None:
+    """Under AdamW a bias before a norm over the batch moves by rounding alone, and its running mean with it."""
+    read = lc.from_module(built("twice", 2), modules.CASES["twice"].inputs)
+    settings = Settings(plan="", batch_size=4, dtype="fp64")
+    found = parity(program_of(configure(read, {}), settings, {"optimizer": optimizer}), 3, ("-O0",))
+    assert max(found.losses, found.weights, found.scores) <= NEAR, found
 
 
 FILE = """

@@ -176,11 +176,16 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
     worst_loss = float(np.max(np.abs(losses - expected) / np.abs(expected))) if len(losses) else 0.0
     errors = {
         name: float(np.max(np.abs(ran.arrays[name] - array)) / max(np.max(np.abs(array)), 1e-300))
-        for name, array in (training.weights_read | _statistics(training)).items()
+        for name, array in (training.weights_read | ({} if nothing else _statistics(training))).items()
         if name in ran.arrays and name not in nothing
     }
     worst = max(errors, key=lambda key: errors[key]) if errors else ""
+    weights, state = training.weights, training.state
+    if nothing and _statistics(training):  # a prediction of the weights and the statistics that the program has
+        training.weights = {name: ran.arrays.get(name, array) for name, array in weights.items()}
+        training.state = {name: ran.arrays.get(name, array) for name, array in state.items()}
     scores = _scores(program, drawn[-1], ran.scores)
+    training.weights, training.state = weights, state
     off = errors.get(worst, 0.0)
     is_near = max(worst_loss, off, scores) <= NEAR or training.precision.is_whole
     aside = 0.0 if is_near else _aside(program, begin, drawn, nothing)
@@ -188,7 +193,7 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
 
 
 def _statistics(training: Training) -> dict[str, Any]:
-    """The running statistics of a training."""
+    """The running statistics of a training, which follow biases too whose gradient is nothing."""
     values = training.table().values
     return {name: array for name, array in training.state.items() if values[name].role == "running"}
 

@@ -33,7 +33,8 @@ class Imported(Readable):
     def __str__(self) -> str:
         if self.path is None:
             return self.text
-        lines = sum(1 for line in self.made.text.splitlines() if " = " in line)
+        training = self.made.text.partition(f"\n{EVALUATION}\n")[0]
+        lines = sum(1 for line in training.splitlines() if " = " in line)
         count = parameters(self.made.table).with_sizes(self.made.sizes) + Count.of((), self.made.unread)
         return f"{self.path}: {self.made.name}, {lines:,} lines, {_shown(count)} parameters"
 

@@ -12,7 +12,8 @@ all steps and weights are those of the uninterrupted run, bit for bit. Over seve
 start takes the next one, and losses are held to those of one process: sums in another order are rounded otherwise.
 
 With engines, one process learns by each of them in each of the precisions, is killed so often, and ends with the
-losses, weights and states of a run that was left alone. What an engine refuses is told.
+losses, weights and states of a run that was left alone. What an engine refuses is told. On a GPU PyTorch's sums at
+indices are not deterministic, and the losses are not the same (docs/train.md).
 
 A run that ends before it was killed often enough is begun anew in another folder.
 """

@@ -16,11 +16,7 @@ from reports.asked import judged, listed
 from reports.runner import main
 
 REPORTS = {report.source: report for report in listed()}
-LATER = {
-    "ultralytics/thop#158": "products of values of which each row has one vector",
-    "karpathy/nanoGPT#322": "nanoGPT's estimate_mfu is no convention",
-    "pytorch/pytorch#97712": "memory of optimizers over lists of tensors",
-}
+LATER = {"ultralytics/thop#158": "products of values of which each row has one vector"}
 """Those that are not right yet, and why."""
 LONG = (
     "meta-pytorch/tnt#624", "TylerYep/torchinfo#32", "TylerYep/torchinfo#187", "Dao-AILab/flash-attention#741",

@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
+from learncost.faces.command import main
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity
 
@@ -151,3 +152,65 @@ def test_a_size_of_which_code_makes_a_number_is_not_said_to_be_fixed():
         lc.from_module(module, {"x": "float B M 6"})
     assert "fixes" not in str(refused.value)
     assert lc.from_module(module, {"x": "float B 9 6"})
+
+
+INSIDE = """
+import torch
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.linear(x[KEYS[0]]) + x[KEYS[1]]
+
+KEYS = {keys}
+
+def build():
+    return Pair()
+
+def inputs():
+    return {{"x": {value}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("a", "b"), "dict(a=torch.randn(3, 6), b=torch.randn(3, 6))"),
+        ((0, 1), "(torch.randn(3, 6), torch.randn(3, 6))"),
+    ],
+)
+def test_tensors_in_a_mapping_or_a_row_of_inputs_are_read(tmp_path, capsys, keys, value):
+    file = tmp_path / "pair.py"
+    file.write_text(INSIDE.format(keys=keys, value=value))
+    assert main(["import", f"{file}:build", "--no-cache"]) == 0
+    layer = lc.layer(capsys.readouterr().out)
+    assert lc.cost(layer, price_book="matmul").total.flops == 2 * 2 * 3 * 6 * 6  # forward, and the weight's gradient
+
+
+class Halves(nn.Module):
+    """Two inputs of one length, joined and halved again."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, a, b):
+        first, second = torch.cat([self.linear(a), self.linear(b)]).chunk(2)
+        return first * second
+
+
+def test_two_inputs_of_one_letter_are_joined_and_halved():
+    module = Halves()
+    model = lc.from_module(module, {"a": "float B 6", "b": "float B 6"})
+    for B in (4, 7):
+        given = torch.randn(B, 6), torch.randn(B, 6)
+        with FlopCounterMode(display=False) as counter:
+            module(*given).sum().backward()
+        assert lc.cost(model, price_book="matmul", B=B).total.flops == counter.get_total_flops()
+    given = torch.randn(4, 6), torch.randn(4, 6)
+    opened = read_module(module, given, {"a": "B 6", "b": "B 6"})
+    assert max((apart := parity(module, given, opened)).value, apart.gradient) < 1e-12

@@ -141,7 +141,11 @@ def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]
             limit = letters.limits.get(word, Limit()) & _limit(program.range_constraints.get(expression))
             letters.limits[word] = limit & interval(size.node.shape_env.guards, expression, int(size.node.hint))
     within = {first_of[word]: letters.limits[word] for word in first_of}
-    letters.same_sizes |= exact(program.graph.nodes) | constants(open_sizes(program.graph.nodes), within)
+    known = exact(program.graph.nodes) | constants(open_sizes(program.graph.nodes), within)
+    of_letters = dict(letters.same_sizes)
+    letters.same_sizes |= {
+        size: value if isinstance(value, int) else value.xreplace(of_letters) for size, value in known.items()
+    }
     return letters
 
 

@@ -173,9 +173,14 @@ def _with(values: Mapping[str, Any], letters: Mapping[str, str], letter: str, si
 
 
 def _described(value: Any) -> str:
-    """A value in words: a tensor by its type and its sizes."""
-    shape = getattr(value, "shape", None)
-    return " ".join(map(str, (str(value.dtype).removeprefix("torch."), *shape))) if shape is not None else repr(value)
+    """A value in words, in one line: a tensor by its type and its sizes."""
+    if (shape := getattr(value, "shape", None)) is not None:
+        return " ".join(map(str, (str(value.dtype).removeprefix("torch."), *shape)))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_described(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_described, value))})"
+    return " ".join(repr(value).split())
 
 
 def _numbers(values: Mapping[str, Any]) -> set[int]:

@@ -87,17 +87,28 @@ def _of_transformers(values: Mapping[str, Any]) -> Any:
 
 
 def _class(transformers: Any, config: Any, values: Mapping[str, Any]) -> Any:
-    """The class that a file names, or the bare one of its type."""
+    """The class that a file names; of a text model alone its causal language model, of other types the bare one."""
     names = values.get("architectures") or ()
     name = names[0] if isinstance(names, list | tuple) and names else values.get("architecture")
-    if name is None:
-        return transformers.AutoModel._model_mapping[type(config)]
     module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
+    if name is None:
+        is_text = "_text" in str(config.model_type) or "architectures" in values
+        head = next(filter(lambda each: _reads_text(each, config), vars(module).values()), None) if is_text else None
+        return head or transformers.AutoModel._model_mapping[type(config)]
     model_class = getattr(module, str(name), None) or getattr(transformers, str(name), None)
     if not (inspect.isclass(model_class) and issubclass(model_class, transformers.PreTrainedModel)):
         classes = [each for each, value in vars(module).items() if inspect.isclass(value) and each[0].isupper()]
         raise InputError(f"transformers has no class {shown(name)} of this type{nearest(str(name), classes)}")
     return model_class
+
+
+def _reads_text(kind: Any, config: Any) -> bool:
+    """Whether it is the causal language model of a config."""
+    return (
+        inspect.isclass(kind)
+        and kind.__name__.endswith("ForCausalLM")
+        and getattr(kind, "config_class", None) is type(config)
+    )
 
 
 def _of_diffusers(values: Mapping[str, Any]) -> Any:

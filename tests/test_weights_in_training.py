@@ -89,3 +89,21 @@ def test_a_batch_that_meets_weights_first_is_no_part_of_them():
     macros = {line.name: line.tag.macro for line in derive(lc.layer(text)).step.lines}
     assert macros["dU"] == macros["dH"] == "backward"
     assert macros["dW"] == macros["dP"] == "weight_update"
+
+
+def test_a_learned_query_that_is_spread_over_the_batch_is_a_value():
+    text = """query(X targets share; p W) -> loss
+  targets: index of v
+  share: share of targets
+  constants: X
+  sizes: d=4 v=5
+  E[B d] = ones()
+  Q[B d] = E[B d] p[d]
+  H[B d] = Q[B d] + X[B d]
+  L[B v] = H[B d] W[d v]
+  S[B v] = log_softmax[v](L[B v])
+  T[B] = S[B v=targets[B]]
+  loss[] = T[B] share[B]"""
+    macros = {line.name: line.tag.macro for line in derive(lc.layer(text)).step.lines}
+    assert macros["dH"] == macros["dQ"] == "backward"
+    assert macros["dp"] == "weight_update"

@@ -54,7 +54,7 @@ class Reach:
             makes = {term.name for term in line.left}
             if self.constants.issuperset(line.reads):
                 self.constants |= makes
-            elif (self.weights | self.constants).issuperset(line.reads):
+            elif (self.weights | self.constants).issuperset(line.reads) and _is_as_wide(line, self.weights):
                 self.weights |= makes
 
     def _repeat_needs(self, line: Repeat) -> None:
@@ -164,7 +164,15 @@ def _spoilt(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set
             terms = [term for each in line.right for term in terms_of(each)]
             wide = {axis for term in terms if term.name in weights for axis in term.loops}
             spread = all(set(term.loops) < wide for term in terms if roots.get(term.name))
-            if not spread or not wide <= {axis for term in line.left for axis in term.loops}:
+            if of and not (spread and wide <= {axis for term in line.left for axis in term.loops}):
                 spoilt |= of
-            weights |= {*line.makes}
+            if _is_as_wide(line, weights):
+                weights |= {*line.makes}
     return spoilt
+
+
+def _is_as_wide(line: Line, weights: Iterable[str]) -> bool:
+    """Whether what a line reads beside weights has no axis that these have not, as a batch has."""
+    terms = [term for each in line.right for term in terms_of(each)]
+    wide = {axis for term in terms if term.name in weights for axis in term.loops}
+    return all(set(term.loops) <= wide for term in terms)

@@ -214,3 +214,21 @@ def test_two_inputs_of_one_letter_are_joined_and_halved():
     given = torch.randn(4, 6), torch.randn(4, 6)
     opened = read_module(module, given, {"a": "B 6", "b": "B 6"})
     assert max((apart := parity(module, given, opened)).value, apart.gradient) < 1e-12
+
+
+def test_attention_over_sequences_of_several_lengths_says_that_all_count_as_the_longest():
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 48)
+
+        def forward(self, x, offsets):
+            q, k, v = self.linear(x).view(-1, 3, 2, 8).unbind(1)
+            return varlen.varlen_attn(q, k, v, offsets, offsets, 12, 12)
+
+    cost = lc.cost(lc.from_module(Packed(), {"x": "float 20 16", "offsets": "int32 4"}), price_book="matmul")
+    forward = 2 * 20 * 16 * 48 + 3 * 2 * (2 * 2 * 12 * 12 * 8)  # three sequences of 12, two heads of 8, two products
+    assert cost.macro_operations["forward"][1].flops == forward
+    assert "every sequence as long as the longest: an upper bound" in " ".join(str(cost).split())

@@ -44,6 +44,8 @@ def registered(node: Any) -> tuple[Opaque, str]:
     packet = getattr(node.target, "_overloadpacket", None)
     textbook = next((row.source for row in FORMULAS if row.packet is packet), "")
     source = textbook or f"the FLOP formula registered for {name}"
+    if any(argument.name.startswith(OFFSETS) for argument in node.target._schema.arguments):
+        source += ", with every sequence as long as the longest: an upper bound"
     for count, text, of in zip((forward, backward), texts, ("", "the gradient of "), strict=True):
         if count is not None and text is None:
             return Opaque(), f"the FLOPs of {of}{name} are no polynomial in the sizes that stay open: give them numbers"
@@ -51,6 +53,10 @@ def registered(node: Any) -> tuple[Opaque, str]:
     sizes = "at fixed sizes they may be, else " if open_before and texts[0] is not None else ""
     missing = f"the FLOPs of {unknown} are not known: {sizes}register_flop_formula says them" if unknown else ""
     return Opaque() if texts[0] is None else Opaque(texts[0], texts[1], source), missing
+
+
+OFFSETS = ("cu_seq", "cum_seq")
+"""What kernels of attention call the offsets of sequences; no export has their values, which say lengths."""
 
 
 def name_of(target: Any) -> str:

@@ -9,6 +9,7 @@ from learncost.equation.count import ZERO, Count, checked_sizes
 from learncost.equation.errors import named_one
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
+from learncost.layers.products import PRODUCT_OPERATORS
 from learncost.readings.price import Book, Override, Price, WordPrice
 from learncost.readings.price import price as _price
 
@@ -60,45 +61,6 @@ _UNPRICED = frozenset({"positions", "sinusoidal_positions", "token_types", "drop
 # Section 5.1 and (48): T is one-hot, and its products are charged in full.
 _ONE_HOT = frozenset({"embedding", "error_projection"})
 
-# torch 2.13.0, torch/utils/flop_counter.py: flop_registry, and what PyTorch runs as these. mv, dot, addbmm and outer
-# have no formula there.
-_COUNTED = frozenset(
-    {
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "_scaled_mm",
-        "linear",
-        "matmul",
-        "einsum",
-        "tensordot",
-        "multi_dot",
-        "_euclidean_dist",
-        "convolution",
-        "_convolution",
-        "cudnn_convolution",
-        "convolution_overrideable",
-        "_slow_conv2d_forward",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "scaled_dot_product_attention",
-        "multi_head_attention_forward",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_attention_math",
-        "_flash_attention_forward",
-        "_efficient_attention_forward",
-        "flex_attention",
-    }
-)
-
 # Those that price lines; formulas.toml has those that are a formula of a whole model.
 BOOKS: Mapping[str, Book] = {
     book.name: book
@@ -107,7 +69,8 @@ BOOKS: Mapping[str, Book] = {
         Book(
             "matmul",
             "matrix products only",
-            "read off the table as written: products with rows, columns and a sum, as torch's FlopCounterMode, "
+            "read off the table as written: products with rows, columns and a sum, and what PyTorch's operators for "
+            "matrix products compute of a vector, as torch's FlopCounterMode, "
             "the FLOPs blog (24bsh^2 + 4bs^2h) and the DSBA slides (4nd^2 + 2n^2d) count",
             "matrix",
         ),
@@ -143,7 +106,7 @@ BOOKS: Mapping[str, Book] = {
             "torch/utils/flop_counter.py, flop_registry, sdpa_flop_count and sdpa_backward_flop_count",
             "matrix",
             again=True,
-            operators=_COUNTED,
+            operators=PRODUCT_OPERATORS,
         ),
         Book(
             "paper",

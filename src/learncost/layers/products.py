@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -18,17 +18,81 @@ from learncost.vocabulary import entry
 
 _NAMESPACES = ("torch", "ops", "aten", "nn", "functional", "F")
 
+PRODUCT_OPERATORS = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_scaled_mm",
+        "linear",
+        "matmul",
+        "einsum",
+        "tensordot",
+        "multi_dot",
+        "_euclidean_dist",
+        "convolution",
+        "_convolution",
+        "cudnn_convolution",
+        "convolution_overrideable",
+        "_slow_conv2d_forward",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "scaled_dot_product_attention",
+        "multi_head_attention_forward",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_attention_math",
+        "_flash_attention_forward",
+        "_efficient_attention_forward",
+        "flex_attention",
+    }
+)
+"""Operators that FlopCounterMode has a formula for: torch 2.13.0, torch/utils/flop_counter.py, flop_registry, and what
+PyTorch runs as these. mv, dot, addbmm and outer have no formula there."""
+
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
 
 
 def matrix_maccs(line: Product) -> Count:
-    """MACCs of the matrix products of a line: each factor keeps an axis that the other lacks, and both sum one.
+    """MACCs of the matrix products of a line.
+
+    A line that says which operator computes it counts where PyTorch runs that operator as a product of matrices: a
+    vector is one row or one column then. In other lines each factor keeps an axis that the other lacks, and both sum
+    one.
 
     An axis that only an index runs over makes no rows and no columns: a weight read at one, as an expert is, stays one
     matrix for every point of the index. A scatter sums the axes of its index.
     """
-    factors = tuple([(term.loops, direct(term)) for term in line.right if isinstance(term, Term)])
+    terms = [term for term in line.right if isinstance(term, Term)]
+    if len(terms) == 2 and _runs_as_matrices(line, terms):
+        return Count.of(dict.fromkeys(chain.from_iterable(term.loops for term in terms)))
+    factors = tuple([(term.loops, direct(term)) for term in terms])
     return _matrix_maccs((line.left[0].loops, direct(line.left[0])), factors)
+
+
+def _runs_as_matrices(line: Product, terms: Sequence[Term]) -> bool:
+    """Whether PyTorch runs a product of two factors as one of matrices, by the operator that computes it.
+
+    The groups of a convolution are matrices by their axes alone: PyTorch has kernels of its own for single channels.
+    `bilinear` runs bmm for both of its products and for the gradient of its weight; what is in between it multiplies
+    element by element (torch 2.13.0, aten/src/ATen/native/Linear.cpp, _trilinear).
+    """
+    operator = operator_name(line.tag.operator)
+    if operator == "bilinear":
+        return line.tag.macro == "weight_update" or not set(line.left[0].loops).issuperset(line.loops)
+    return operator in PRODUCT_OPERATORS and not ("conv" in operator and _groups(line, terms))
+
+
+def _groups(line: Product, terms: Sequence[Term]) -> list[str]:
+    """The axes of a product that its factors and its result have, such as the groups of a convolution."""
+    return [axis for axis in line.left[0].loops if all(axis in term.loops for term in terms)]
 
 
 def operator_maccs(line: Product) -> Count:
@@ -44,11 +108,11 @@ def operator_maccs(line: Product) -> Count:
     loops = dict.fromkeys(chain.from_iterable(term.loops for term in terms))
     sums = not line.left[0].loops or not set(loops).issubset(line.left[0].loops)
     if sums and line.tag.macro == "weight_update" and "conv" in line.tag.operator:
-        groups = [axis for axis in line.left[0].loops if all(axis in term.loops for term in terms)]
-        return Count.of((*loops, *groups))
+        return Count.of((*loops, *_groups(line, terms)))
     return Count.of(loops)
 
 
+@lru_cache(maxsize=4096)
 def operator_name(operator: str) -> str:
     """What an operator is called without its namespace and its overload: linear of aten.linear.default."""
     parts = [part for part in operator.replace("::", ".").split(".") if part not in _NAMESPACES]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.models.imported.examples import as_called
+from learncost.models.imported.examples import as_called, flattened
 from learncost.models.imported.functions import held_to_their_lines
 from learncost.models.imported.gradients import written_through
 from learncost.models.imported.learning import ChangedError, learning_kept
@@ -19,13 +19,15 @@ from learncost.models.imported.wrappers import plain
 def straight(module: Any, values: Mapping[str, Any]) -> Any:
     """A module that does what this one does with these values, operation by operation. It is run once, with numbers.
 
-    It has the same parameters and buffers under the same paths, and takes the values that are tensors.
+    It has the same parameters and buffers under the same paths, and takes the values that are tensors, those in rows
+    and mappings by the names of `flattened`.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     names, run = called_with(module, values)
+    tensors = flattened(values)
     trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
-    given = [values[name].detach().requires_grad_(values[name].requires_grad) for name in names]
+    given = [tensors[name].detach().requires_grad_(tensors[name].requires_grad) for name in names]
     unkept = "its forward pass asks for a gradient of an input, which one run does not keep"
     try:
         with held_to_their_lines() as taken, learning_kept(module) as asked, written_out(), unpacked(numbers=True):
@@ -53,14 +55,24 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
 
 
 def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """The names of what is a tensor among the inputs, and the module as a function of these."""
+    """The names of what is a tensor among the inputs, in rows and mappings too, and the module as a function of these."""
     import torch
 
-    names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
-    others = {name: value for name, value in values.items() if name not in names}
+    flat = flattened(values)
+    names = [name for name, value in flat.items() if isinstance(value, torch.Tensor)]
 
     def run(*tensors: Any) -> Any:
-        row, by_name = as_called(module, {**others, **dict(zip(names, tensors, strict=True))})
+        leaves = iter((flat | dict(zip(names, tensors, strict=True))).values())
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                parts = [filled(each) for each in value]
+                return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+            if isinstance(value, Mapping):
+                return {key: filled(each) for key, each in value.items()}
+            return next(leaves)
+
+        row, by_name = as_called(module, {name: filled(value) for name, value in values.items()})
         return plain(module(*row, **by_name))
 
     return names, run

@@ -9,6 +9,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Size
+from learncost.models.imported.examples import flattened
 from learncost.models.imported.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
 from learncost.models.imported.refusals import (
     FixedError,
@@ -63,7 +64,8 @@ def table_of(
     def read_with(values: Mapping[str, Any], letters: Mapping[str, str], others: frozenset[str]) -> str:
         with exports(called):
             whole = straight(module, values) if as_run else module
-            taken = {key: value for key, value in values.items() if not as_run or hasattr(value, "shape")}
+            leaves = flattened(values).items()
+            taken = {key: value for key, value in leaves if hasattr(value, "shape")} if as_run else values
             exported = export(whole, taken, letters)
 
             def at(sizes: Mapping[str, int]) -> Exported:

@@ -34,6 +34,8 @@ def linear(reader: Reader, x: Any, weight: Any, bias: Any = None) -> View:
     front = [f"i{place}" for place in range(len(x.dims) - 1)]
     out = [*front, "f"] if len(weight.dims) == 2 else front
     letters = ["f", "d"] if len(weight.dims) == 2 else ["d"]
+    if len(weight.dims) == 1:  # what it calls then
+        reader.recorder.operator = "mv" if front else "dot"
     result = matrix_product(reader.recorder, x, weight, [*front, "d"], letters, out)
     return shifted(reader, result, bias)
 

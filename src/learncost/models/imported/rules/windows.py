@@ -9,7 +9,7 @@ from typing import Any
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.equations import Number
 from learncost.models.imported.nodes import shape_of, size_of
-from learncost.models.imported.ones import at_its_place, matrix_product, written
+from learncost.models.imported.ones import along, at_its_place, matrix_product, written
 from learncost.models.imported.reader import Reader
 from learncost.models.imported.rule import rule
 from learncost.models.imported.rules.enlargements import by_shares, places_of, shares_of
@@ -90,6 +90,11 @@ def _in_groups(reader: Reader, x: View, weight: View, groups: int) -> tuple[View
     return x, reshaped(reader, weight, [groups, weight.shape[0] // groups, *weight.shape[1:]])
 
 
+def _depthwise(weight: View, groups: int) -> bool:
+    """Whether each group has one channel in and one out, so that its weight, in groups, is no matrix."""
+    return groups > 1 and all(equal(size, 1) for size in weight.shape[1:3])
+
+
 def _joined_groups(reader: Reader, result: View, bias: Any, groups: int, unbatched: bool) -> View:
     """What a convolution gives: groups as channels again, the bias added, without the batch that was not there."""
     if groups > 1:
@@ -142,7 +147,7 @@ def convolution(
     group = ["g"] if groups > 1 else []
     letters = ["B", *group, "c", *sides, *windows]
     letters_weight, out = [*group, "e", "c", *windows], ["B", *group, "e", *sides]
-    if groups > 1:
+    if _depthwise(weight, groups):
         result = reader.recorder.line("product", [(x, letters), (weight, letters_weight)], out, every=True)
     else:
         result = matrix_product(reader.recorder, x, weight, letters, letters_weight, out)
@@ -183,6 +188,9 @@ def transposed_convolution(
     shape = list(shape_of(reader.node))
     outs = shape[-count:]
     x, weight = _in_groups(reader, x, weight, groups)
+    lone = groups > 1 and not _depthwise(weight, groups) and not any((x.dims[0], *x.dims[-count:]))
+    if lone:  # the matrix of a group has one row
+        x = along(reader.recorder, x, 0, "B")
     sides, windows = [f"o{place}" for place in range(count)], [f"u{place}" for place in range(count)]
     group = ["g"] if groups > 1 else []
     recorder = reader.recorder
@@ -213,10 +221,8 @@ def transposed_convolution(
     left = View(stored, tuple(index), plain.dims)
     recorder.add(Equation("product", (Read(left, ("B", *group, "e", *sides, *windows)),), tuple(reads)))
     result = View(stored, tuple(read_index), tuple(rows))
-    if any(equal(out, 1) for out in outs):
-        for place, out in enumerate(outs):
-            if equal(out, 1):
-                result = at_its_place(result, kept + place)
+    for dim in (*([0] if lone else []), *(kept + place for place, out in enumerate(outs) if equal(out, 1))):
+        result = at_its_place(result, dim)
     return _joined_groups(reader, result, bias, groups, unbatched)
 
 

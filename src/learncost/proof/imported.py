@@ -15,6 +15,7 @@ from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.imported.examples import arguments, as_called, flattened
 from learncost.models.imported.nodes import operator_name
+from learncost.models.imported.restored import copied, restored
 from learncost.models.imported.running.ends import backward, ends
 from learncost.models.imported.settled import OfSizes
 from learncost.models.imported.values import run_graph
@@ -58,8 +59,10 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
     graph = run_graph(imported, module, flat, weights)
     sizes = _sizes(read, imported, flat)
     arrays = arrays_of(read, imported, graph.of_node, weights, sizes)
-    nodes = imported.output_nodes
-    results = [_as_numbers(graph.of_node[node]) for node in nodes]
+    results = [_as_numbers(graph.of_node[node]) for node in imported.output_nodes]
+    for place, name in enumerate(imported.outputs):
+        if name in imported.changed:  # no gradient comes back through what is changed in place
+            results[place] = results[place].detach()
     generator = torch.Generator().manual_seed(SEED + seed)
     seeds = [
         torch.randn(r.shape, generator=generator, dtype=r.dtype) if r.dim() else torch.ones_like(r) for r in results
@@ -231,9 +234,12 @@ def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, import
     """How far the module itself, in its own precision, is from the graph in float64."""
     import torch
 
+    given = copied(given)
     row, by_name = as_called(module, given)
-    result = module(*row, **by_name)  # under autograd: it may take gradients itself
-    tensors = [t.detach() for t in torch.utils._pytree.tree_leaves(plain(result)) if isinstance(t, torch.Tensor)]
+    with restored(module):
+        result = module(*row, **by_name)  # under autograd: it may take gradients itself
+        leaves = torch.utils._pytree.tree_leaves((plain(result), given, *module.buffers()))
+        tensors = [t.detach().clone() for t in leaves if isinstance(t, torch.Tensor)]
     theirs = [_as_numbers(graph.of_node[node].detach()) for node in imported.output_nodes]
     worst = 0.0
     for mine in theirs:
@@ -334,7 +340,7 @@ def products(module: Any, inputs: Any, imported: Imported) -> Products:
     return Products(ours, theirs, f"{_PUT_RIGHT}, {_OF_EXPORT}: equal" if equal else "")
 
 
-_PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv and dot, of complex numbers, put right"
+_PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv, dot and addmm_, of complex numbers, put right"
 _OF_EXPORT = (
     "the exported graph, without what the module computes and nothing reads, computes again backward, or computes of "
     "positions and settings alone"
@@ -356,15 +362,11 @@ def _counted_of_table(text: str, module: Any, inputs: Any, imported: Imported) -
 
 def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int, int]:
     """What FlopCounterMode counts of a module's forward and backward pass."""
-    import torch
 
     module.zero_grad(set_to_none=True)
-    given = {
-        name: v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
-        for name, v in arguments(module, inputs).items()
-    }
-    row, by_name = as_called(module, given)
-    return _flops_of(lambda: ends(module(*row, **by_name)), formulas)
+    row, by_name = as_called(module, copied(arguments(module, inputs)))
+    with restored(module):
+        return _flops_of(lambda: ends(module(*row, **by_name)), formulas)
 
 
 def _counted_of_export(module: Any, inputs: Any, imported: Imported, formulas: Mapping[Any, Any]) -> tuple[int, int]:
@@ -380,7 +382,8 @@ def _counted_of_export(module: Any, inputs: Any, imported: Imported, formulas: M
 
     def results() -> list[Any]:
         graph = run_graph(imported, module, given, weights, there)
-        several = (graph.of_node[node] for node in imported.output_nodes)
+        nodes = zip(imported.outputs, imported.output_nodes, strict=True)
+        several = (graph.of_node[node] for name, node in nodes if name not in imported.changed)
         return [each for each in several if each.requires_grad]
 
     return _flops_of(results, formulas)
@@ -448,7 +451,11 @@ def _formulas() -> dict[Any, Any]:
 
     aten = torch.ops.aten
     put_right = {aten.convolution_backward: convolution_backward, aten.mv: mv, aten.dot: dot}
-    return put_right | {packet: _of_pairs(flop_registry[packet]) for packet in (aten.mm, aten.bmm, aten.addmm)}
+    return (
+        put_right
+        | {aten.addmm_: flop_registry[aten.addmm], aten.baddbmm_: flop_registry[aten.baddbmm]}
+        | {packet: _of_pairs(flop_registry[packet]) for packet in (aten.mm, aten.bmm, aten.addmm)}
+    )
 
 
 def _of_pairs(formula: Any) -> Any:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.examples import as_called, flattened
+from learncost.models.imported.export import SELECTING
 from learncost.models.imported.functions import held_to_their_lines
 from learncost.models.imported.gradients import written_through
 from learncost.models.imported.learning import ChangedError, learning_kept
 from learncost.models.imported.packed import unpacked
 from learncost.models.imported.refusals import GradientTakenError
 from learncost.models.imported.replaced import written_out
+from learncost.models.imported.restored import copied, restored
 from learncost.models.imported.wrappers import plain
 
 
@@ -25,13 +28,24 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     names, run = called_with(module, values)
-    tensors = flattened(values)
-    trace: Any = make_fx(run, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False)
-    given = [tensors[name].detach().requires_grad_(tensors[name].requires_grad) for name in names]
+    tensors, assigned = flattened(values), list[str]()
+    trace: Any = make_fx(
+        _with_assigned(module, run, assigned),
+        tracing_mode="real",
+        pre_dispatch=True,
+        _error_on_data_dependent_ops=False,
+    )
+    given = copied([tensors[name] for name in names])
     unkept = "its forward pass asks for a gradient of an input, which one run does not keep"
     try:
-        with held_to_their_lines() as taken, learning_kept(module) as asked, written_out(), unpacked(numbers=True):
-            ran = trace(*given)
+        with (
+            restored(module),
+            held_to_their_lines() as taken,
+            learning_kept(module) as asked,
+            written_out(),
+            unpacked(numbers=True),
+        ):
+            ran = trace(*copied(given))
         if taken:  # above autograd, what it keeps for a gradient is no value of the graph
             raise GradientTakenError(taken[0])
         if asked:
@@ -46,16 +60,52 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
         return straight(written, values)
     except InputError as error:  # it is told with its place, as what an export refuses
         raise InputError(str(error)) from error
-    traced = _with_its_places(ran, given)
+    _assign(ran, module, assigned)
+    with restored(module):
+        traced, selecting = _with_its_places(ran, given)
     graph = traced.graph
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users and _looks(node.target):
             graph.erase_node(node)
-    return of_graph(traced, module, names)
+    whole = of_graph(traced, module, names)
+    setattr(whole, SELECTING, selecting)
+    return whole
+
+
+def _with_assigned(module: Any, run: Any, assigned: list[str]) -> Any:
+    """A run that hands out what it assigns to buffers, behind what it returns: `self.codes = new`."""
+
+    def call(*tensors: Any) -> Any:
+        before = dict(module.named_buffers())
+        result = run(*tensors)
+        after = dict(module.named_buffers())
+        assigned[:] = [
+            path
+            for path, each in before.items()
+            if after.get(path, each) is not each and each.shape == after[path].shape
+        ]
+        return result, [after[path] for path in assigned]
+
+    return call
+
+
+def _assign(traced: Any, module: Any, assigned: Sequence[str]) -> None:
+    """Make of what a run hands out behind its results copies into the buffers that it assigned them to."""
+    import torch
+
+    graph, buffers = traced.graph, dict(module.named_buffers())
+    output = graph.output_node()
+    result, new = output.args[0]
+    output.args = (result,)
+    with graph.inserting_before(output):
+        for place, (path, each) in enumerate(zip(assigned, new, strict=True)):
+            name = f"assigned_{place}"
+            setattr(traced, name, buffers[path])
+            graph.call_function(torch.ops.aten.copy_.default, (graph.get_attr(name), each))
 
 
 def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """The names of what is a tensor among the inputs, in rows and mappings too, and the module as a function of these."""
+    """The names of the tensors among the inputs, in rows and mappings too, and the module as a function of these."""
     import torch
 
     flat = flattened(values)
@@ -102,9 +152,10 @@ def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
     return result
 
 
-def _with_its_places(traced: Any, given: Sequence[Any]) -> Any:
+def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
     """A traced run in which places that values select, as `torch.where(mask)` and `x[mask]` do, are those of this run:
-    their number is a size of the graph, which an export would leave open."""
+    their number is a size of the graph, which an export would leave open. What they are selected by is handed out
+    behind the results, so that its lines stay; the second result is how many these are."""
     import torch
 
     aten = torch.ops.aten
@@ -117,12 +168,14 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> Any:
         if node.target in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
             several = len(node.args) < 3 or node.args[2].meta["val"].dim() > 0  # one number is written without places
             masked += [node] if several and any(map(_is_mask, node.args[1])) else []
+        elif node.target is aten.one_hot.default and len(node.args) > 1 and node.args[1] >= 0:
+            continue  # as many as are said
         elif torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) or node.target in by_parts:
             parts = node.users if isinstance(node.meta["val"], tuple | list) else [node]
             selects += [each for each in parts if not _is_float(each.meta["val"])]
     wanted = {*selects, *(mask for node in masked for mask in filter(_is_mask, node.args[1]))}
     if not wanted:
-        return traced
+        return traced, 0
     of_node: dict[Any, Any] = {}
 
     class Kept(torch.fx.Interpreter):
@@ -132,7 +185,7 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> Any:
                 of_node[node] = result
             return result
 
-    Kept(traced).run(*given)
+    Kept(traced).run(*copied(given))
 
     def constant(before: Any, value: Any) -> Any:
         name = f"places_{before.name}_{len(of_node)}"
@@ -144,6 +197,9 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> Any:
         made.meta = {key: each for key, each in before.meta.items() if key != "val"} | {"val": value}
         return made
 
+    selecting = {mask for node in masked for mask in filter(_is_mask, node.args[1])}
+    for node in selects:  # one result of several is a part of the node that selects
+        selecting.update((node.args[0] if node.target is getitem else node).all_input_nodes)
     for node in masked:
         places: list[Any] = []
         for each in node.args[1]:
@@ -152,8 +208,10 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> Any:
         node.args = (node.args[0], places, *node.args[2:])
     for node in selects:
         node.replace_all_uses_with(constant(node, of_node[node]))
+    output = traced.graph.output_node()
+    output.args = ((output.args[0], sorted(selecting, key=[*traced.graph.nodes].index)),)
     traced.graph.eliminate_dead_code()
-    return traced
+    return traced, len(selecting)
 
 
 def _as_index(node: Any) -> None:

@@ -60,6 +60,8 @@ class Exported:
 
     inputs          the inputs' names, by placeholder
     outputs         the names of what it returns, in their order; None for what is no value of the user's
+    selecting       the nodes by whose values one run selected places, which it hands out behind its results
+    changed         by the node that it hands out: the buffers, parameters and inputs that it changes in place
     wants_gradient  whether a float input requires a gradient, by placeholder
     unused          products that the module computes and nothing reads, which the graph does not have
     """
@@ -68,6 +70,8 @@ class Exported:
     weights: Weights
     inputs: Mapping[str, str]
     outputs: Sequence[str | None]
+    selecting: Sequence[str]
+    changed: Sequence[tuple[str, str]]
     letters: Letters
     wants_gradient: Mapping[str, bool]
     unused: Unused
@@ -96,12 +100,28 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         spec.arg.name if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name") else None
         for spec in signature.output_specs
     ]
+    behind = len(outputs) - getattr(module, SELECTING, 0)
+    outputs, selecting = [*outputs[:behind], *(None for _ in outputs[behind:])], outputs[behind:]
+    changed = [
+        (spec.arg.name, inputs_by_place.get(spec.target, spec.target))
+        for spec in signature.output_specs
+        if spec.kind.name in CHANGES
+    ]
     wants = {
         place: place in graph.asked or bool(getattr(flat.get(name), "requires_grad", False))
         for place, name in inputs_by_place.items()
     }
     letters = _letters(program, inputs_by_place, symbols)
-    return Exported(program, _weights(module, signature), inputs_by_place, outputs, letters, wants, graph.unused)
+    weights = _weights(module, signature)
+    selected = [name for name in selecting if name]
+    return Exported(program, weights, inputs_by_place, outputs, selected, changed, letters, wants, graph.unused)
+
+
+SELECTING = "_selecting"
+"""The attribute of a run's module that says how many results are those by which it selected places."""
+
+CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
+"""The kinds of a graph's outputs that are new values of what was there before."""
 
 
 def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, Any]:

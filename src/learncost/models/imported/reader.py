@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,11 +50,13 @@ class Reader:
     allows_unknown  whether an operator may be taken down of which nobody knows the cost
     makes           whether the module has no weights, and inputs that want no gradient: it makes numbers for others,
                     and what it computes of positions and settings is in its table, where that of others is given
+    unsettled       nodes that a run computes although no gradient comes back through them, as of buffers that change
     """
 
     graph: Any
     allows_unknown: bool = False
     makes: bool = False
+    unsettled: Set[Any] = frozenset()
     recorder: Recorder = field(default_factory=Recorder)
     constants: Constants = field(default_factory=lambda: Constants({}))
     values: dict[Any, Any] = field(default_factory=dict)
@@ -145,10 +147,11 @@ class Reader:
 
     def made(self, value: Outside) -> View | None:
         """The lines of what is computed in floats of positions and settings alone, and of what holds of these, in a
-        module that makes such numbers; None where it is given: in others, and where no rule reads it.
+        module that makes such numbers, and of what is unsettled; None where it is given: in others, and where no rule
+        reads it.
         """
         node = value.node
-        if not self.makes or node.op != "call_function" or not is_real(node):
+        if not (self.makes or node in self.unsettled) or node.op != "call_function" or not is_real(node):
             return None
         if node not in self.lines_of_made:
             self.lines_of_made[node] = None

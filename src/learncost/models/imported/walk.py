@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -12,6 +12,7 @@ from learncost.equation.stated import Limit
 from learncost.models.imported import rules  # they register themselves
 from learncost.models.imported.axes import Axis, Size
 from learncost.models.imported.bodies import with_words
+from learncost.models.imported.changes import Change, changes, following, unsettled
 from learncost.models.imported.constants import Constants
 from learncost.models.imported.equations import Equation, Read
 from learncost.models.imported.export import Exported, export
@@ -34,6 +35,7 @@ class Imported:
     inputs    where the values of its inputs come from, by name: one, or those of all turns of a repeat
     weights   the parameters' paths, by name: one, or those of all turns
     outputs   their names, and `output_nodes` the nodes of the graph that give them
+    changed   of outputs that are new values of buffers, parameters or inputs changed in place: what they are of
     derived   sizes that follow from open ones, as expressions
     met       sizes of axes that are called by no open letter, in the order in which they got a letter
     """
@@ -47,6 +49,7 @@ class Imported:
     output_nodes: Sequence[str]
     derived: Mapping[str, str]
     met: Sequence[Size] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
         """A size that follows from others, given these. Raises `InputError` where some of them are not given."""
@@ -112,13 +115,12 @@ def read_exported(
     SAME_SIZES.set(exported.letters.same_sizes)
     constants = Constants(_tensors(exported, module))
     makes = not exported.weights.paths and not any(exported.wants_gradient.values())
-    reader = Reader(exported.program.graph, allows_unknown=unknown == "zero", makes=makes, constants=constants)
+    reader = Reader(exported.program.graph, unknown == "zero", makes, unsettled(exported), constants=constants)
     reader.buffers = dict(exported.program.graph_signature.inputs_to_buffers)
     reader.counted = frozenset(exported.program.graph_signature.buffers_to_mutate.values())
     reader.averages = frozenset(path for path, part in module.named_modules() if getattr(part, "momentum", 0.0) is None)
     weights: dict[Stored, str] = {}
     graph = exported.program.graph
-    outputs: list[tuple[str, View, str]] = []
     for node in graph.nodes:
         if node.op == "placeholder":
             reader.values[node] = _given(reader, exported, node, weights)
@@ -126,11 +128,11 @@ def read_exported(
             reader.values[node] = Outside(node)
         elif node.op == "call_function":
             read(reader, node)
-        elif node.op == "output":
-            outputs = _outputs(reader, exported, node)
+    changed = changes(reader, exported, weights)
+    outputs = _outputs(reader, exported, graph.output_node(), bool(changed))
     writer = Writer(exported.letters.symbols, stated)
     writer.axes.taken |= set(taken)
-    return _written(reader, exported, weights, outputs, name or type(module).__name__, fold, writer)
+    return _written(reader, exported, weights, outputs, changed, name or type(module).__name__, fold, writer)
 
 
 WITHOUT_GRADIENT = (
@@ -172,15 +174,15 @@ def _check_given(exported: Exported, reader: Reader, given: Mapping[str, Sequenc
 
 
 def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
-    """Buffers and lifted constants by the graph's nodes."""
-    program = exported.program
+    """Buffers and lifted constants by the graph's nodes, without floats that the module changes in place."""
+    program, changed = exported.program, {of for _, of in exported.changed}
     buffers = dict(module.named_buffers(remove_duplicate=False))
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     tensors = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind.name in ("BUFFER", "CONSTANT_TENSOR") and spec.arg.name in nodes:
             tensor = buffers.get(spec.target, program.constants.get(spec.target))
-            if tensor is not None:
+            if tensor is not None and not (spec.target in changed and tensor.is_floating_point()):
                 tensors[nodes[spec.arg.name]] = tensor
     return tensors
 
@@ -224,11 +226,13 @@ def _input(name: str, sizes: Sequence[Size], kept: Sequence[int], kind: str) -> 
     return as_given(Stored(name, tuple(Axis(sizes[place]) for place in kept), kind, name), sizes, kept)
 
 
-def _outputs(reader: Reader, exported: Exported, node: Any) -> list[tuple[str, View, str]]:
+def _outputs(reader: Reader, exported: Exported, node: Any, changes: bool) -> list[tuple[str, View, str]]:
     """The float outputs that follow from what is in the table, by name; of a module that makes numbers for others, what
     holds and what does not, too.
 
     A number to which all others lead is the loss, and stands alone.
+
+    changes   whether the module changes a value in place: it may then return none
     """
     every: list[tuple[str, View, str]] = []
     for number, (source, name) in enumerate(zip(node.args[0], exported.outputs, strict=False)):
@@ -240,7 +244,7 @@ def _outputs(reader: Reader, exported: Exported, node: Any) -> list[tuple[str, V
         if not source.meta["val"].dtype.is_floating_point and not (reader.makes and value.stored.kind == "truth"):
             continue
         every.append((name or f"output_{number}", value, str(source.name)))
-    if not every:
+    if not every and not changes:
         raise InputError("nothing that the module returns is a float that follows from its weights or its float inputs")
     for _, value, node_name in every:
         ways = () if value.dims else _ways(reader.recorder.equations, value.stored)
@@ -263,6 +267,7 @@ def _written(
     exported: Exported,
     weights: Mapping[Stored, str],
     outputs: Sequence[tuple[str, View, str]],
+    changed: Sequence[Change],
     name: str,
     fold: bool,
     writer: Writer,
@@ -270,6 +275,8 @@ def _written(
     recorder = reader.recorder
     recorder.module, recorder.operator, recorder.again = "", "output", ""
     results: list[Stored] = []
+    returned = len(outputs)
+    outputs = [*outputs, *((f"{each.of}.after", each.value, each.node) for each in changed)]
     for label, value, _ in outputs:
         results.append(_as_output(reader, label, value, results))
     kept = [*results]
@@ -281,7 +288,7 @@ def _written(
     equations = needed(read_in_products(equations, kept), kept)
     items: list[Item] = list(equations)
     if fold:
-        learned = _learned(equations, exported, weights)
+        learned = following(equations, exported, weights)
         items = folded(items, kept, learned.__contains__)
     limits = _limits(exported, reader)
     layer_text = LayerText(items, results, exported, weights, writer, limits)
@@ -289,6 +296,8 @@ def _written(
     layer_text.prepare([label for label, *_ in outputs])
     unused = ", ".join(exported.unused.places)
     remarks = [f"{name}, read from PyTorch.", *([f"Nothing reads a result of {unused}."] if unused else [])]
+    of_changed = dict(zip(map(writer.name, results[returned:]), (each.of for each in changed), strict=True))
+    remarks += [f"{result} is {of} after the call, which changes it in place." for result, of in of_changed.items()]
     text = layer_text.text(name, remarks)
     read = [s for s in layer_text.given if s.kind != "running"]
     given = {layer_text.header_name(s): tuple(layer_text.stacks.get(s, [s])) for s in read}
@@ -303,6 +312,7 @@ def _written(
         tuple(node for *_, node in outputs),
         {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
         writer.met,
+        of_changed,
     )
 
 
@@ -320,9 +330,15 @@ def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -
     that the module returns: they are made."""
     nodes = {node.name: node for node in exported.program.graph.nodes}
     left = [nodes[stored.target] for each in equations for stored in each.reads if stored.target in nodes]
-    returned = [nodes[name] for name in exported.outputs if name in nodes and nodes[name].op == "call_function"]
+    returned = [
+        nodes[name]
+        for name in (*exported.outputs, *exported.selecting)
+        if name in nodes and nodes[name].op == "call_function"
+    ]
     left += [node for node in returned if not isinstance(reader.values.get(node), View | Complex)]
     seen, values = set(left), dict[Stored, None]()
+    selecting = (reader.values.get(nodes[name]) for name in exported.selecting if name in nodes)
+    values |= dict.fromkeys(view.stored for view in selecting if isinstance(view, View))
     while left:
         for node in left.pop().all_input_nodes:
             value = reader.values.get(node)
@@ -335,16 +351,6 @@ def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -
                 left.append(node)
     made = {read.view.stored for each in equations for read in each.left}  # what is there already is kept as it is
     return [stored for stored in values if stored.kind not in ("weight", "input") and stored not in made]
-
-
-def _learned(equations: Sequence[Equation], exported: Exported, weights: Mapping[Stored, str]) -> set[Stored]:
-    """What has a gradient: weights and inputs that want one, and what follows from them."""
-    learned = {stored for stored, path in weights.items() if exported.weights.learns[path]}
-    for equation in equations:
-        learned |= {s for s in equation.reads if s.kind == "input" and exported.wants_gradient.get(s.target)}
-        if equation.word != "stop_gradient" and not learned.isdisjoint(equation.reads):
-            learned |= {read.view.stored for read in equation.left}
-    return learned
 
 
 def _as_output(reader: Reader, label: str, value: View, taken: Sequence[Stored]) -> Stored:

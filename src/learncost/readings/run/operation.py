@@ -67,7 +67,7 @@ def _product(line: Product, roles: Mapping[str, Value]) -> Operation:
     are_matrices = len(rows) == len(columns) == len(summed) == 1
 
     def multiplied(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
-        a, b = left(values, sizes), right(values, sizes)
+        a, b = _numbers(left(values, sizes)), right(values, sizes)
         if are_matrices:
             result = np.matmul(a, b)
         else:
@@ -102,9 +102,7 @@ def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
     def moved(values: Mapping[str, Array], sizes: Sizes, exchange: Exchange | None) -> Array:
         array = values[name]
         if summed:
-            if getattr(getattr(array, "dtype", None), "kind", "") == "b":
-                array = array.astype(np.float32)  # how many hold: a mask is summed as numbers
-            array = np.add.reduce(array, axis=summed)
+            array = np.add.reduce(_numbers(array), axis=summed)
         if move is not None:
             array = move(array)
         return np.broadcast_to(array, shape_of(want, sizes), subok=True) if is_spread else array
@@ -150,7 +148,13 @@ def _sum(line: Sum) -> Operation:
     if len(line.right) == 1:
         read = reader(line.right[0], want)
         return lambda values, sizes, exchange: read(values, sizes)
-    return _by_element(np.add if line.signs[1] > 0 else np.subtract, line.right[0], line.right[1], want)
+    function = np.add if line.signs[1] > 0 else np.subtract
+    return _by_element(lambda one, other: function(_numbers(one), other), line.right[0], line.right[1], want)
+
+
+def _numbers(array: Array) -> Array:
+    """What holds as numbers, which are added up: of two that hold NumPy's sum is one that holds."""
+    return array.astype(np.float32) if getattr(getattr(array, "dtype", None), "kind", "") == "b" else array
 
 
 def _word(line: Word) -> Operation:

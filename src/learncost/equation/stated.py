@@ -36,6 +36,10 @@ class Limit:
     def __and__(self, other: Limit) -> Limit:
         return Limit(max(self.least, other.least), min(self.most, other.most))
 
+    def holds(self, size: int) -> bool:
+        """Whether the letter may have a size."""
+        return self.least <= size <= self.most
+
     def text(self, letter: str) -> str:
         """`M>=4 M<=1024`."""
         least = [f"{letter}>={self.least}"] if self.least > 1 else []

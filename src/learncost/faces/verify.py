@@ -49,6 +49,9 @@ def verify(
     PyTorch's FlopCounterMode. For a model, a step of every procedure with every optimizer too, and MEMPEPITA with
     PEPITA bit for bit, and what else is known of each: with `procedure`, of some alone.
 
+    For a module of a file of yours, FILE.py:NAME: the module itself is run on random inputs at two sizes, and outputs,
+    gradients, products as FlopCounterMode counts them, buffers and inputs after the call are compared with the table's.
+
     With --mesh: the step over many devices, each of them a thread, with the step of one device: loss, gradients, new
     weights and states in fp64, and the bytes that are sent with those that are priced.
 

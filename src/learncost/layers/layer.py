@@ -99,6 +99,8 @@ class Layer(Displayed):
         Of a module that was read in this process: runs its training step on tensors without values.
     origin
         Of a module that was read in this process: what else it says, its values and its pass in evaluation.
+    live
+        Of such a module: builds it with values, with what it reads, for `verify`.
 
     Examples
     --------
@@ -127,6 +129,7 @@ class Layer(Displayed):
     evaluation: Layer | None = None
     steps: Callable[..., None] | None = field(default=None, compare=False, repr=False)
     origin: Origin | None = field(default=None, compare=False, repr=False)
+    live: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.text

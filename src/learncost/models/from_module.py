@@ -114,7 +114,8 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     """The table of a module with what it reads."""
     from learncost.models.imported.evaluated import evaluation_of, saved_of, values_of
     from learncost.models.imported.inputs import examples, sized
-    from learncost.models.imported.room import with_room
+    from learncost.models.imported.live import Live
+    from learncost.models.imported.room import with_room, with_values
     from learncost.models.imported.running import Stepping
     from learncost.models.imported.whole import table_of
     from learncost.models.imported.wrappers import readable
@@ -131,7 +132,8 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
         f"the {called} that was read has them",
     )
     steps = Stepping(lambda: module, lambda sizes: sized(given, sizes, symbols))
-    return replace(layer(text), steps=steps, origin=origin)
+    live = partial(Live, partial(with_values, given_module, module), given, called, symbols, as_run, unknown, fold)
+    return replace(layer(text), steps=steps, origin=origin, live=live)
 
 
 def _built(values: dict[str, Any], kind: str) -> Model:

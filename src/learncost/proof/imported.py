@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
+from learncost.equation.line import Line
+from learncost.equation.repeat import each_line
 from learncost.layers.layer import Layer, layer
 from learncost.models.imported.examples import arguments, as_called, flattened
 from learncost.models.imported.nodes import operator_name
+from learncost.models.imported.refusals import told
 from learncost.models.imported.restored import copied, restored
 from learncost.models.imported.running.ends import backward, ends
 from learncost.models.imported.settled import OfSizes
@@ -46,11 +48,44 @@ SEED = 20_261_122
 """Far from the seeds that weights are drawn from: along the weights themselves a normalization has no gradient."""
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What a module's exported graph gave in float64 under autograd, and how far the table that was read of it is.
+
+    given    the inputs by name, and `doubles` in float64
+    graph    the values of its nodes
+    results  with the gradient that each was given
+    weights  by path, with their gradients
+    value, gradient   the largest differences, as of `Parity`
+    """
+
+    read: Layer
+    given: Mapping[str, Any]
+    doubles: Mapping[str, Any]
+    graph: Any
+    results: Sequence[tuple[Any, Any]]
+    weights: Mapping[str, Any]
+    value: float
+    gradient: float
+
+
 def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parity:
     """Run a module in float64 under autograd, and the table that was read of it with NumPy, and compare."""
+    ran = ran_both(module, inputs, imported, layer(imported.text), seed)
+    own, _ = gradients_apart(module, ran)
+    return Parity(
+        ran.value,
+        ran.gradient,
+        max(_apart_from_module(module, ran.given, ran.graph, imported), own or 0.0),
+        sum(_real(p).numel() for p in module.parameters()),
+        len(ran.read.text.splitlines()),
+    )
+
+
+def ran_both(module: Any, inputs: Any, imported: Imported, read: Layer, seed: int = 0) -> Ran:
+    """Run a module's exported graph, and a table with NumPy on the same numbers."""
     import torch
 
-    read = layer(imported.text)
     given = arguments(module, inputs)
     paths = dict(module.named_parameters())
     weights = {path: _in_double(p.detach()).requires_grad_(bool(p.requires_grad)) for path, p in paths.items()}
@@ -93,16 +128,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
         ours = values.get(f"d{name}")
         shaped = _shaped(theirs, read, name, sizes)
         gradient = max(gradient, _apart(np.zeros_like(shaped) if ours is None else ours, shaped, largest))
-    return Parity(
-        value,
-        gradient,
-        max(
-            _apart_from_module(module, given, graph, imported),
-            _gradients_apart(module, doubles, [*zip(results, seeds, strict=True)], weights),
-        ),
-        sum(_real(p).numel() for p in paths.values()),
-        len(read.text.splitlines()),
-    )
+    return Ran(read, given, doubles, graph, [*zip(results, seeds, strict=True)], weights, value, gradient)
 
 
 def _as_numbers(result: Any) -> Any:
@@ -256,49 +282,47 @@ def _has_numbers(tensor: Any) -> bool:
     return bool(tensor.is_floating_point()) or tensor.dtype is torch.bool
 
 
-def _gradients_apart(
-    module: Any, given: Mapping[str, Any], results: Sequence[tuple[Any, Any]], weights: Mapping[str, Any]
-) -> float:
-    """How far the gradients of the module itself are from those of its graph, relative to the largest of these.
+def gradients_apart(module: Any, ran: Ran) -> tuple[float | None, str]:
+    """How far the gradients of the module itself are from those of its graph, relative to the largest of these; None
+    where they cannot be compared, and why.
 
     An export keeps what a forward pass computes, not all that autograd was told about it, as under `no_grad`.
-
-    given    the inputs in float64
-    results  of the graph, each with the gradient that it was given
-    weights  the graph's, with their gradients
     """
     import torch
 
+    results, weights = ran.results, ran.weights
     try:
         twin = deepcopy(module).double()
-        row, by_name = as_called(twin, given)
+        row, by_name = as_called(twin, copied(ran.doubles))
         answer = twin(*row, **by_name)
-    except Exception:  # code of the user's, which may not be for float64, nor be copied
-        return 0.0
+    except Exception as error:  # code of the user's, which may not be for float64, nor be copied
+        return None, f"it does not run in float64 ({told(error)})"
     tensors = [t for t in torch.utils._pytree.tree_leaves(plain(answer)) if isinstance(t, torch.Tensor)]
     pairs = []
     for mine, seed in results:
         near = [t for t in tensors if t.shape == mine.shape and t.dtype == mine.dtype]
         near = [t for t in near if torch.allclose(t, mine, rtol=1e-4, atol=1e-6, equal_nan=True)]
         if not near:  # the module brings it to a precision of its own, or it is another value, which is told already
-            return 0.0
+            if not mine.requires_grad:
+                continue
+            return None, "it gives other numbers in float64, as one does that fixes a type of its own"
         nearest = min(near, key=lambda t: float((t - mine).detach().abs().max()))
         tensors = [t for t in tensors if t is not nearest]  # equal values, as zeros are, may be several outputs
         if nearest.requires_grad:
             pairs.append((nearest, seed))
     learning = {path: weight for path, weight in twin.named_parameters() if weight.requires_grad and path in weights}
     if not pairs or not learning:
-        return 0.0
+        return 0.0, ""
     outputs, seeds = zip(*pairs, strict=True)
     try:
         gradients = torch.autograd.grad(outputs, [*learning.values()], seeds, allow_unused=True)
-    except RuntimeError:  # of a forward pass that took two precisions
-        return 0.0
+    except RuntimeError as error:  # of a forward pass that took two precisions
+        return None, f"autograd has none ({told(error)})"
     ours = [_gradient(weights[path]) for path in learning]
     dense = [None if each is None else _real(each).numpy(force=True) for each in gradients]
     theirs = [np.zeros(mine.shape) if g is None else g for mine, g in zip(ours, dense, strict=True)]
     scale = max((float(np.abs(mine).max(initial=0.0)) for mine in ours), default=0.0) or 1.0
-    return max(_apart(mine, other, scale) for mine, other in zip(ours, theirs, strict=True))
+    return max(_apart(mine, other, scale) for mine, other in zip(ours, theirs, strict=True)), ""
 
 
 @dataclass(frozen=True)
@@ -317,27 +341,38 @@ class Products:
         return self.table == self.torch
 
 
-def products(module: Any, inputs: Any, imported: Imported) -> Products:
+def products(module: Any, inputs: Any, imported: Imported, table: Layer | None = None) -> Products:
     """Count a step by the table, and by FlopCounterMode over the module itself with attention as plain products.
 
     Raises InputError where an operation of the table has no count.
+
+    table   another one than was read
     """
     # Attention as plain products: as one operator it would compute its scores once more backward.
-    text = re.sub(r"(@ \S+) scaled_dot_product_attention$", r"\1 bmm", imported.text, flags=re.MULTILINE)
-    ours = _counted_of_table(text, module, inputs, imported)
+    read = _as_plain(layer(imported.text) if table is None else table, lambda name: "attention" in name)
+    ours = _counted_of_table(read, module, inputs, imported)
     theirs = _counted(module, inputs, {})
     if ours == theirs:
         return Products(ours, theirs)
     if _counted_of_export(module, inputs, imported, {}) == ours:
         return Products(ours, theirs, f"{_OF_EXPORT}: equal")
     # The book has PyTorch's formula of convolutions, where their weight is a parameter: as bmm they are put right, too.
-    put_right = _counted_of_table(
-        re.sub(r"(@ \S+) conv\w*$", r"\1 bmm", text, flags=re.MULTILINE), module, inputs, imported
-    )
+    put_right = _counted_of_table(_as_plain(read, lambda name: name.startswith("conv")), module, inputs, imported)
     if _counted(module, inputs, _formulas()) in (ours, put_right):
         return Products(ours, theirs, f"{_PUT_RIGHT}: equal")
     equal = _counted_of_export(module, inputs, imported, _formulas()) in (ours, put_right)
     return Products(ours, theirs, f"{_PUT_RIGHT}, {_OF_EXPORT}: equal" if equal else "")
+
+
+def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
+    """A table whose lines of the chosen operators are those of a plain product."""
+
+    def change(line: Line) -> tuple[Line]:
+        if not chosen(line.tag.operator):
+            return (line,)
+        return (replace(line, tag=replace(line.tag, operator="bmm")),)
+
+    return replace(read, table=replace(read.table, lines=each_line(read.table.lines, change)))
 
 
 _PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv, dot and addmm_, of complex numbers, put right"
@@ -347,11 +382,10 @@ _OF_EXPORT = (
 )
 
 
-def _counted_of_table(text: str, module: Any, inputs: Any, imported: Imported) -> tuple[int, int]:
+def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: Imported) -> tuple[int, int]:
     """What the table has of what FlopCounterMode counts, forward and backward."""
     from learncost.ledger.cost import cost
 
-    read = layer(text)
     sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
     asked = imported.exported.letters.where_open
     open_sizes: dict[str, Any] = {letter: size for letter, size in sizes.items() if letter in asked}

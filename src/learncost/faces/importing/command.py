@@ -11,7 +11,7 @@ from typing import Any
 from learncost.equation.count import Count
 from learncost.equation.errors import InputError
 from learncost.faces.importing.flags import How, reading
-from learncost.faces.importing.reading import SEED, evaluation, imported, say, steps, values
+from learncost.faces.importing.reading import SEED, evaluation, imported, live, say, steps, values
 from learncost.faces.importing.user_file import target
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
 from learncost.ledger.question import question
@@ -107,4 +107,4 @@ def layer_of(word: object, how: How) -> Layer | None:
     origin = Origin(
         partial(evaluation, wanted, how, known.text), partial(values, wanted), partial(values, wanted, True), said
     )
-    return replace(layer(known.text), steps=steps(wanted, how), origin=origin)
+    return replace(layer(known.text), steps=steps(wanted, how), origin=origin, live=live(wanted, how))

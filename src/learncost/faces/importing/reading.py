@@ -149,6 +149,29 @@ def steps(wanted: Target, how: How) -> Callable[..., None]:
     return run
 
 
+def live(wanted: Target, how: How) -> Callable[[], Any]:
+    """Builds the module with values in its parameters, for what runs it; its file is run then."""
+
+    def build() -> Any:
+        from learncost.faces.importing.build import built
+        from learncost.models.imported.live import Live
+
+        if find_spec("torch") is None:
+            raise InputError("running a module needs the package torch: pip install 'learncost[torch]'")
+        if wanted.name:
+            say(f"runs {printable(str(wanted.file))}")
+        import torch
+
+        with warnings.catch_warnings(), torch.random.fork_rng([]):
+            warnings.simplefilter("ignore")
+            torch.manual_seed(0)
+            answer = built(wanted, True, say)
+        inputs = parse_inputs(how.inputs) or answer.inputs or ()
+        return Live(lambda: answer.module, inputs, str(wanted), {}, how.as_run, how.unknown, how.fold)
+
+    return build
+
+
 def _remarks(wanted: Target, inputs: Sequence[str], how: How) -> str:
     """The first lines of a table: what was read, by which versions, with which inputs."""
     from importlib.metadata import version

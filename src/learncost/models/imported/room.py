@@ -17,6 +17,20 @@ def with_room(module: Any) -> Any:
     return there
 
 
+def with_values(module: Any, there: Any) -> Any:
+    """The module, or where its parameters are on the device meta a copy of `there` with random numbers in them."""
+    import torch
+
+    if there is module:
+        return module
+    filled = copy.deepcopy(there)
+    with torch.no_grad():
+        for parameter in filled.parameters():
+            if parameter.is_floating_point() or parameter.is_complex():
+                parameter.normal_(std=0.3)
+    return filled
+
+
 def give_room(module: Any) -> None:
     """Parameters on the device meta get room on the CPU that nobody writes to, which takes no memory; buffers zeros."""
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError
 from learncost.models.imported.axes import Size
@@ -21,6 +21,9 @@ from learncost.models.imported.refusals import (
     raises_too,
 )
 
+if TYPE_CHECKING:
+    from learncost.models.imported.walk import Imported
+
 
 def table_of(
     module: Any,
@@ -35,6 +38,7 @@ def table_of(
     say: Callable[[str], None] = lambda text: None,
     real: Callable[[], Any] | None = None,
     beside: str = "",
+    keep: Callable[[Imported, Any], None] = lambda imported, whole: None,
 ) -> tuple[str, list[str]]:
     """The text of a module's table, and what its inputs are in words. Raises `InputError`.
 
@@ -46,12 +50,13 @@ def table_of(
     stage    is told what is being done, `say` what somebody should know
     real     builds the module with values in its parameters, where this one has none
     beside   the text of a table that stands beside it, whose letters for sizes it leaves alone; of the same lines: ""
+    keep     is told what was read, and of what: the module, or one run of it
     """
     from learncost.models.imported.as_run import straight
     from learncost.models.imported.export import Exported, export
     from learncost.models.imported.parts import in_parts
     from learncost.models.imported.varied import told, varied
-    from learncost.models.imported.walk import Imported, read_exported
+    from learncost.models.imported.walk import read_exported
 
     name = type(module).__name__
 
@@ -81,6 +86,7 @@ def table_of(
                 )
 
             first = table(exported, {})
+            keep(first, whole)
             if not exported.letters.fixed:
                 return first.text
             with suppress(InputError):

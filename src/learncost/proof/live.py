@@ -1,0 +1,368 @@
+"""A module that is run, against the table that was read of it: outputs, gradients, products, changes in place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.equation.stated import Limit
+from learncost.layers.layer import Layer, layer
+from learncost.models.imported.examples import as_called, flattened
+from learncost.models.imported.inputs import attempts, checked, examples_of, sized, tensors
+from learncost.models.imported.live import Live
+from learncost.models.imported.refusals import told
+from learncost.models.imported.restored import copied, restored
+from learncost.models.imported.tried import size_of_example
+from learncost.models.imported.walk import Imported
+from learncost.models.imported.wrappers import plain
+from learncost.proof.imported import Ran, gradients_apart, products, ran_both
+from learncost.proof.report import Check
+
+WITHIN = 1e-6
+"""Of the largest number, in float64: batch normalization over two numbers a channel is 2e-7 from itself."""
+
+SINGLE = 1e-3
+"""The same of a module that runs in its own precision alone."""
+
+
+def verify_live(table: Layer, live: Live) -> Iterator[Check]:
+    """All comparisons of a table with the module that it was read of, on random numbers at two sizes."""
+    name = table.name
+    try:
+        text, read = live.read()
+    except InputError as error:
+        yield Check(name, "the module, read again", str(error), False)
+        return
+    if read is None:
+        yield Check(name, "the module itself", "it is read in parts, each as one run calls it: not compared", None)
+        return
+    imported, whole = read
+    same = layer(text).table == table.table
+    yield Check(name, "the table with the module's, read again", "equal" if same else "they differ", same)
+    sizes = _sizes(live, imported)
+    if len(sizes) == 1:
+        why = "one run" if live.as_run else "its sizes are fixed"
+        if imported.exported.letters.fixed:
+            why = "its code makes numbers of its sizes"
+        yield Check(name, "a second size", f"{why}: it is run at these sizes alone", None)
+    if imported.exported.letters.fixed:  # the graph has one size, and so has what is compared with it
+        table = layer(imported.text)
+    with restored(live.module):
+        _move_buffers(live, imported, sizes[0])
+        for each in sizes:
+            yield from _at(table, live, imported, whole, each)
+
+
+def _move_buffers(live: Live, imported: Imported, sizes: Mapping[str, int]) -> None:
+    """Give the buffers that are changed other numbers, where the module takes them: of zeros no decay is seen.
+
+    One run is compared with the numbers that it was read with.
+    """
+    import torch
+
+    changed = {of for _, of in imported.exported.changed}
+    buffers = [each for path, each in live.module.named_buffers() if path in changed and each.is_floating_point()]
+    if live.as_run or not buffers:
+        return
+    before = [each.clone() for each in buffers]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for each in buffers:
+            each.add_(torch.rand(each.shape, generator=generator))
+        try:
+            finite = all(bool(each.isfinite().all()) for each in _run(live.module, _drawn(live, sizes)))
+        except Exception:  # whatever a user's module raises of such numbers
+            finite = False
+        if not finite:
+            for each, numbers in zip(buffers, before, strict=True):
+                each.copy_(numbers)
+
+
+def _sizes(live: Live, imported: Imported) -> list[dict[str, int]]:
+    """Two sizes for the letters that are open, the second one where the module takes it."""
+    if live.as_run:
+        return [{}]
+    if imported.exported.letters.fixed:
+        return [_read_at(imported)]
+    if isinstance(live.inputs, Mapping):
+        first = {
+            letter: int(live.inputs[name].shape[dim])
+            for letter, (name, dim) in imported.exported.letters.where_open.items()
+        }
+    else:
+        first = _taken(live, attempts(checked(live.inputs, live.module, live.called)))
+    if not first or not imported.exported.letters.where_open:
+        return [first]
+    limits = defaultdict(Limit, imported.exported.letters.limits)
+    tries = [{letter: times * size + more for letter, size in first.items()} for times, more in STEPS]
+    tries += [{**first, letter: times * size + more} for letter, size in first.items() for times, more in STEPS]
+    second = _taken(live, (sizes for sizes in tries if all(limits[each].holds(n) for each, n in sizes.items())))
+    return [first, second] if second else [first]
+
+
+STEPS = ((1, 1), (2, 0), (3, 0))
+"""A size is tried so many times, and so much more: sides halve often, and lengths are whole windows."""
+
+
+def _read_at(imported: Imported) -> dict[str, int]:
+    """The sizes of the example that was read."""
+    exported = imported.exported
+    nodes = {exported.inputs.get(node.name): node for node in exported.program.graph.nodes if node.op == "placeholder"}
+    where = exported.letters.where_open.items()
+    return {letter: size_of_example(nodes[name].meta["val"].shape[dim]) for letter, (name, dim) in where}
+
+
+def _taken(live: Live, several: Iterator[dict[str, int]]) -> dict[str, int]:
+    """The first sizes that a module takes; none where it takes no others."""
+    for sizes in several:
+        with suppress(Exception):  # whatever a user's module raises at a size that it does not take
+            _drawn(live, sizes)
+            return sizes
+    return {}
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """How inputs are drawn: whole numbers below a bound, truths by chance or all true, floats above 0 or not."""
+
+    below: int
+    chance: bool
+    positive: bool = False
+
+
+DRAWS = (_Draw(5, True), _Draw(2, True), _Draw(2, False), _Draw(2, False, True), _Draw(1, False, True), _Draw(1, False))
+"""In the order in which they are tried: a module may look up few places, or take logarithms."""
+
+
+def _drawn(live: Live, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Random inputs that the module takes, of numbers that lead to numbers. Raises what it raises of all of them."""
+    given = _given(live, sizes)
+    if live.as_run:
+        return given
+    failed: Exception = InputError("it gives no finite numbers")
+    for draw in DRAWS:
+        values = _random(given, draw)
+        try:
+            results = _run(live.module, values)
+        except Exception as error:  # whatever a user's module raises of numbers that it does not take
+            failed = error
+            continue
+        if all(bool(each.isfinite().all()) for each in results):
+            return values
+    with suppress(Exception):
+        _run(live.module, given)
+        return given
+    raise failed
+
+
+def _given(live: Live, sizes: Mapping[str, int]) -> dict[str, Any]:
+    if isinstance(live.inputs, Mapping) or not live.as_run:
+        return dict(sized(live.inputs, sizes, live.symbols))
+    return tensors(checked(live.inputs, live.module, live.called), examples_of(live.inputs))
+
+
+def _random(given: Mapping[str, Any], draw: _Draw) -> dict[str, Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+
+    def made(value: Any) -> Any:
+        shape = tuple(value.shape)
+        if value.is_complex():
+            return torch.randn(shape, generator=generator, dtype=value.dtype).requires_grad_(value.requires_grad)
+        if value.is_floating_point():
+            numbers = (
+                torch.rand(shape, generator=generator) if draw.positive else torch.randn(shape, generator=generator)
+            )
+            return numbers.to(value.dtype).requires_grad_(value.requires_grad)
+        if value.dtype is torch.bool:
+            return torch.rand(shape, generator=generator) < 0.5 if draw.chance else torch.ones(shape, dtype=torch.bool)
+        return torch.randint(0, draw.below, shape, generator=generator).to(value.dtype)
+
+    return dict(torch.utils._pytree.tree_map_only(torch.Tensor, made, dict(given)))
+
+
+def _run(module: Any, values: Mapping[str, Any], seed: int = 0) -> list[Any]:
+    """The tensors that a module returns, without what it changes."""
+    import torch
+
+    row, by_name = as_called(module, copied(values))
+    with restored(module), torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return [each.detach().clone() for each in _tensors(module(*row, **by_name))]
+
+
+def _tensors(result: Any) -> list[Any]:
+    import torch
+
+    leaves = torch.utils._pytree.tree_leaves(plain(result))
+    return [
+        each for each in leaves if isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex())
+    ]
+
+
+def _at(table: Layer, live: Live, imported: Imported, whole: Any, sizes: Mapping[str, int]) -> Iterator[Check]:
+    """The comparisons at one size of each letter."""
+    where = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+    name = f"{table.name} at {where}" if where else table.name
+    try:
+        values = _drawn(live, sizes)
+    except Exception as error:  # whatever a user's module raises
+        yield Check(name, "a run of the module", f"it takes no random numbers: {told(error)}", None)
+        return
+    inputs = dict(values)
+    if live.as_run:  # one run takes the tensors alone
+        taken = imported.exported.inputs.values()
+        inputs = {key: value for key, value in flattened(values).items() if key in taken}
+    try:
+        ran = ran_both(whole, inputs, imported, table)
+    except Exception as error:  # a table that does not fit its module cannot be run on what this is given
+        yield Check(name, "the table's run", told(error), False)
+        return
+    own = _own(live.module, values)
+    yield from _values(name, ran, own, imported)
+    yield _gradients(name, live.module if not live.as_run else whole, ran, own)
+    yield _products(name, live, values, whole, inputs, imported, table)
+    yield from _changes(name, ran, own, imported)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What a run of the module itself gave: its results, its inputs and buffers after the call, those before.
+
+    within   how far its numbers may be from those in float64
+    random   whether another seed gives other numbers
+    """
+
+    results: Sequence[Any]
+    after: Mapping[str, Any]
+    before: Mapping[str, Any]
+    within: float
+    random: bool
+
+
+def _own(module: Any, values: Mapping[str, Any]) -> _Own:
+    """A run of the module itself, in float64 where it runs so."""
+    import torch
+
+    def run(double: bool, seed: int) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        twin = deepcopy(module).double() if double else deepcopy(module)
+        given = copied(values)
+        if double:
+            given = torch.utils._pytree.tree_map_only(torch.Tensor, _doubled, given)
+            given = copied(given)
+        before = {path: each.detach().clone() for path, each in twin.named_buffers()}
+        row, by_name = as_called(twin, given)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            results = _tensors(twin(*row, **by_name))
+        flat = {key: value for key, value in flattened(given).items() if isinstance(value, torch.Tensor)}
+        after = {**flat, **dict(twin.named_buffers()), **dict(twin.named_parameters())}
+        return [each.detach() for each in results], {key: each.detach() for key, each in after.items()}, before
+
+    double, within = True, WITHIN
+    try:
+        results, after, before = run(True, 0)
+    except Exception:  # code of the user's, which may not be for float64
+        double, within = False, SINGLE
+        results, after, before = run(False, 0)
+    others, after_others, _ = run(double, 1)
+    random = not all(map(_alike, results, others)) or not all(_alike(after[key], after_others[key]) for key in after)
+    return _Own(results, after, before, within, random)
+
+
+def _doubled(value: Any) -> Any:
+    return value.detach().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value
+
+
+def _alike(one: Any, other: Any) -> bool:
+    import torch
+
+    return one.shape == other.shape and bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
+
+
+def _apart(one: Any, other: Any) -> float:
+    """How far a tensor is from another, relative to the largest number of this."""
+    one, other = one.detach().to(other.dtype), other.detach()
+    if one.shape != other.shape:
+        return float("inf")
+    if not other.numel():
+        return 0.0
+    difference = float((one - other).abs().max()) / (float(other.abs().max()) or 1.0)
+    return difference if difference == difference else float("inf")
+
+
+def _values(name: str, ran: Ran, own: _Own, imported: Imported) -> Iterator[Check]:
+    """Outputs: of the table with the exported graph, and of this with the module."""
+    compared = "outputs with the module's run"
+    if ran.value > WITHIN:
+        yield Check(name, compared, f"the largest difference is {ran.value:.1e} of the largest number", False)
+        return
+    if own.random:
+        found = f"it draws random numbers: compared with its exported graph at the same draws alone, {ran.value:.1e}"
+        yield Check(name, compared, found, None)
+        return
+    worst = ran.value
+    for output, (mine, _) in zip(imported.outputs, ran.results, strict=True):
+        if output not in imported.changed:
+            near = [_apart(each, mine) for each in own.results if each.shape == mine.shape]
+            worst = max(worst, min(near, default=float("inf")))
+    precision = "" if own.within == WITHIN else ", in its own precision, as it does not run in float64"
+    yield Check(
+        name, compared, f"the largest difference is {worst:.1e} of the largest number{precision}", worst <= own.within
+    )
+
+
+def _gradients(name: str, module: Any, ran: Ran, own: _Own) -> Check:
+    """Gradients of the table with autograd's of the exported graph, and of this with the module's own."""
+    compared = "gradients with the module's"
+    worst, reason = ran.gradient, ""
+    if worst <= WITHIN:
+        apart, reason = (None, "it draws random numbers") if own.random else gradients_apart(module, ran)
+        worst = max(worst, apart or 0.0)
+    found = f"the largest difference is {worst:.1e} of the largest gradient"
+    if worst <= WITHIN and reason:
+        return Check(name, compared, f"{reason}: compared with its exported graph's alone, {worst:.1e}", None)
+    return Check(name, compared, found, worst <= WITHIN)
+
+
+def _products(
+    name: str, live: Live, values: Mapping[str, Any], whole: Any, inputs: Any, imported: Imported, table: Layer
+) -> Check:
+    """FLOPs of products with FlopCounterMode's of the module."""
+    compared = "FLOPs of products with FlopCounterMode's"
+    module, given = (whole, inputs) if live.as_run else (live.module, values)
+    try:
+        counts = products(module, given, imported, table)
+    except InputError as error:
+        return Check(name, compared, str(error), None)
+    text = " and backward ".join(
+        f"{ours:,} of {theirs:,}" for ours, theirs in zip(counts.table, counts.torch, strict=True)
+    )
+    reason = f" ({counts.reason})" if counts.reason else ""
+    return Check(name, compared, f"forward {text}{reason}", counts.equal or bool(counts.reason))
+
+
+def _changes(name: str, ran: Ran, own: _Own, imported: Imported) -> Iterator[Check]:
+    """Buffers and inputs after the call with what the table says that they become."""
+    compared = "buffers and inputs after the call"
+    told_of = {
+        of: mine
+        for (mine, _), output in zip(ran.results, imported.outputs, strict=True)
+        if (of := imported.changed.get(output))
+    }
+    there = [_apart(own.after[of], mine) for of, mine in told_of.items() if of in own.after]
+    if there and own.random:
+        yield Check(name, compared, "it draws random numbers: not compared", None)
+    elif there:
+        found = f"the largest difference is {max(there):.1e} of the largest number"
+        yield Check(name, compared, found, max(there) <= own.within)
+    others = [path for path, value in own.before.items() if not _alike(value, own.after[path]) and path not in told_of]
+    if others:
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        yield Check(name, compared, f"{shown} change within an operator or are whole numbers: no line tells that", None)

@@ -60,12 +60,18 @@ def unsettled(exported: Exported) -> set[Any]:
         if node.op == "placeholder":
             if node.name in exported.weights.paths or node.name in exported.inputs:
                 computed.add(node)
-        elif not computed.isdisjoint(node.all_input_nodes):
+        elif not computed.isdisjoint(node.all_input_nodes) and not _of_shape_alone(node):
             computed.add(node)
         product = node in computed and is_float(node) and operator_name(node.target) in PRODUCT_OPERATORS
         if product or (node.name in names and is_float(node)) or not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
+
+
+def _of_shape_alone(node: Any) -> bool:
+    """Whether a node takes the shape and the type of what it is given, and no number."""
+    name = operator_name(node.target).partition(".")[0]
+    return name.startswith("new_") or name.endswith("_like")
 
 
 def following(equations: Iterable[Equation], exported: Exported, weights: Mapping[Stored, str]) -> set[Stored]:

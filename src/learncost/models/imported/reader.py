@@ -18,7 +18,7 @@ from learncost.models.imported.nodes import is_float, is_real, module_of, name_o
 from learncost.models.imported.operands import Chosen, Masked, Outside, Whole, is_inside
 from learncost.models.imported.rule import RULES, VIEW_RULES, rule_of
 from learncost.models.imported.sized import expression_of, lines_of, number_of
-from learncost.models.imported.views import Stored, View
+from learncost.models.imported.views import ShapeError, Stored, View
 from learncost.models.wording import shown
 
 AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"
@@ -129,7 +129,9 @@ class Reader:
         """A tensor from outside as an input: numbers, or an index."""
         if value.source is not None and value.look is not None and _same_many(value, value.source, kind):
             node, self.node = self.node, value.node
-            view = value.look(self.outside(value.source, kind))
+            view = None
+            with suppress(ShapeError):  # lines may have parts that what is given has not
+                view = value.look(self.outside(value.source, kind))
             self.node = node
             if isinstance(view, View):
                 return view.fresh()

@@ -272,7 +272,7 @@ def life(
         "torchrun alone": [process.pid],
         "one process": [draw.choice(others or [0])],
     }
-    kind = "all" if not others else draw.choices([*kinds], (3, 1, 6))[0]
+    kind = "all" if not others or grid == "1" else draw.choices([*kinds], (3, 1, 6))[0]
     killed = process.poll() is None
     for victim in kinds[kind] if killed else ():
         os.kill(victim, signal.SIGKILL)

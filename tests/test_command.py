@@ -42,6 +42,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost gpt2 batch-size 8", "second argument 'batch-size': a flag begins with --, as in --batch-size"),
         ("cost gpt2 n_embd=8", "unexpected second argument 'n_embd=8': a flag begins with --, as in --n-embd"),
         ("emit gpt2 llama-2-7b", "emit takes one model or layer; unexpected second argument 'llama-2-7b': leave it"),
+        ("cost gpt2 '\x1b[31m'", "learncost report gpt2 '"),
         ("serve x", "serve takes no arguments; unexpected argument 'x': leave it out"),
         ("formulas gpt2 attention x", "formulas takes SUBJECT and LAYER; unexpected argument 'x'"),
         ("explain attention norm", "'attention' has no layers of its own; unexpected second argument 'norm'"),

@@ -12,7 +12,7 @@ from learncost.models.argument import names_own_sizes
 from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL, spelled
-from learncost.models.wording import nearest, shown
+from learncost.models.wording import nearest, printable, shown
 
 
 def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
@@ -119,6 +119,8 @@ def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -
     if size in others or name in [each for flag in flags if flag.how == "flag" for each in flag.names]:
         return f"{said}: a flag begins with --, as in {name}"
     if only == "model":
-        both = " ".join(map(quote, arguments[:2]))
+        both = " ".join(
+            quote(argument) if len(argument) < 80 else "MODEL" for argument in map(printable, arguments[:2])
+        )
         return f"{said}: ask about one after the other, or see them side by side with learncost report {both}"
     return f"{said}: leave it out"

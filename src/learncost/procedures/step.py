@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError
-from learncost.equation.repeat import walk
 from learncost.equation.table import Table
 from learncost.layers.checkpoints import checkpointed
 from learncost.layers.derive import derive, derive_once
@@ -191,7 +190,7 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
         from learncost.procedures.forward_gradients import with_tangents
 
         return with_tangents(model, derived, made)
-    read = {name for line, _ in walk(table.lines) for name in line.reads}
+    read = {name for statement in table.lines for name in statement.reads} | {*table.outputs}
     unread = {*table.inputs} - read - {*model.table.inputs}  # gradients of outputs that nothing which learns needs
     table = replace(table, inputs=tuple(name for name in table.inputs if name not in unread))
     drawn = {name: value for name, value in drawn.items() if name in read}

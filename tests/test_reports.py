@@ -16,8 +16,6 @@ from reports.asked import judged, listed
 from reports.runner import main
 
 REPORTS = {report.source: report for report in listed()}
-LATER = {"ultralytics/thop#158": "products of values of which each row has one vector"}
-"""Those that are not right yet, and why."""
 LONG = (
     "meta-pytorch/tnt#624", "TylerYep/torchinfo#32", "TylerYep/torchinfo#187", "Dao-AILab/flash-attention#741",
     "deepspeedai/DeepSpeed#3816", "facebookresearch/fvcore#98", "facebookresearch/fvcore#143", "pytorch/pytorch#119806",
@@ -43,8 +41,6 @@ def test_a_report_is_answered_right_on_the_command_line_and_in_python(source):
     if compiles and BOARDS["cortex-m3"].missing:
         pytest.skip(f"needs {BOARDS['cortex-m3'].missing}")
     verdict = judged(report)
-    if source in LATER and verdict.kind != "right":
-        pytest.xfail(LATER[source])
     assert verdict.kind == "right", (verdict.said, verdict.right, verdict.message)
 
 

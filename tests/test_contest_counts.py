@@ -198,3 +198,26 @@ def test_a_window_is_limited_by_the_length_of_the_text(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 20, encoding="utf-8")
     problem = text([tmp_path / "text.txt"], contents("mixtral", sliding_window=4), {}, 6)
     assert problem.sizes(2) | {"w": 4, "B": 2, "M": 6} == problem.sizes(2)
+
+
+@pytest.mark.parametrize(("name", "passes"), [("pepita", 2), ("mempepita", 3)])
+def test_cost_and_compare_price_the_step_of_images_that_a_contest_runs(name, passes):
+    """Products are those of transformers' ViT: its forward passes, its weights' gradients, and the error to all pixels.
+
+    A linear layer's weight has a gradient of as many products as its forward pass; scores and their sums over values,
+    4 B M^2 d of a block, have no weights.
+    """
+    hugging_face = pytest.importorskip("hugging_face")
+    batch, config = 3, {**VIT, **SMALL}
+    module = hugging_face.module_of(dict(config), "ViTForImageClassification")
+    with hugging_face.FlopCounterMode(display=False) as counter:
+        module(pixel_values=hugging_face.torch.zeros(batch, 1, 8, 8, device="meta"))
+    forward, positions = counter.get_total_flops(), 5
+    scores = 4 * batch * positions**2 * config["hidden_size"] * config["num_hidden_layers"]
+    projection = 2 * batch * CLASSES * 8 * 8
+    ours = lc.cost(config, name, price_book="matmul", batch_size=batch)
+    assert ours.total.flops == passes * forward + forward - scores + projection
+    entrant = entrants(f"{name}:paper", "stable")[0]
+    run = lc.cost(config, name, batch_size=batch, optimizer="momentum").total
+    assert costs(setting("vit"), entrant)(batch).flops == run.flops
+    assert lc.compare(config, f"bp,{name}", batch_size=batch, optimizer="momentum").ratio(name, "run") > 0

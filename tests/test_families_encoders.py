@@ -317,7 +317,6 @@ def test_lengths():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "vit", "num_labels": 5}, "not over the vocabulary"),
         ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, "not over the vocabulary"),
         ({"model_type": "bert", "architectures": ["BertForTokenClassification"]}, "not over the vocabulary"),
         ({"model_type": "bert", "architectures": ["BertForPreTraining"]}, "not over the vocabulary"),

@@ -114,7 +114,6 @@ class Training(LayerTraining):
             problem.begin(seed),
             entrant.procedure,
             entrant.optimizer or setting.optimizer,
-            projected=problem.projected,
             learning_rate=learning_rate,
             mode=entrant.mode or PAPER,
             seed=seed,

@@ -65,7 +65,6 @@ def _problem(name: str, shape: tuple[int, ...], inputs: tuple[str, str], optimiz
         optimizer=optimizer,
         batch_size=64,
         facts=f"scikit-learn's digits: {len(training):,} images learned from, {len(validation):,} validate",
-        projected=(image,),
         **more,
     )
 

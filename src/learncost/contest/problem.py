@@ -34,7 +34,6 @@ class Problem:
 
     answers    the name of the right answers among the examples' arrays
     fixed      what the model reads beside the examples, the same at every step
-    projected  inputs that PEPITA adds the error to through a fixed random matrix; none: the one-hot tokens
     begin      from a seed to the weights that every procedure starts from
     optimizer, batch_size  what suits it, where nothing is said
     facts      what its table says about the data
@@ -51,7 +50,6 @@ class Problem:
     batch_size: int
     facts: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    projected: tuple[str, ...] = ()
 
     def sizes(self, batch_size: int) -> dict[str, int]:
         """The sizes of all axes in a step on so many examples."""

@@ -76,9 +76,10 @@ class LayerTraining(Core):
         **settings: Any,
     ) -> None:
         super().__init__(Settings(procedure, optimizer, **settings))
-        self.model = model = (
-            replace(layer, projected=projected) if isinstance(layer, Model) else from_layer(layer, projected)
-        )
+        if isinstance(layer, Model):
+            self.model = model = replace(layer, projected=projected or layer.projected)
+        else:
+            self.model = model = from_layer(layer, projected)
         if not model.learns:
             name = model.configuration.name
             raise InputError(f"{name} must have `loss` as its only output, not {model.table.outputs}")

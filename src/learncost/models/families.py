@@ -107,9 +107,10 @@ class Family:
     (0 where none is), `length`, `target_length` and `batch` for those that are meant where a run says nothing, 0 where
     it has to, `fixed` for the one length that the model always reads. `made` has, by their names, the lines of inputs
     that positions and settings say, `numbers` what they read beside sizes and settings, each an expression. `frozen`
-    are weights that are stored and counted, but never learn; `output_layers` are left out of all-linear, `sided` belong
-    to one side although they stand outside of its blocks; `start` is the token that the decoder of two stacks reads
-    first, "" for the one that ends a text; `module` says what transformers' code does otherwise than most
+    are weights that are stored and counted, but never learn; `projected` are inputs to which PEPITA adds the error
+    through a fixed random matrix, where there are no one-hot tokens; `output_layers` are left out of all-linear,
+    `sided` belong to one side although they stand outside of its blocks; `start` is the token that the decoder of two
+    stacks reads first, "" for the one that ends a text; `module` says what transformers' code does otherwise than most
     (`schedule.autograd.Module`); `unread` is an expression for the number of parameters that are stored and counted
     although nothing reads them. `layer` is the whole table where a layer in the notation is the model.
     """
@@ -146,6 +147,7 @@ class Family:
     made: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
+    projected: tuple[str, ...] = ()
     output_layers: tuple[str, ...] = ()
     sided: tuple[str, ...] = ()
     unread: str = ""
@@ -243,7 +245,7 @@ def _family(name: str, table: dict[str, Any]) -> Family:
     }
     sizes = {**dict.fromkeys((*table.pop("required", ()), *table.get("optional", ()))), **table.pop("sizes")}
     chosen["sizes"] = {size: sizes[size] for size in sorted(sizes, key=_place)}
-    for key in ("blocks", "inputs", "shared", "frozen", "output_layers", "sided"):
+    for key in ("blocks", "inputs", "shared", "frozen", "projected", "output_layers", "sided"):
         chosen[key] = tuple(table.pop(key, ()))
     for key in ("optional", "nullable"):
         chosen[key] = frozenset(table.pop(key, ()))

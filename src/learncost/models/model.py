@@ -135,7 +135,7 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
         sizes["N" if family.two_sided else "M"] = evaluate(family.fixed, values)
     masks = masks_of(table)
     trained = tuple(name for name in table.weights if name not in family.frozen) if family.frozen else None
-    return Model(configuration, table, {**sizes, **dict(chosen.counts)}, masks, rules=rules, trained=trained)
+    return Model(configuration, table, {**sizes, **dict(chosen.counts)}, masks, family.projected, rules, trained)
 
 
 def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Model:

@@ -65,7 +65,7 @@ class _Differences:
         second: list[Statement] = []
         for name in self.model.projected:
             if name in plain.inputs:
-                second += self.modulation.projection(Term(name, plain.axes[name]), Term(name, plain.axes[name]), Tag())
+                second += self.modulation.projection(*(Term(name, plain.axes[name]),) * 2, Tag("error_projection"))
         for line in plain.lines:
             if isinstance(line, Repeat):
                 standard, modulated = self.repeat(line, self.derived.reverse.lines)

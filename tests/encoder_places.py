@@ -11,6 +11,12 @@ def linear(weight, bias, place):
     return {weight: (f"{place}.weight", turned), bias: (f"{place}.bias", plain)}
 
 
+def two_matrices(head):
+    """The head of a class whose module for it holds two linear layers."""
+    names = f"{head}.dense", f"{head}.out_proj"
+    return linear(f"{names[0]}.W", f"{names[0]}.b", names[0]) | linear(f"{names[1]}.W", f"{names[1]}.b", names[1])
+
+
 def norm(ours, place, shift="b"):
     return {f"{ours}.g": (f"{place}.weight", plain), f"{ours}.{shift}": (f"{place}.bias", plain)}
 
@@ -56,18 +62,17 @@ def bert_places(architecture):
 
 
 def roberta_places(architecture):
-    sequences = architecture.endswith("SequenceClassification")
-    last = ("classifier.dense", "classifier.out_proj") if sequences else ("roberta.pooler.dense", "classifier")
-    return bert("roberta", "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", *last)
+    last = "roberta.pooler.dense", "classifier"
+    configuration = bert("roberta", "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", *last)
+    return configuration | two_matrices("classifier")
 
 
 def electra_places(architecture):
-    sequences = architecture.endswith("SequenceClassification")
     head = "generator_predictions"
     configuration = bert(
-        *("electra", f"{head}.dense", f"{head}.LayerNorm", "generator_lm_head.bias"),
-        *("classifier.dense", "classifier.out_proj" if sequences else "classifier"),
+        "electra", f"{head}.dense", f"{head}.LayerNorm", "generator_lm_head.bias", "no pooler", "classifier"
     )
+    configuration |= two_matrices("classifier")
     configuration |= linear("projection.W", "projection.b", "electra.embeddings_project")
     configuration |= linear("discriminator.W", "discriminator.b", "discriminator_predictions.dense")
     return configuration | linear("discriminator.V", "discriminator.c", "discriminator_predictions.dense_prediction")
@@ -190,8 +195,7 @@ def t5_places(architecture):
 
 def bart_places(architecture, heads=(3, 2)):
     places = {"wte": ("model.shared.weight", plain)}
-    places |= linear("pooler.W", "pooler.b", "classification_head.dense")
-    places |= linear("classifier.W", "classifier.b", "classification_head.out_proj")
+    places |= two_matrices("classification_head")
     for side, h in zip(("encoder", "decoder"), heads, strict=True):
         side_prefix = f"model.{side}."
         block = side_prefix + "layers.{}."

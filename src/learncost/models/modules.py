@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from learncost.models.families import FAMILIES, TABLE
+from learncost.models.families import FAMILIES
 
 Modules = Mapping[str, tuple[str, ...]]
 
@@ -39,8 +39,8 @@ def weights_named(name: str, family: str, weights: Iterable[str]) -> tuple[str, 
     """The weights that a name stands for: of the family's modules as peft matches them, of any model's, or our own.
 
     A module is meant by the end of its path: dense is attention.output.dense too. Ours are meant in full, by the end
-    of the name, or by a pattern with *; where weights are named by the paths of modules, as those of a layer that is
-    imported are, a module is meant by the end of its path, with all that it holds.
+    of the name, or by a pattern with *; a part of the model whose name stands in front of its weights' own, as
+    classifier in classifier.dense.W, is meant by the end of its path, with all that it holds.
     """
     endings = [
         weight for path, ours in modules_of(family).items() if f".{path}".endswith(f".{name}") for weight in ours
@@ -51,10 +51,18 @@ def weights_named(name: str, family: str, weights: Iterable[str]) -> tuple[str, 
         return any(fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}") for pattern in patterns)
 
     weights = tuple(weights)
-    if (meant := tuple(w for w in weights if is_meant(w))) or family != TABLE:
+    if meant := tuple(w for w in weights if is_meant(w)):
         return meant
-    modules = {w: [w.rsplit(".", up)[0] for up in range(1, w.count(".") + 1)] for w in weights}
-    return tuple(w for w in weights if any(map(is_meant, modules[w])))
+    return tuple(w for w in weights if any(map(is_meant, _holders(w))))
+
+
+def _holders(weight: str) -> list[str]:
+    """The paths of what holds a weight, the nearest first.
+
+    >>> _holders("decoder.attn.WQ")
+    ['decoder.attn', 'decoder']
+    """
+    return [weight.rsplit(".", up)[0] for up in range(1, weight.count(".") + 1)]
 
 
 def module_of(path: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
@@ -95,4 +103,5 @@ def names(family: str, weights: Iterable[str]) -> tuple[str, ...]:
     weights = tuple(weights)
     paths = [path for path, ours in modules_of(family).items() if weights_named(path, family, weights)]
     ends = (path[place:] for path in paths for place in (0, path.rfind(".") + 1))
-    return tuple(dict.fromkeys((*ends, *(n for n in _ANY if weights_named(n, family, weights)), *weights)))
+    holders = (holder for weight in weights for holder in _holders(weight))
+    return tuple(dict.fromkeys((*ends, *(n for n in _ANY if weights_named(n, family, weights)), *weights, *holders)))

@@ -317,6 +317,7 @@ def test_lengths():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"model_type": "vit"}, "has no output to learn from .*; --architecture ViTForImageClassification has one"),
         ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, "not over the vocabulary"),
         ({"model_type": "bert", "architectures": ["BertForTokenClassification"]}, "not over the vocabulary"),
         ({"model_type": "bert", "architectures": ["BertForPreTraining"]}, "not over the vocabulary"),

@@ -192,7 +192,7 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
             f"{name} has weights that never learn, and the convention counts models whose weights all do, {_COUNTED}"
         )
     if not model.learns or set(stacks) not in ({"n"}, {"E", "D"}) or not {"d", "h", "k", "f", "v"} <= set(axes):
-        other = "" if model.learns else instead(model.configuration.family)
+        other = "" if model.learns or "v" not in axes else instead(model.configuration.family)
         raise InputError(
             f"{name} is none of those that the convention counts: stacks of equal blocks, and a head, {_COUNTED}{other}"
         )

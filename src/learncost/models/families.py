@@ -167,12 +167,13 @@ class Family:
         return frozenset(name for names in self.made for name in names.split())
 
     @property
-    def says_words(self) -> str:
-        """The class whose one head is over the vocabulary, as every procedure and formula takes it; "" without one."""
+    def taken_by_all(self) -> str:
+        """The class with one loss that every procedure takes: its error is over the vocabulary or projected; or ""."""
         lines = {
             architecture.name: self.heads[architecture.head].get("lines", "") for architecture in self.architectures
         }
-        return next((name for name, text in lines.items() if " head(" in text and text.count("loss(") == 1), "")
+        losses = {name: text for name, text in lines.items() if text.count("loss(") == 1}
+        return next((name for name, text in losses.items() if self.projected or " head(" in text), "")
 
     @property
     def derived(self) -> Mapping[str, str]:
@@ -198,13 +199,13 @@ TABLE = "table"
 
 
 def instead(name: str) -> str:
-    """The end of a refusal of a class without a head over the vocabulary: which one of the family has it.
+    """The end of a refusal of a class that a procedure does not take: which one of the family has what it needs.
 
     Of a layer that is the model, what gives it a loss.
     """
     if name == TABLE:
         return "; a module has a loss where its forward takes the answers and returns it"
-    other = family(name).says_words if name in names() else ""
+    other = family(name).taken_by_all if name in names() else ""
     return f"; --architecture {other} has one" if other else ""
 
 

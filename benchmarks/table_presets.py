@@ -20,13 +20,15 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.layers.layer import Layer, layer
+from learncost.layers.layer import EVALUATION, Layer, layer
 from learncost.models.imported.configured import inputs_of, module_of
+from learncost.models.imported.evaluated import evaluation_of
 from learncost.models.imported.inputs import parse_inputs
 from learncost.models.imported.refusals import OnValuesError
 from learncost.models.imported.room import give_room, without_memory
 from learncost.models.imported.whole import table_of
 from learncost.models.presets import TABLES
+from learncost.procedures.statistics import has_statistics
 from learncost.readings.price import parameters
 
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
@@ -158,13 +160,21 @@ def written(model: Published) -> dict[str, Any]:
     version = __import__(package).__version__
     remarks = [f"{model.title}: {model.source}.", f"Read from {type(module).__name__} of {package} {version}{mode}."]
     remarks.append(f"Inputs: {'; '.join(described)}.")
-    body = "\n".join(line for line in text.strip().splitlines() if not line.startswith("%"))
+    body = _body(text)
     lines = "".join(f"% {line}\n" for line in remarks)
-    (TABLES / f"{model.name}.table").write_text(f"{lines}{body}\nsizes: {model.sizes}\n", encoding="utf-8")
+    evaluation = evaluation_of(module, given, model.name, text) if has_statistics(made.table) else ""
+    lines += f"{body}\nsizes: {model.sizes}\n"
+    lines += f"{EVALUATION}\n{_body(evaluation)}\nsizes: {model.sizes}\n" if evaluation else ""
+    (TABLES / f"{model.name}.table").write_text(lines, encoding="utf-8")
     said = settings_of(module.config)
     usual = {key: value for key, value in said.items() if key not in model.config}
     print(f"{model.name}: {count:,} parameters, {len(body.splitlines())} lines", flush=True)
     return {**entry, "parameters": count, "config": model.config, "usual": usual}
+
+
+def _body(text: str) -> str:
+    """A table without its remarks."""
+    return "\n".join(line for line in text.strip().splitlines() if not line.startswith("%"))
 
 
 def _counted(model: Published, made: Layer) -> int:

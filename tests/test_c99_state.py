@@ -240,3 +240,22 @@ def test_codes_and_frozen_matrices_of_a_table_begin_so_too(precision: str) -> No
     weights = source.program.training.plain_weights
     for name, inputs in {"W1": 64, "W2": 64, "W3": 32}.items():
         assert float(np.std(weights[name])) == pytest.approx((2 / inputs) ** 0.5, rel=0.1), name
+
+
+@pytest.mark.parametrize(("entry", "said"), [("both", True), ("predict", True), ("step", False)])
+def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said: bool) -> None:
+    """A table has no running statistics, and a module none where it keeps none; where there are some nothing is said."""
+    text = """mine(X targets share; W) -> loss
+      H[B d] = normalize[B](X[B d], 1e-05[])
+      Y[B v] = H[B d] W[d v]
+      P[B v] = log_softmax[v](Y[B v])
+      L[B] = P[B v=targets[B]]
+      loss[] = L[B] share[B]
+    targets: index of v
+    share: share of targets
+    sizes: d=5 v=3
+    """
+    says = "mine has no running statistics: a prediction normalizes H by the mean and variance of the 4"
+    assert (says in re.sub(r"\s+\* ", " ", lc.emit(lc.layer(text), "c99", batch_size=4, entry=entry).header)) is said
+    kept = lc.from_module(built("twice", 2), modules.CASES["twice"].inputs)
+    assert "has no running statistics" not in lc.emit(kept, "c99", batch_size=4, entry=entry).header

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.derivations import emit_c99
+from learncost.engines.numpy_engine import Training
+from learncost.engines.state import from_state
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.models.argument import described_elsewhere
 from learncost.models.configuration import configure
+from learncost.models.imported.evaluated import values_of
 from learncost.models.presets import presets, table_presets
 
 NAMES = [preset.name for preset in table_presets()]
@@ -183,9 +187,10 @@ def test_every_command_reads_a_config_json_of_another_package(tmp_path, monkeypa
     first = capsys.readouterr()
     assert f"{count:,} parameters" in first.out
     assert "reads" in first.err
-    for words in (["memory", str(tmp_path), "--B", "4"], ["import", str(file), "-o", str(tmp_path / "x.table")]):
+    importing = ["import", str(file), "-o", str(tmp_path / "x.table")]  # its pass in evaluation, too, is read once
+    for words, is_read in ((["memory", str(tmp_path), "--B", "4"], False), (importing, True), (importing, False)):
         assert main(words) == 0
-        assert "reads" not in capsys.readouterr().err  # it is remembered
+        assert ("reads" in capsys.readouterr().err) is is_read  # else it is remembered
     assert lc.cost(str(tmp_path / "x.table"), B=4).parameters == count
 
 
@@ -244,6 +249,38 @@ def test_a_type_that_nobody_has_is_said_first_where_packages_are_missing(
         assert error.count("\n") == 1
         assert "pip install" in error
         assert ("learncost[torch]" in error) == ("torch" in missing)
+
+
+def test_resnet_18_predicts_as_its_module_in_evaluation_and_updates_running_statistics():
+    """A state_dict of transformers' module goes in; its eval() and its own statistics after a batch are the oracle."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    preset = next(each for each in table_presets() if each.name == "resnet-18")
+    torch.manual_seed(0)
+    values = {name: value for name, value in preset.values.items() if name not in ("model_type", "architectures")}
+    module = transformers.ResNetForImageClassification(transformers.ResNetConfig(**values))
+    with torch.no_grad():
+        for path, buffer in module.named_buffers():
+            if path.endswith(("running_mean", "running_var")):
+                buffer.add_(torch.rand(buffer.shape))
+    training = Training(configure("resnet-18"), optimizer="sgd", dtype=np.float32)
+    arrays = from_state(emit_c99._stored(training.configuration), values_of(module), "its module")
+    training.load(arrays, training.state, 0)
+    training.hold(arrays)
+    image, labels = torch.randn(2, 3, 224, 224), torch.tensor([3, 5])
+    batch = {"pixel_values": image.numpy(), "targets": labels.numpy()}
+    with torch.no_grad():
+        expected = module.eval()(image).logits.log_softmax(-1)
+    _, scores = training.look(**batch)
+    np.testing.assert_allclose(scores, expected.numpy(), atol=2e-4)
+    training.step(**batch)
+    with torch.no_grad():
+        module.train()(image)
+    buffers = dict(module.named_buffers())
+    for path in ("resnet.embedder.embedder", "resnet.encoder.stages.3.layers.1.layer.1"):
+        for kind in ("running_mean", "running_var", "num_batches_tracked"):
+            name = f"{path}.normalization.{kind}"
+            np.testing.assert_allclose(training.state[name], buffers[name].numpy(), rtol=1e-4, err_msg=name)
 
 
 def test_presets_that_are_tables_need_no_pytorch():

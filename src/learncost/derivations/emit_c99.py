@@ -42,7 +42,7 @@ from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.procedures.statistics import check_batches, statistics_of
+from learncost.procedures.statistics import check_batches, over_batch, statistics_of
 from learncost.procedures.step import trained_by
 from learncost.readings.emit.c99 import Firmware, Given, firmware
 from learncost.readings.emit.c99.layout import varies
@@ -441,11 +441,17 @@ def _said(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, i
     axes = [axis for axis in ("B", "M", "N") if axis in (sizes if layer is None else letters(layer))]
     lengths = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes) or "the sizes of its table"
     under = f"under the plan {plan}" if plan else "under no plan"
-    said = f"For {lengths}, {under}; entries: {', '.join(tables)}."
+    said = [f"For {lengths}, {under}; entries: {', '.join(tables)}."]
+    if (predict := tables.get("predict")) is not None and (line := over_batch(predict)):
+        said.append(
+            f"{training.configuration.name} has no running statistics: a prediction normalizes {line} by the mean and "
+            f"variance of the {sizes['B']} that it is called with, as a step does, so that what is said of one depends "
+            "on the others."
+        )
     if not find_procedure(training.settings.procedure).by_turns:
-        return (said,)
+        return tuple(said)
     turn = f"Block {training.turn} learns, whose turn it is first, and no other one. The turn of block K is the step"
-    return said, f"{turn} of --procedure bp --train-layers K."
+    return *said, f"{turn} of --procedure bp --train-layers K."
 
 
 def freestanding(

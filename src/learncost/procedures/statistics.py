@@ -163,6 +163,13 @@ class _Lines:
         return Word((self._term(name, axes),), (above, below), (), self.tag, "divide", (), "body", ("X", "D"), ("Y",))
 
 
+def over_batch(table: Table) -> str:
+    """The name of the first result that a pass normalizes over its batch; "" where none is."""
+    lines = (line for line, _ in walk(table.lines) if isinstance(line, Word))
+    found = (line.name for line in lines if line.word == "normalize" and "B" in map(base, map(str, line.axes)))
+    return next(found, "")
+
+
 def check_batches(table: Table, sizes: dict[str, int]) -> None:
     """Refuse a batch with one value for each statistic, as `torch.nn.functional.batch_norm` does.
 

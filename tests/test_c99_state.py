@@ -244,7 +244,7 @@ def test_codes_and_frozen_matrices_of_a_table_begin_so_too(precision: str) -> No
 
 @pytest.mark.parametrize(("entry", "said"), [("both", True), ("predict", True), ("step", False)])
 def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said: bool) -> None:
-    """A table has no running statistics, and a module none where it keeps none; where there are some nothing is said."""
+    """A table has no running statistics, nor has a module that keeps none; of others nothing is said."""
     text = """mine(X targets share; W) -> loss
       H[B d] = normalize[B](X[B d], 1e-05[])
       Y[B v] = H[B d] W[d v]

@@ -62,6 +62,7 @@ MEMORIES = [
     {**WIDE, "mesh": "tp=2", "placement": "megatron", "engine": "torch"},
 ]
 TINY = ["--model", "gpt2", "--n-layer", "2", "--n-embd", "8", "--n-head", "2", "--batch-size", "4", "--seq-len", "16"]
+SUMMED = ["--accumulate", "2", "--clip", "0.5"]
 TINY += ["--dropout", "0.1", "--validate-every", "2", "--sample-every", "6", "--steps", "6"]
 
 
@@ -84,6 +85,7 @@ def two(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     meshes = {"run": "dp=2", "stages": "pp=2"}
     trainings = [[str(text), *TINY, "--mesh", each, "--out", str(folder / name)] for name, each in meshes.items()]
+    trainings.append([str(text), *TINY, *SUMMED, "--mesh", "dp=2", "--placement", "fsdp", "--out", str(folder / "sum")])
     unlike = [[str(text), *TINY, "--mesh", "dp=2", "--out", str(folder / "unlike")]]
     jobs = {"steps": SAMPLE, "trainings": trainings, "unlike": unlike, "modules": True, "memories": MEMORIES}
     return worked(2, jobs, folder), folder / "run"
@@ -109,6 +111,13 @@ def test_a_process_takes_what_is_predicted(two):
     for case, (predicted, measured) in zip(MEMORIES, found, strict=True):
         assert predicted > 2**23, case
         assert abs(measured - predicted) < 64, case
+
+
+def test_microbatches_are_cut_over_processes_too(two, text, tmp_path):
+    """The update behind them has no batch, which the clauses cut; two processes take the steps of one."""
+    folder = tmp_path / "alone"
+    assert main(["train", str(text), *TINY, *SUMMED, "--engine", "torch", "--out", str(folder)]) == 0
+    np.testing.assert_allclose(losses(two[1].with_name("sum")), losses(folder), rtol=1e-5)
 
 
 def test_gradients_travel_together():

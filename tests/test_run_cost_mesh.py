@@ -175,6 +175,29 @@ def test_a_mesh_of_other_names_is_refused_alike():
     assert lc.cost("mixtral-8x7b", **placed, **sizes).total.flops  # counts are told
 
 
+@pytest.mark.parametrize(
+    ("mesh", "place", "said"),
+    [
+        ("dp=2,ep=4", "B over dp, e over ep of experts", "where all devices of ep have the same tokens"),
+        ("dp=2,a=4", "B over dp, e over a of experts, h f v over a", "where all devices of a have the same tokens"),
+        ("ep=2,tp=2", "e over ep of experts, B over ep, v over tp", "experts over ep beside v over tp"),
+        ("ep=2,tp=2", "e over ep of experts, B over ep, * over tp of experts", "experts over ep beside [*] over tp"),
+        ("ep=2,cp=2", "e over ep of experts, B over ep, h g over cp of scores", "experts over ep beside h g over cp"),
+    ],
+)
+def test_experts_whose_tokens_several_devices_have_are_refused_alike(mesh, place, said):
+    """Every device but one would multiply, or send, the rows of another: a framework lets each take its part."""
+    with pytest.raises(lc.InputError, match=said):
+        lc.cost("mixtral-8x7b", mesh=mesh, place=place, n_layer=2, seq_len=64, batch_size=8, on="DGX H100")
+
+
+def test_experts_beside_parts_of_sequences_have_a_time():
+    """Ulysses cuts heads in scores alone, and tokens everywhere else."""
+    sizes = {"n_layer": 2, "seq_len": 64, "batch_size": 8}
+    step = lc.cost("mixtral-8x7b", mesh="ep=2,cp=2", placement="ep,ulysses", on="DGX H100", **sizes)
+    assert step.over_time.seconds > 0
+
+
 @pytest.mark.parametrize("mesh", ["pp=2,ep=8", "ep=8,tp=1", "ep=1,tp=8", "dp=2,tp=4", "pp=2,dp=2,ep=4"])
 def test_experts_or_heads_alone_have_one(mesh):
     assert lc.run_cost("mixtral-8x7b", "1e9", "DGX H100", mesh=mesh, seq_len=512, batch_size=64).days > 0

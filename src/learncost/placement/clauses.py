@@ -69,8 +69,8 @@ class Clause:
         return f"{' '.join(self.written or self.axes)} over {self.mesh}{of}"
 
 
-EXPERTS, TENSORS = "e", frozenset((HEADS, "g", "f"))
-"""What clauses call experts, and heads and widths of matrices."""
+EXPERTS, TENSORS, TOKENS = "e", frozenset((HEADS, "g", "f")), frozenset("BMN")
+"""What clauses call experts, heads and widths of matrices, and the axes of tokens."""
 
 
 def check_timed(several: Iterable[Clause], sizes: Mapping[str, int]) -> None:
@@ -78,19 +78,30 @@ def check_timed(several: Iterable[Clause], sizes: Mapping[str, int]) -> None:
 
     Where experts lie over the devices of tensor parallelism too, a device sends its part of the tokens alone to them;
     lines here gather the tokens over these devices first. Qwen3-235B over pp=8,ep=8,tp=4 on 256 H100 would take 3.4
-    times the 29.0 s of Megatron-MoE-ModelZoo, best_practice/qwen3.
+    times the 29.0 s of Megatron-MoE-ModelZoo, best_practice/qwen3. So it is on every axis along which all devices have
+    the same tokens; along that of the experts each would multiply the rows of all others.
 
     sizes  how many devices lie along each axis of the mesh
     """
     cut = [clause for clause in several if sizes.get(clause.mesh, 1) > 1]
     experts = next((clause.mesh for clause in cut if EXPERTS in clause.axes), None)
-    tensors = next((clause.mesh for clause in cut if TENSORS & {*clause.axes} and clause.mesh != experts), None)
-    if experts and tensors:
+    if experts is None:
+        return
+    tokens = {clause.mesh for clause in cut if TOKENS & {*clause.axes}}
+    if experts not in tokens:
         raise InputError(
-            f"the time of experts over {experts} beside heads and widths over {tensors} is not modelled: tokens would "
-            f"be sent once for each device of {tensors}; cut over one of the two, and over dp or pp in place of the "
-            "other"
+            f"the time of experts over {experts} is not modelled where all devices of {experts} have the same tokens: "
+            f"every one would multiply the rows of all; cut the batch, too: B over {experts}"
         )
+    for clause in cut:
+        is_tensor = bool(TENSORS & {*clause.axes}) and clause.names != ("scores",)
+        if clause.mesh != experts and (is_tensor or clause.mesh not in tokens):
+            beside = "heads and widths" if is_tensor else " ".join(clause.written or clause.axes)
+            raise InputError(
+                f"the time of experts over {experts} beside {beside} over {clause.mesh} is not modelled: tokens would "
+                f"be sent once for each device of {clause.mesh}; cut over one of the two, and over dp or pp in place "
+                "of the other"
+            )
 
 
 def clauses(text: str) -> tuple[Clause, ...]:

@@ -82,7 +82,7 @@ class MeshRunner:
     def placed(self, table: Table, sizes: Mapping[str, int], plan: str | None = None) -> Placed:
         """A table over the mesh, under the plan that is told, or else under one that is not."""
         plan = plan or "" if self.plan is None else self.plan
-        return placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes)
+        return placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes, self.training.table())
 
     def chosen(self, table: Table, sizes: Mapping[str, int]) -> str:
         """The plan of the planner for a process's part of a batch."""
@@ -207,12 +207,15 @@ def parts_of_batch(clauses: Iterable[Clause], grid: Mesh) -> int:
     return math.prod(grid.sizes[clause.mesh] for clause in clauses if clause.axes == ("B",))
 
 
-def placed_over(table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> Placed:
+def placed_over(
+    table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int], step: Table | None = None
+) -> Placed:
     """A table over a mesh; a batch that does not divide is computed by all devices alike.
 
+    step  of which it may be a part, such as the update behind microbatches, which has no batch: clauses are about this
     Raises `InputError` where another axis does not divide.
     """
-    return place(table, *for_batch(grid, clauses, sizes), sizes)
+    return place(table, *for_batch(grid, clauses, sizes), sizes, step)
 
 
 def for_batch(grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> tuple[Mesh, tuple[Clause, ...]]:

@@ -142,3 +142,134 @@ def test_one_run_is_held_to_the_module_at_its_size():
     checks = compared(lc.from_module(Branch(), {"x": "float 4 6"}, as_run=True))
     assert not [check for check in checks.values() if check.passed is False]
     assert any("one run: it is run at these sizes alone" in check.found for check in checks.values())
+
+
+class Stores(nn.Module):
+    """Rows of a bank that are written at given places, or numbers of a row."""
+
+    def __init__(self, scatters):
+        super().__init__()
+        self.layer, self.scatters = nn.Linear(6, 6), scatters
+        self.register_buffer("bank", torch.zeros(20, 6))
+
+    def forward(self, x, places):
+        y = self.layer(x)
+        if self.scatters:
+            return y.scatter(1, places, y[:, :2])
+        self.bank[places] = y.detach()
+        return y @ self.bank.t()
+
+
+class Hides(nn.Module):
+    """Attention with a mask of chance, which may hide all keys of a query."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x, padding):
+        mask = torch.triu(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), 1)
+        return self.encoder(x, mask=mask, src_key_padding_mask=padding)
+
+
+class Routes(nn.Module):
+    """Two of eight matrices for each token, by a router."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(6, 8)
+        self.experts = nn.Parameter(torch.randn(8, 6, 5))
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        return torch.einsum("bd,bkdf,bk->bf", x, self.experts[chosen], weights)
+
+
+class Normed(nn.Sequential):
+    """A module that holds what it computed from its weights, which autograd lets nobody copy."""
+
+    def __init__(self):
+        super().__init__(nn.utils.spectral_norm(nn.Linear(6, 5)), nn.utils.weight_norm(nn.Linear(5, 4)))
+
+
+class Queue(nn.Module):
+    """A queue of keys: a view of what is computed from a buffer is read where a product needs it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("queue", torch.randn(16, 6))
+
+    def forward(self, x):
+        y = nn.functional.normalize(self.layer(x), dim=-1)
+        near = y @ self.queue.clone().detach().t()
+        with torch.no_grad():
+            self.queue.copy_(torch.cat([y, self.queue])[:16])
+        return near
+
+
+class Adds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.weight = nn.Linear(6, 4), nn.Parameter(torch.randn(3, 4, 5))
+
+    def forward(self, x):
+        y = self.layer(x)
+        return torch.addbmm(x[:, :5], y.expand(3, *y.shape), self.weight)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (Stores(False), {"x": "float B 6", "places": "int B"}),
+        (Stores(True), {"x": "float B 6", "places": "int B 2"}),
+        (Hides(), {"x": "float B M 12", "padding": "bool B M"}),
+        (Routes(), {"x": "float B 6"}),
+        (Normed(), {"input": "float B 6"}),
+        (Queue(), {"x": "float B 6"}),
+        (Adds(), {"x": "float B 6"}),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_right_tables_pass(module, inputs):
+    report = lc.verify(lc.from_module(module, inputs))
+    assert report.passed, report
+    compared_at = {check.compared for check in report.checks if check.passed}
+    assert {"outputs with the module's run", "FLOPs of products with FlopCounterMode's"} <= compared_at
+
+
+class Cached(nn.Module):
+    """A row of the input is made anew after a product has kept it, of which autograd then has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x[:, 0] = self.layer(x[:, 0])
+        x[:, -1] += 1
+        return self.layer(x)
+
+
+def test_a_module_without_gradients_of_its_own_is_said_in_a_line():
+    checks = compared(lc.from_module(Cached(), {"x": "float B 4 6"}))
+    left = [str(check) for check in checks.values() if check.passed is None]
+    assert any("autograd has no gradients of the module itself" in line for line in left)
+    assert not [check for check in checks.values() if check.passed is False]
+
+
+def test_places_that_come_twice_are_not_compared():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            self.register_buffer("bank", torch.zeros(2, 6))
+
+        def forward(self, x, places):
+            self.bank[places] = self.layer(x).detach()
+            return self.layer(x) @ self.bank.t()
+
+    checks = compared(lc.from_module(Twice(), {"x": "float B 6", "places": "int B"}))
+    assert any("several values at one place" in str(check) for check in checks.values() if check.passed is None)
+    assert not [check for check in checks.values() if check.passed is False]

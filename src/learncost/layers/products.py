@@ -124,6 +124,17 @@ IN_ITS_KERNEL = frozenset({"_euclidean_dist"})
 backward pass it does: `cdist` of more than 25 rows (torch 2.13.0, aten/src/ATen/native/Distance.cpp)."""
 
 
+SEEN_BACKWARD = frozenset({"addbmm"})
+"""Operators without a formula in FlopCounterMode whose gradients autograd takes by bmm, which has one (torch 2.13.0,
+tools/autograd/derivatives.yaml)."""
+
+
+def has_a_formula(line: Line, operators: Collection[str]) -> bool:
+    """Whether a counter with formulas of these operators sees a line."""
+    operator = operator_name(line.tag.operator)
+    return operator in operators or (operator in SEEN_BACKWARD and line.tag.macro in ("backward", "weight_update"))
+
+
 def is_in_a_kernel(line: Product) -> bool:
     """Whether counters of operators see nothing of a product, which a kernel of another name computes."""
     return line.tag.macro in ("forward", "recomputation") and line.tag.operator in IN_ITS_KERNEL

@@ -282,6 +282,15 @@ def _has_numbers(tensor: Any) -> bool:
     return bool(tensor.is_floating_point()) or tensor.dtype is torch.bool
 
 
+def twin_of(module: Any) -> Any:
+    """A copy of a module; what it holds from an earlier run, which autograd lets nobody copy, is detached."""
+    import torch
+
+    held = [leaf for part in module.modules() for leaf in torch.utils._pytree.tree_leaves(dict(vars(part)))]
+    computed = (leaf for leaf in held if isinstance(leaf, torch.Tensor) and not leaf.is_leaf)
+    return deepcopy(module, {id(leaf): leaf.detach().clone() for leaf in computed})
+
+
 def gradients_apart(module: Any, ran: Ran) -> tuple[float | None, str]:
     """How far the gradients of the module itself are from those of its graph, relative to the largest of these; None
     where they cannot be compared, and why.
@@ -292,7 +301,7 @@ def gradients_apart(module: Any, ran: Ran) -> tuple[float | None, str]:
 
     results, weights = ran.results, ran.weights
     try:
-        twin = deepcopy(module).double()
+        twin = twin_of(module).double()
         row, by_name = as_called(twin, copied(ran.doubles))
         answer = twin(*row, **by_name)
     except Exception as error:  # code of the user's, which may not be for float64, nor be copied
@@ -400,7 +409,10 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
     module.zero_grad(set_to_none=True)
     row, by_name = as_called(module, copied(arguments(module, inputs)))
     with restored(module):
-        return _flops_of(lambda: ends(module(*row, **by_name)), formulas)
+        try:
+            return _flops_of(lambda: ends(module(*row, **by_name)), formulas)
+        except RuntimeError as error:  # a module of the user's that changes in place what autograd needs
+            raise InputError(f"autograd has no gradients of the module itself ({told(error)})") from error
 
 
 def _counted_of_export(module: Any, inputs: Any, imported: Imported, formulas: Mapping[Any, Any]) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,8 @@ from learncost.models.imported.restored import copied, restored
 from learncost.models.imported.tried import size_of_example
 from learncost.models.imported.walk import Imported
 from learncost.models.imported.wrappers import plain
-from learncost.proof.imported import Ran, gradients_apart, products, ran_both
+from learncost.proof.imported import Ran, gradients_apart, products, ran_both, twin_of
+from learncost.proof.overwritten import has_repeated_places, overwriting
 from learncost.proof.report import Check
 
 WITHIN = 1e-6
@@ -128,24 +128,46 @@ def _taken(live: Live, several: Iterator[dict[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Draw:
-    """How inputs are drawn: whole numbers below a bound, truths by chance or all true, floats above 0 or not."""
+    """How inputs are drawn: whole numbers below a bound, truths with a probability, floats above 0 or not.
+
+    distinct   no whole number comes twice, in a tensor or in a row
+    """
 
     below: int
-    chance: bool
+    truth: float
     positive: bool = False
+    distinct: str = ""
 
 
-DRAWS = (_Draw(5, True), _Draw(2, True), _Draw(2, False), _Draw(2, False, True), _Draw(1, False, True), _Draw(1, False))
-"""In the order in which they are tried: a module may look up few places, or take logarithms."""
+DRAWS = (
+    _Draw(5, 0.5),
+    _Draw(2, 0.5),
+    _Draw(2, 1),
+    _Draw(2, 0),
+    _Draw(2, 1, True),
+    _Draw(2, 0, True),
+    _Draw(1, 1, True),
+    _Draw(1, 1),
+)
+"""In the order in which they are tried: a module may look up few places or take logarithms, and a mask may hide all."""
+
+DISTINCT = (_Draw(0, 0.5, distinct="tensor"), _Draw(0, 0.5, distinct="row"))
+"""What is tried first where a module writes at places that it is given."""
 
 
 def _drawn(live: Live, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The first random inputs that the module takes. Raises what it raises of all of them."""
+    return next(_draws(live, sizes))
+
+
+def _draws(live: Live, sizes: Mapping[str, int], draws: Sequence[_Draw] = DRAWS) -> Iterator[dict[str, Any]]:
     """Random inputs that the module takes, of numbers that lead to numbers. Raises what it raises of all of them."""
-    given = _given(live, sizes)
+    given, taken = _given(live, sizes), False
     if live.as_run:
-        return given
+        yield given
+        return
     failed: Exception = InputError("it gives no finite numbers")
-    for draw in DRAWS:
+    for draw in draws:
         values = _random(given, draw)
         try:
             results = _run(live.module, values)
@@ -153,11 +175,14 @@ def _drawn(live: Live, sizes: Mapping[str, int]) -> dict[str, Any]:
             failed = error
             continue
         if all(bool(each.isfinite().all()) for each in results):
-            return values
-    with suppress(Exception):
-        _run(live.module, given)
-        return given
-    raise failed
+            taken = True
+            yield values
+    if not taken:
+        try:
+            _run(live.module, given)
+        except Exception:  # whatever it raises of what it was read with
+            raise failed from None
+        yield given
 
 
 def _given(live: Live, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -181,8 +206,12 @@ def _random(given: Mapping[str, Any], draw: _Draw) -> dict[str, Any]:
             )
             return numbers.to(value.dtype).requires_grad_(value.requires_grad)
         if value.dtype is torch.bool:
-            return torch.rand(shape, generator=generator) < 0.5 if draw.chance else torch.ones(shape, dtype=torch.bool)
-        return torch.randint(0, draw.below, shape, generator=generator).to(value.dtype)
+            return torch.rand(shape, generator=generator) < draw.truth
+        if draw.distinct == "tensor":
+            return torch.randperm(value.numel(), generator=generator).reshape(shape).to(value.dtype)
+        if draw.distinct and shape:
+            return torch.rand(shape, generator=generator).argsort(-1).to(value.dtype)
+        return torch.randint(0, max(1, draw.below), shape, generator=generator).to(value.dtype)
 
     return dict(torch.utils._pytree.tree_map_only(torch.Tensor, made, dict(given)))
 
@@ -210,25 +239,65 @@ def _at(table: Layer, live: Live, imported: Imported, whole: Any, sizes: Mapping
     """The comparisons at one size of each letter."""
     where = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
     name = f"{table.name} at {where}" if where else table.name
+    draws = (*DISTINCT, *DRAWS) if any(overwriting(imported.exported.program)) else DRAWS
     try:
-        values = _drawn(live, sizes)
-    except Exception as error:  # whatever a user's module raises
-        yield Check(name, "a run of the module", f"it takes no random numbers: {told(error)}", None)
+        values, ran = _first(table, live, imported, whole, _draws(live, sizes, draws))
+    except _NoNumbersError as error:
+        yield Check(name, "a run of the module", f"it takes no random numbers: {error}", None)
         return
-    inputs = dict(values)
-    if live.as_run:  # one run takes the tensors alone
-        taken = imported.exported.inputs.values()
-        inputs = {key: value for key, value in flattened(values).items() if key in taken}
-    try:
-        ran = ran_both(whole, inputs, imported, table)
     except Exception as error:  # a table that does not fit its module cannot be run on what this is given
         yield Check(name, "the table's run", told(error), False)
         return
-    own = _own(live.module, values)
+    if has_repeated_places(imported.exported.program, ran.graph.of_node):
+        why = "it writes several values at one place, of which PyTorch keeps any: not compared"
+        yield Check(name, "outputs with the module's run", why, None)
+        return
+    inputs = _of_run(live, imported, values)
+    try:
+        own = _own(live.module, values)
+    except Exception as error:  # code of the user's, which may not run a second time
+        yield Check(name, "a run of the module", f"it does not run as it was read: {told(error)}", None)
+        return
     yield from _values(name, ran, own, imported)
     yield _gradients(name, live.module if not live.as_run else whole, ran, own)
     yield _products(name, live, values, whole, inputs, imported, table)
     yield from _changes(name, ran, own, imported)
+
+
+class _NoNumbersError(Exception):
+    """A module that raises of every random input."""
+
+
+def _first(
+    table: Layer, live: Live, imported: Imported, whole: Any, draws: Iterator[dict[str, Any]]
+) -> tuple[dict[str, Any], Ran]:
+    """The first inputs of which the table gives numbers where the module does, and no place is written twice, and the
+    runs on these; else the first that the module takes.
+
+    A softmax of a row that a mask hides wholly is no number in a table, and zeros in PyTorch's fused attention.
+    """
+    first: tuple[dict[str, Any], Ran] | None = None
+    while True:
+        try:
+            values = next(draws, None)
+        except Exception as error:  # whatever a user's module raises
+            raise _NoNumbersError(told(error)) from error
+        if values is None:
+            break
+        ran = ran_both(whole, _of_run(live, imported, values), imported, table)
+        if ran.value != float("inf") and not has_repeated_places(imported.exported.program, ran.graph.of_node):
+            return values, ran
+        first = first or (values, ran)
+    assert first is not None
+    return first
+
+
+def _of_run(live: Live, imported: Imported, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs as they are read: one run takes the tensors alone."""
+    if not live.as_run:
+        return dict(values)
+    taken = imported.exported.inputs.values()
+    return {key: value for key, value in flattened(values).items() if key in taken}
 
 
 @dataclass(frozen=True)
@@ -251,7 +320,7 @@ def _own(module: Any, values: Mapping[str, Any]) -> _Own:
     import torch
 
     def run(double: bool, seed: int) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-        twin = deepcopy(module).double() if double else deepcopy(module)
+        twin = twin_of(module).double() if double else twin_of(module)
         given = copied(values)
         if double:
             given = torch.utils._pytree.tree_map_only(torch.Tensor, _doubled, given)

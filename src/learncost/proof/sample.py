@@ -15,10 +15,11 @@ from learncost.equation.line import Line, Word
 from learncost.equation.repeat import walk, windows
 from learncost.equation.roles import places_read
 from learncost.equation.table import Table
-from learncost.equation.term import Operand, Read
+from learncost.equation.term import Operand, Read, Term
 from learncost.layers.joins import joined
 from learncost.layers.spelling import condition_names
 from learncost.layers.tiles import read_place_by_place
+from learncost.vocabulary import entry
 
 Array = Any
 
@@ -126,8 +127,16 @@ def _measured(table: Table) -> set[str]:
 
 
 def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Axes that a word reads at places, as long as the places reach: no maximum is taken where nothing is."""
+    """Axes that are read at places, as long as the places reach: those that a word reads, as no maximum is taken where
+    nothing is, and those that are read at what a word chooses along another axis, such as the experts of a router.
+    """
+    chosen = {
+        line.name: line.axes for line, _ in walk(table.lines) if isinstance(line, Word) and entry(line.word).chooses
+    }
     for line, _ in walk(table.lines):
+        for read in _reads(line):
+            if isinstance(read.at, Term) and read.at.name in chosen:
+                yield base(read.axis), max(size_of(axis, sizes) for axis in chosen[read.at.name])
         if not isinstance(line, Word) or not line.axes:
             continue
         for read in _reads(line):

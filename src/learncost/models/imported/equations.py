@@ -123,6 +123,14 @@ class Recorder:
     name: str = ""
     again: str = ""
 
+    def origin(self) -> tuple[str, ...]:
+        """Return where the next lines come from."""
+        return self.module, self.operator, self.place, self.name, self.again
+
+    def go_back(self, origin: tuple[str, ...]) -> None:
+        """Let the next lines come from where they came from before others were taken down."""
+        self.module, self.operator, self.place, self.name, self.again = origin
+
     def stored(self, axes: Sequence[Axis], hint: str = "") -> Stored:
         """A new value of these axes."""
         return Stored(hint or self.name, tuple(axes))

@@ -158,7 +158,7 @@ class Reader:
         if node not in self.lines_of_made:
             self.lines_of_made[node] = None
             known = rule_of(operator_name(node.target), RULES)
-            reading, self.node = self.node, node
+            reading, self.node, origin = self.node, node, self.recorder.origin()
             arguments = [self._in_lines(self.argument(each)) for each in node.args]
             if known is not None and any(map(is_inside, arguments)):
                 self.stand_at(node)
@@ -167,7 +167,7 @@ class Reader:
                     if isinstance(view, View):
                         self.lines_of_made[node] = self.shaped(view, node.meta["val"], arguments)
             self.node = reading
-            self.stand_at(reading)
+            self.recorder.go_back(origin)
         made = self.lines_of_made[node]
         return None if made is None else made.fresh()
 

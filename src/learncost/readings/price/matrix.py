@@ -12,6 +12,7 @@ from learncost.equation.repeat import walk
 from learncost.equation.table import Table
 from learncost.layers.products import (
     Scores,
+    has_a_formula,
     in_blocks,
     in_half,
     inside,
@@ -39,7 +40,7 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row
         operator = operator_name(line.tag.operator) if book.operators else ""
         maccs = ZERO
         counted = isinstance(line, Product) and not is_in_a_kernel(line)
-        if counted and (not operator or operator in book.operators):
+        if counted and (not operator or has_a_formula(line, book.operators)):
             assert isinstance(line, Product)
             maccs = operator_maccs(line) if operator else matrix_maccs(line)
         kernel = line.tag.kernel

@@ -257,3 +257,41 @@ def test_gradient_checkpointing_of_transformers_is_counted(name, reentrant):
     )
     cost = lc.cost(lc.from_module(Logits(), {"x": said}), price_book="torch-flop-counter", B=2)
     assert cost.total.flops == counted(Logits(), x)
+
+
+class Low(nn.Module):
+    """A linear layer with a path of low rank beside it, as peft adds it."""
+
+    def __init__(self, base, rank=8):
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x)) * 2.0
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return self.narrow(torch.relu(self.wide(x)))
+
+
+@pytest.mark.parametrize("chosen", ["wide", "narrow", "wide,narrow"])
+@pytest.mark.parametrize("fold", [True, False])
+def test_paths_of_low_rank_run_again_with_the_line_that_they_adapt(chosen, fold):
+    module = Blocks(each(use_reentrant=False))
+    module.blocks = nn.ModuleList(Wide() for _ in range(4))
+    model = lc.from_module(module, {"x": "float B 16"}, fold=fold)
+    ours = lc.cost(model, B=5, price_book="matmul", lora=chosen)
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    for block in module.blocks:
+        for name in chosen.split(","):
+            setattr(block, name, Low(getattr(block, name)))
+    with FlopCounterMode(display=False) as counter:
+        module(torch.randn(5, 16)).sum().backward()
+    assert ours.total.flops == counter.get_total_flops()

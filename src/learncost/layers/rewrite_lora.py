@@ -161,10 +161,15 @@ def _out(weight: Term, left: Term) -> tuple[str, ...]:
 
 
 def _tag(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Tag:
-    """The path's lines are a layer of their own; `path` says whose line it is, and which."""
+    """The path's lines are a layer of their own; `path` says whose line it is, and which.
+
+    A checkpoint around the adapted line is around its path, too. Products that its policy keeps are kept in the path.
+    """
     binding = tuple((axis, axis) for axis in dict.fromkeys(a for t in (left, *right) for a in t.loops))
     locals_ = tuple(map(_local, right))
-    return Tag("lora", line.tag.block, local=path, locals=locals_, binding=binding, module=line.tag.module)
+    multiplies = all(isinstance(term, Term) for term in right) and left.name.endswith((".low", ".up"))
+    again = line.tag.again if multiplies else line.tag.again.replace("-", "")
+    return Tag("lora", line.tag.block, local=path, locals=locals_, binding=binding, module=line.tag.module, again=again)
 
 
 def _local(term: Operand) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,6 +32,14 @@ os.environ.setdefault("CFLAGS", "-O1")
 def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled with the flags that users have."""
     monkeypatch.delenv("CFLAGS")
+
+
+@pytest.fixture
+def heard_hangup() -> Iterator[None]:
+    """SIGHUP ends a process, also where the tests run under nohup, which has it ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(autouse=True, scope="module")

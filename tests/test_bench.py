@@ -238,6 +238,7 @@ def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeyp
     assert processes.alive == []
 
 
+@pytest.mark.usefixtures("heard_hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_there_is(
     number: int,

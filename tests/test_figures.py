@@ -157,7 +157,7 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
         ("memory gpt2", "needs --output"),
         ("memory gpt2 -o no/such/a.pdf", "no folder"),
         ("memory gpt2 -o a.pdf --columns 3", "columns must be 1 or 2"),
-        ("memory gpt2 -o a.pdf --on A100-SXM-40GB", "a figure of memory has no --on"),
+        ("conventions gpt2 -o a.pdf --on A100-SXM-40GB", "a figure of conventions has no --on"),
         ("conventions gpt2 -o a.pdf --procedure bp", "a figure of conventions has no --procedure"),
         ("roofline gpt2 -o a.pdf", "give --on NAME"),
         ("scaling gpt2 -o a.pdf --along height", "no size to grow along is called 'height'"),

@@ -66,7 +66,7 @@ def _unit(step: Step) -> int:
 
 
 def _largest(step: Step, runner: Runner, budget: int) -> int:
-    if not has_batch(step.table):
+    if not has_batch(step.model.table):
         return int(runner.peak(step, step.sizes()) <= budget)
     if step.over:  # every device has as many
         unit = _unit(step)

@@ -219,7 +219,8 @@ PACKED = [
 def test_kernel_buffers_are_within_the_range_that_stands_on_top(name, dtype):
     """The allocator's peak with what libraries of products take, which the other tests leave out."""
     torch.manual_seed(0)
-    whole, without = apart(lambda: peaks.train(*peaks.CASES[name], peaks.DTYPES[dtype]))
+    # Of two trainings the lesser: the first one may make what the library keeps.
+    whole, without = min(apart(lambda: peaks.train(*peaks.CASES[name], peaks.DTYPES[dtype])) for _ in range(2))
     layer = lc.from_module(peaks.built(peaks.CASES[name][0], inputs := peaks.CASES[name][1](torch.float32)), inputs)
     found = lc.memory(layer, engine="autograd", optimizer="adamw", precision=peaks.PRECISIONS[dtype])
     assert found.peak == pytest.approx(without, rel=0.002)

@@ -35,11 +35,13 @@ def optimized(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def heard_hangup() -> Iterator[None]:
-    """SIGHUP ends a process, also where the tests run under nohup, which has it ignored."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def heard_signals() -> Iterator[None]:
+    """SIGINT and SIGHUP are handled as on a terminal, also where the tests run in the background or under nohup."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -238,7 +238,7 @@ def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeyp
     assert processes.alive == []
 
 
-@pytest.mark.usefixtures("heard_hangup")
+@pytest.mark.usefixtures("heard_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_there_is(
     number: int,

@@ -267,7 +267,7 @@ def test_errata_as_data(capsys):
     assert "give one of the two" in refused(["errata", "E2", "--like", "mha"], capsys)
 
 
-@pytest.mark.usefixtures("heard_hangup")
+@pytest.mark.usefixtures("heard_signals")
 @pytest.mark.parametrize(
     ("line", "doing"),
     [

@@ -466,14 +466,15 @@ def test_usual_procedures_that_make_a_report_too_large_are_left_out(monkeypatch:
     nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
     monkeypatch.setattr("learncost.pictures.document.comparisons", lambda *_: nothing)
     monkeypatch.setattr("learncost.pictures.report._add_usual", lambda *_: None)
-    both = report("vit-b-16", output=None, num_hidden_layers=1)
-    assert both.procedures == ("bp", "recompute")
-    monkeypatch.setattr("learncost.pictures.report.LARGEST", len(both.html.encode()) - 1)
+    usual = ("bp", "recompute", "pepita", "mempepita")
+    every = report("vit-b-16", output=None, num_hidden_layers=1)
+    assert every.procedures == usual
+    monkeypatch.setattr("learncost.pictures.report.LARGEST", len(every.html.encode()) - 1)
     smaller = report("vit-b-16", output=None, num_hidden_layers=1)
-    assert smaller.procedures == ("bp",)
-    assert any("by recompute: the report would be larger than" in why for why in smaller.refused)
-    with pytest.raises(lc.InputError, match="2 steps make a report of"):
-        report("vit-b-16", procedure="bp,recompute", output=None, num_hidden_layers=1)
+    assert smaller.procedures == usual[:-1]
+    assert any("by mempepita: the report would be larger than" in why for why in smaller.refused)
+    with pytest.raises(lc.InputError, match="4 steps make a report of"):
+        report("vit-b-16", procedure=",".join(usual), output=None, num_hidden_layers=1)
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -277,7 +277,10 @@ def _other_widths(reading: Reading) -> str:
 
 def _no_head(reading: Reading) -> str:
     words = (isinstance(line, Product) and "v" in line.left[0].loops for line, _ in reading.lines)
-    return "" if reading.model.learns and any(words) else f"has none{instead(reading.model.configuration.family)}"
+    if reading.model.learns and any(words):
+        return ""
+    is_of_words = "v" in reading.model.sizes  # else no class of its family has such a head
+    return "has none" + (instead(reading.model.configuration.family) if is_of_words else "")
 
 
 _NEEDS: Mapping[str, Callable[[Reading], str]] = {

@@ -81,8 +81,9 @@ def _forward(state: State) -> list[Tensor]:
             state.rooms[name] = room
         else:
             values[name] = Tensor(state.tape, Value(elements, width, room))
-            if table.values[name].role in ("value", "constant"):
-                state.inputs.append(values[name])  # images or sounds: who calls the model has them
+            # Images or sounds: the caller holds them. The constants of transformers' modules are made inside of them.
+            if table.values[name].role in (("value", "constant") if asked.module.name == "plain" else ("value",)):
+                state.inputs.append(values[name])
     weights = {name: (name,) for name in table.weights}
     names = Names(state, table.axes, weights, frozenset(asked.drawn), {})
     if state.sharded:

@@ -79,7 +79,7 @@ class Running:
 
     mean, variance, count   their names; count, of the batches so far, is "" where nothing counts
     places                  which axes of the normalized value they have
-    momentum                the share of the new statistics in each update; None: all batches count alike
+    momentum                the share of the new statistics in each update; None: their cumulative average
     """
 
     mean: str

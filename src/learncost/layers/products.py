@@ -80,7 +80,7 @@ def matrix_maccs(line: Product) -> Count:
 def _runs_as_matrices(line: Product, terms: Sequence[Term]) -> bool:
     """Whether PyTorch runs a product of two factors as one of matrices, by the operator that computes it.
 
-    The groups of a convolution are matrices by their axes alone: PyTorch has kernels of its own for single channels.
+    The groups of a convolution are matrices by their axes alone: PyTorch has separate kernels for single channels.
     `bilinear` runs bmm for both of its products and for the gradient of its weight; what is in between it multiplies
     element by element (torch 2.13.0, aten/src/ATen/native/Linear.cpp, _trilinear).
     """

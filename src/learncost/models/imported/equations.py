@@ -48,7 +48,7 @@ class Kept:
     """The running statistics that a normalization keeps.
 
     statistics  mean, variance and, where batches are counted, their count, as they lie along its result
-    momentum    the share of the new ones; None: all batches count alike
+    momentum    the share of the new ones; None: their cumulative average
     """
 
     statistics: tuple[Read, ...]

@@ -82,7 +82,8 @@ def _forward(state: State) -> list[Tensor]:
         else:
             values[name] = Tensor(state.tape, Value(elements, width, room))
             # Images or sounds: the caller holds them. The constants of transformers' modules are made inside of them.
-            if table.values[name].role in (("value", "constant") if asked.module.name == "plain" else ("value",)):
+            role = table.values[name].role
+            if role == "value" or (role == "constant" and asked.module.name == "plain"):
                 state.inputs.append(values[name])
     weights = {name: (name,) for name in table.weights}
     names = Names(state, table.axes, weights, frozenset(asked.drawn), {})

@@ -217,17 +217,18 @@ BLOCK = 16
 
 def packed(func: Any, args: Any, result: Any) -> int:
     """Bytes that a library of products takes at most from the allocator while it runs: one packed copy of every operand
-    and result, channels of convolutions padded to whole blocks."""
+    and one of the result in float, in which products are summed; channels of convolutions padded to whole blocks."""
     name = func._schema.name
     if not PRODUCTS.fullmatch(name):
         return 0
     weight = args[1 + ("backward" in name)] if "conv" in name else None
     total = 0
-    for each in tree_leaves((args, result)):
-        if isinstance(each, torch.Tensor):
-            channels = () if weight is None else (0, 1) if each.shape == weight.shape else (1,)
-            sizes = [-(-n // BLOCK) * BLOCK if place in channels else n for place, n in enumerate(each.shape)]
-            total += prod(sizes) * each.element_size()
+    for leaves, least in ((args, 0), (result, FLOAT)):
+        for each in tree_leaves(leaves):
+            if isinstance(each, torch.Tensor):
+                channels = () if weight is None else (0, 1) if each.shape == weight.shape else (1,)
+                sizes = [-(-n // BLOCK) * BLOCK if place in channels else n for place, n in enumerate(each.shape)]
+                total += prod(sizes) * max(each.element_size(), least if each.is_floating_point() else 0)
     return total
 
 

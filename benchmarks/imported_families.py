@@ -21,9 +21,9 @@ from typing import Any
 
 import learncost as lc
 from learncost.books.book import book
-from learncost.equation.errors import InputError
-from learncost.equation.line import Product, Sum, Word
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.line import Product, Sum, Word
+from learncost.ir.table import Table
 from learncost.models.families import FAMILIES
 from learncost.models.imported.walk import read_module
 from learncost.models.model import build, run_sizes

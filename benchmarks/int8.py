@@ -32,7 +32,7 @@ from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.fixed_point import whole
-from learncost.equation.precision import precision_of
+from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration, configure
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "microcontroller"

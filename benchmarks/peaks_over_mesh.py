@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import learncost as lc
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.placement.mesh import mesh
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -24,7 +24,7 @@ from learncost.bench.subject import Subject
 from learncost.bench.torch_side import Eager
 from learncost.books.book import book
 from learncost.devices.rates import rates
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.step import step

@@ -15,8 +15,8 @@ import argparse
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes

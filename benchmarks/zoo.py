@@ -481,7 +481,7 @@ def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:
     """A line of the table."""
     import torch
 
-    from learncost.equation.errors import InputError
+    from learncost.ir.errors import InputError
     from learncost.models.imported.walk import read_module
     from learncost.proof.imported import parity, products
 

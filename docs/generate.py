@@ -23,7 +23,7 @@ from learncost.derivations.explain import explain
 from learncost.derivations.explanation import Explanation, Part
 from learncost.derivations.formulas import formulas
 from learncost.derivations.subject import Subject, layers, subject
-from learncost.equation.count import base
+from learncost.ir.count import base
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned

@@ -20,9 +20,9 @@ import numpy as np
 
 import learncost as lc
 from learncost.books.book import BOOKS
-from learncost.equation.count import size_of
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
+from learncost.ir.count import size_of
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
 from learncost.proof.sample import random_arrays, small_sizes

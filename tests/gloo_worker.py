@@ -26,9 +26,9 @@ import learncost as lc
 import learncost.torch
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
 from learncost.layers.lower import lower
 from learncost.models.configuration import configure
 from learncost.models.model import build, lengths_open, run_sizes

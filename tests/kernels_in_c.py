@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from learncost.engines import compiler
-from learncost.equation.count import base
-from learncost.equation.table import Table
-from learncost.equation.value import Value
+from learncost.ir.count import base
+from learncost.ir.table import Table
+from learncost.ir.value import Value
 from learncost.layers.lower import lower
 from learncost.readings.emit.c import kernel
 from learncost.readings.emit.c.gnu import GNU

@@ -7,7 +7,7 @@ import torch
 
 from allocator import apart
 from learncost.engines.in_place import InPlace, library_products
-from learncost.equation.count import shape_of
+from learncost.ir.count import shape_of
 from learncost.placement.bucketed import bucketed
 from learncost.readings.emit import fill, leaves, program
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from learncost.equation.count import base, shape_of
-from learncost.equation.repeat import Repeat, walk
-from learncost.equation.term import Read
+from learncost.ir.count import base, shape_of
+from learncost.ir.repeat import Repeat, walk
+from learncost.ir.term import Read
 from learncost.layers.lower import lower
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

@@ -18,8 +18,8 @@ import torch.distributed as distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from learncost.engines.in_stages import program_in_stages, step_in_stages
-from learncost.equation.count import base
-from learncost.equation.repeat import Repeat
+from learncost.ir.count import base
+from learncost.ir.repeat import Repeat
 from learncost.layers.stages import turns_of
 from learncost.models.model import build
 from learncost.models.small import small

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.stated import size_names
-from learncost.equation.table import Table
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.stated import size_names
+from learncost.ir.table import Table
 from learncost.models.model import Model
 
 

@@ -13,7 +13,7 @@ import pytest
 import learncost as lc
 from counting import counting, tally_of
 from learncost.engines.quantize import constants, dequantized, quantize
-from learncost.equation.precision import PRECISIONS
+from learncost.ir.precision import PRECISIONS
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build

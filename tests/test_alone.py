@@ -3,9 +3,9 @@
 import pytest
 
 from learncost.books.book import book
-from learncost.equation.count import Count, total
-from learncost.equation.repeat import walk
-from learncost.equation.totals import beginnings
+from learncost.ir.count import Count, total
+from learncost.ir.repeat import walk
+from learncost.ir.totals import beginnings
 from learncost.layers.alone import alone, shape
 from learncost.layers.lower import _is_normal, _Lowering, lower
 from learncost.models.configuration import configure

@@ -13,7 +13,7 @@ from learncost.derivations.boards import checks, files, inputs_of, on_board, on_
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.engines.boards import BOARDS, build, run
 from learncost.engines.boards.board import Board
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from test_in_product import MLP
 from tiny_models import GPT2, LLAMA

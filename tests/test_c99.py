@@ -16,8 +16,8 @@ import pytest
 
 from kernels_in_c import Case, matched, needs_compiler
 from learncost.engines import compiler
-from learncost.equation.line import Kernel, Line
-from learncost.equation.table import Table
+from learncost.ir.line import Kernel, Line
+from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.proof.sample import small_sizes

@@ -16,8 +16,8 @@ from learncost.derivations.emit_c99 import Settings, Source, program_of
 from learncost.derivations.verified_c99 import NEAR, parity
 from learncost.engines import alone
 from learncost.engines.state import to_state
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 
 torch = pytest.importorskip("torch")

@@ -13,10 +13,10 @@ import pytest
 import learncost as lc
 from kernels_in_c import Case, check, needs_compiler
 from learncost.engines import compiler
-from learncost.equation.errors import InputError
-from learncost.equation.line import Kernel, Line
-from learncost.equation.parse import parse_line
-from learncost.equation.repeat import Repeat
+from learncost.ir.errors import InputError
+from learncost.ir.line import Kernel, Line
+from learncost.ir.parse import parse_line
+from learncost.ir.repeat import Repeat
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.step import step

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kernels_in_c import Case, check, needs_compiler
-from learncost.equation.line import Kernel, Word
-from learncost.equation.term import Literal, Term
+from learncost.ir.line import Kernel, Word
+from learncost.ir.term import Literal, Term
 from learncost.vocabulary import entries, entry
 
 pytestmark = needs_compiler

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.equation.count import Count
-from learncost.equation.errors import InputError
+from learncost.ir.count import Count
+from learncost.ir.errors import InputError
 from learncost.layers.lower import lower
 from learncost.plans.plan import planned
 from learncost.procedures.clipping import with_clipping

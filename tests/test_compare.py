@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import learncost as lc
-from learncost.equation.count import Count
 from learncost.faces.command import main
+from learncost.ir.count import Count
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.models.small import contents
 from learncost.procedures.procedure import PROCEDURES

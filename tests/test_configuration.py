@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import learncost.models
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.presets import preset_names, presets

@@ -9,8 +9,8 @@ import pytest
 from contests import entrants, held
 from learncost.contest.contest import Contest
 from learncost.contest.workers import workers
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 
 NAMES = entrants("bp,pepita:paper", "stable")
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from learncost.equation.errors import InputError
 from learncost.hardware.power import counters, measured
+from learncost.ir.errors import InputError
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.equation.count import shape_of
 from learncost.faces.command import main
+from learncost.ir.count import shape_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
 from learncost.proof.sample import random_arrays, small_sizes

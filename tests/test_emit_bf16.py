@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import trainings
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import without_gradients

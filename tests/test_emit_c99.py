@@ -19,10 +19,10 @@ from learncost.derivations.verified_c99 import ALLOWED, NEAR, checks, mask, pari
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
-from learncost.equation.parse import parse_line
 from learncost.faces.command import main
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
+from learncost.ir.parse import parse_line
 from learncost.models.configuration import configure
 from learncost.readings.emit.c.c99 import C99
 from learncost.readings.emit.c.numbers import primitive

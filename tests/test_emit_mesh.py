@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.placement.devices import part, together

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.repeat import Repeat
+from learncost.ir.repeat import Repeat
 from learncost.layers.lower import lower
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure

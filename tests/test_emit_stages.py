@@ -6,7 +6,7 @@ import pytest
 
 import learncost as lc
 import processes
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.placement.devices import Device, Meetings
 from stages_worker import Case
 

@@ -11,9 +11,9 @@ from learncost.books.book import BOOKS
 from learncost.derivations.explain import explain
 from learncost.derivations.formulas import formulas
 from learncost.derivations.subject import layers
-from learncost.equation.count import total
-from learncost.equation.errors import InputError
-from learncost.equation.line import Tag
+from learncost.ir.count import total
+from learncost.ir.errors import InputError
+from learncost.ir.line import Tag
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped_layer
 from learncost.readings.live import live

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from browsing import Watched, chromium
 from learncost.books.book import every
 from learncost.devices.device import devices
-from learncost.equation.precision import PRECISIONS
 from learncost.faces.command import main
+from learncost.ir.precision import PRECISIONS
 from learncost.models.families import FAMILIES
 from learncost.models.small import contents
 from learncost.pictures.page import page as page_of

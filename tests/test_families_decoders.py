@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hugging_face import check_flops, check_parameters, read
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hugging_face import flops_of, module_of, parameters_of, read
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.procedures.step import step

@@ -6,7 +6,7 @@ import pytest
 
 import learncost as lc
 from hugging_face import check_flops, check_parameters, flops_of, module_of, parameters_of, read
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.model import build
 
 torch = pytest.importorskip("torch")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models import made as positions
 from learncost.models.compose import plan
 from learncost.models.configuration import Configuration, configure

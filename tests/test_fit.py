@@ -14,10 +14,10 @@ import pytest
 
 import learncost as lc
 from learncost.engines.emitted import Emitted
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
 from learncost.faces.command import main
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
 from learncost.ledger.memory_fit import fit
 from learncost.ledger.memory_inference import Serving
 from learncost.ledger.search import largest_batch, longest_within
@@ -32,8 +32,8 @@ STEP = """
 import json, resource, sys
 import numpy as np
 from learncost.engines.emitted import Emitted
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.procedures.step import step

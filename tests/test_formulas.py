@@ -16,11 +16,11 @@ from learncost.books.book import BOOKS
 from learncost.derivations.explain import explain
 from learncost.derivations.formulas import Formulas, formulas
 from learncost.derivations.subject import layers
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.parse import parse_line
 from learncost.faces.command import main
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.parse import parse_line
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped, shipped_layer, usual_names
 from learncost.ledger.cost import cost

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.walk import read_module
 from learncost.proof.imported import parity, products
 from own_modules import CASES, Block

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from learncost.equation.errors import InputError
 from learncost.faces.importing.cache import Place, Remembered
 from learncost.faces.importing.user_file import target
+from learncost.ir.errors import InputError
 from learncost.models.imported.inputs import attempts, parse_input, parse_inputs, symbols_of
 
 torch = pytest.importorskip("torch")

@@ -13,8 +13,8 @@ import pytest
 import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
 from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once

@@ -5,8 +5,8 @@ import pytest
 
 import learncost as lc
 from learncost.engines.compiler import compiler
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.models.from_layer import from_layer
 from learncost.plans.in_product import updates
 from learncost.plans.plan import planned

@@ -8,9 +8,9 @@ import pytest
 
 import learncost as lc
 from decoding import MODELS, llama, rewritten
-from learncost.equation.count import Count, total
-from learncost.equation.repeat import walk
 from learncost.faces.command import main
+from learncost.ir.count import Count, total
+from learncost.ir.repeat import walk
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_visible
 from learncost.models.configuration import configure

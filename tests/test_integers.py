@@ -11,10 +11,10 @@ import learncost as lc
 from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.derivations.verified_c99 import Parity, parity
 from learncost.engines.boards import BOARDS
-from learncost.equation.count import shape_of
-from learncost.equation.line import Product, Tag
-from learncost.equation.term import Literal
-from learncost.equation.value import Value
+from learncost.ir.count import shape_of
+from learncost.ir.line import Product, Tag
+from learncost.ir.term import Literal
+from learncost.ir.value import Value
 from learncost.layers.integer_functions import exponential, logarithm
 from learncost.layers.powers import HALF, WORD, Number, Power
 from learncost.layers.shifts import Shifts

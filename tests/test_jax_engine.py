@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.engines import engine
 from learncost.training.options import Options

@@ -8,8 +8,8 @@ import pytest
 import learncost as lc
 from learncost.derivations.verified_c99 import NEAR, parity
 from learncost.engines.quantize import dequantized
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from test_emit_c99 import MLP, made
 
 PRECISIONS = ("int8-learned", "int8-learned-products")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.count import shape_of
-from learncost.equation.repeat import walk
+from learncost.ir.count import shape_of
+from learncost.ir.repeat import walk
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.plans.plan import planned
@@ -98,7 +98,7 @@ def gradients_of_head(model, sizes, arrays):
     """What the lines behind the blocks make of the weights that they read, the blocks' output being given."""
     from dataclasses import replace
 
-    from learncost.equation.repeat import Repeat
+    from learncost.ir.repeat import Repeat
     from learncost.layers.derive import derive
 
     table = model.table

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 import learncost as lc
 from allocator import apart, most
 from learncost.bench.torch_models import module
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.ledger.runners import autograd
 from learncost.models.configuration import configure
 from learncost.models.model import build, masks_of, run_sizes

@@ -9,7 +9,7 @@ import scipy.special  # noqa: F401 - what a program imports while it runs would 
 
 import learncost as lc
 from learncost.engines.emitted import Emitted
-from learncost.equation.count import shape_of
+from learncost.ir.count import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.placement.bucketed import bucketed

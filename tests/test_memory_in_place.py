@@ -5,8 +5,8 @@ import pytest
 import learncost as lc
 from learncost.engines import in_place
 from learncost.engines.compiler import compiler
-from learncost.equation.count import base
-from learncost.equation.precision import precision_of
+from learncost.ir.count import base
+from learncost.ir.precision import precision_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.run import prepare
 from sampling import sampled

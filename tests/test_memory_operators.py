@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.count import shape_of
-from learncost.equation.precision import precision_of
+from learncost.ir.count import shape_of
+from learncost.ir.precision import precision_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.run import prepare
 from learncost.readings import rooms

@@ -12,7 +12,7 @@ import torch.distributed
 
 import learncost as lc
 from allocator import apart
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 
 KIB = 2**10

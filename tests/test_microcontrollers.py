@@ -7,7 +7,7 @@ import pytest
 import learncost as lc
 from learncost.devices.device import devices
 from learncost.devices.microcontroller import core_of, cores, rates_of
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.from_layer import from_layer
 from test_in_product import MLP
 

@@ -17,8 +17,8 @@ from importlib.resources import files
 import pytest
 
 import learncost as lc
-from learncost.equation.line import Product, Sum, Word
-from learncost.equation.term import Literal, Term, terms_of
+from learncost.ir.line import Product, Sum, Word
+from learncost.ir.term import Literal, Term, terms_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.products import matrix_maccs
 from learncost.proof.references import LAYERS

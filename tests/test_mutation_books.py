@@ -8,7 +8,7 @@ import pytest
 
 import test_paper_book
 from learncost.books.book import BOOKS
-from learncost.equation.count import Count
+from learncost.ir.count import Count
 from learncost.ledger import run
 from learncost.readings.price import Override, WordPrice
 from sampling import sampled

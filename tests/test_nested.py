@@ -5,7 +5,7 @@ import pytest
 
 import learncost as lc
 from learncost.engines.compiler import compiler
-from learncost.equation.repeat import Repeat, walk
+from learncost.ir.repeat import Repeat, walk
 from learncost.layers.lower import lower
 from learncost.layers.split import Part, split
 from learncost.models.from_layer import from_layer

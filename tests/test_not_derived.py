@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.equation.count import Count
+from learncost.ir.count import Count
 from learncost.ledger.rows import ledger
 from learncost.ledger.run import rows_of
 from learncost.models.from_layer import from_layer

@@ -4,8 +4,8 @@ import pytest
 
 import learncost as lc
 from learncost.devices.collective import CALL
-from learncost.equation.count import Count
-from learncost.equation.errors import InputError
+from learncost.ir.count import Count
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.placement.bucketed import bucketed

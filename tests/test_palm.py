@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.count import size_of
+from learncost.ir.count import size_of
 from learncost.models.configuration import configure
 from learncost.models.made import made_inputs
 from learncost.models.model import build

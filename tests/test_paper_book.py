@@ -10,7 +10,7 @@ import sympy
 
 import learncost as lc
 from learncost.books.book import BOOKS
-from learncost.equation.count import Count
+from learncost.ir.count import Count
 from learncost.layers.layer import shipped_layer
 from learncost.ledger.run import rows_of
 from learncost.models.configuration import Configuration, configure

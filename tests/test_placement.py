@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.count import first_of, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Word
-from learncost.equation.repeat import Repeat, walk
-from learncost.equation.term import Term
-from learncost.equation.zigzag import position
+from learncost.ir.count import first_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Word
+from learncost.ir.repeat import Repeat, walk
+from learncost.ir.term import Term
+from learncost.ir.zigzag import position
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.model import build, run_sizes

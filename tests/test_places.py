@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import learncost as lc
 from kernels_in_c import Case, check, needs_compiler
-from learncost.equation.line import Kernel
+from learncost.ir.line import Kernel
 from learncost.layers.lower import lower
 from learncost.plans.executed import executed
 from learncost.proof.sample import random_arrays, small_sizes

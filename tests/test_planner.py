@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import learncost as lc
-from learncost.equation.line import Kernel
-from learncost.equation.repeat import each_line
+from learncost.ir.line import Kernel
+from learncost.ir.repeat import each_line
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned

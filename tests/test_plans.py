@@ -9,10 +9,10 @@ import pytest
 
 import learncost as lc
 from counting import counting, tally_of
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import Repeat, walk
 from learncost.faces.command import main
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import Repeat, walk
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import PLANS, plan_of, planned

@@ -9,8 +9,8 @@ import pytest
 import learncost as lc
 from learncost.devices.device import devices
 from learncost.devices.sustained import sustained
-from learncost.equation.precision import BYTES, PRECISIONS, PRODUCTS_ALONE
 from learncost.faces.command import main
+from learncost.ir.precision import BYTES, PRECISIONS, PRODUCTS_ALONE
 from learncost.pictures.serve.choices import choices
 
 SIZES = "--n-layer 1 --seq-len 8"

@@ -8,7 +8,7 @@ import pytest
 
 import learncost as lc
 from learncost.engines.quantize import constants, dequantized, quantize
-from learncost.equation.precision import BLOCKS, PRECISIONS, Blocks
+from learncost.ir.precision import BLOCKS, PRECISIONS, Blocks
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build

@@ -18,8 +18,8 @@ from learncost.derivations.boards import _read, files, inputs_of, on_host
 from learncost.derivations.emit_c99 import Source
 from learncost.devices.device import STACK, devices
 from learncost.engines.boards import BOARDS, build, run
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.schedule.regions import Region, assigned, largest_assigned
 
 BOARD = BOARDS["cortex-m4f"]

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import learncost as lc
-from learncost.equation.count import came_from, first_of, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Sum, Word
-from learncost.equation.repeat import Repeat, walk
+from learncost.ir.count import came_from, first_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Sum, Word
+from learncost.ir.repeat import Repeat, walk
 from learncost.ledger.over import in_a_ring
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small

@@ -11,9 +11,9 @@ import pytest
 import learncost as lc
 from learncost.devices import assumptions
 from learncost.devices.figure import Figure, computed
-from learncost.equation.precision import PRECISIONS, precision_of
 from learncost.faces.command import main
 from learncost.hardware.published import published_runs
+from learncost.ir.precision import PRECISIONS, precision_of
 
 PETAFLOP_DAY = 10**15 * 86_400
 DOCS = Path(__file__).parent.parent / "docs"

@@ -9,8 +9,8 @@ import torch
 import learncost as lc
 from foreign_models import in_float64, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import walk
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import walk
 from learncost.models.configuration import configure
 from learncost.models.made import made_inputs
 from learncost.models.model import build

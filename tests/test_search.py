@@ -6,8 +6,8 @@ import pytest
 
 import learncost as lc
 from learncost.devices.sustained import sustained
-from learncost.equation.precision import PRECISIONS
 from learncost.faces.command import main
+from learncost.ir.precision import PRECISIONS
 from learncost.layers.stages import cut
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

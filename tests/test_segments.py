@@ -7,9 +7,9 @@ import pytest
 
 import learncost as lc
 from counting import counting, tally_of
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import Repeat
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import Repeat
 from learncost.plans.executed import executed
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen, memory

@@ -3,8 +3,8 @@
 import pytest
 
 import learncost as lc
-from learncost.equation.line import Product
-from learncost.equation.repeat import walk
+from learncost.ir.line import Product
+from learncost.ir.repeat import walk
 
 CASES = {
     "Y[M f] = X[M d] W[d f]": ("M", "f", "d", "", ""),

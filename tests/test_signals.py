@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.count import shape_of
-from learncost.equation.repeat import Repeat
+from learncost.ir.count import shape_of
+from learncost.ir.repeat import Repeat
 from learncost.layers.derive import derive
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build

@@ -9,10 +9,10 @@ from learncost.books.book import book
 from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.images import vit
 from learncost.engines.emitted import Programs
-from learncost.equation.line import Tag
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.line import Tag
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.layers.lower import lower
 from learncost.models.model import build
 from learncost.models.small import small

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.layers.stages import cut, even, turns_of

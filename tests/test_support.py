@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.procedures.procedure import LEARNING, procedure
 from learncost.training.support import UNTRIED, checksum, fields, kept_support, reason

@@ -10,8 +10,8 @@ import learncost as lc
 from learncost.derivations import emit_c99
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import from_state
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.models.argument import described_elsewhere
 from learncost.models.configuration import configure
 from learncost.models.imported.evaluated import values_of

@@ -11,7 +11,7 @@ import torch
 
 import allocator
 import learncost as lc
-from learncost.equation.stated import size_names
+from learncost.ir.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.pictures.document import document

@@ -6,7 +6,7 @@ import pytest
 
 import learncost as lc
 from learncost.books.book import book
-from learncost.equation.line import Kernel
+from learncost.ir.line import Kernel
 from learncost.models.configuration import configure
 from learncost.readings.price import price
 from learncost.readings.time import Curve, Grid, time, works

@@ -20,8 +20,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import learncost as lc
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.training.data import corpus

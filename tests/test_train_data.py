@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.data import text
 from learncost.training.data.examples import Examples

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.training import hugging_face

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from learncost.engines import bfloat16, eight_bits
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BLOCKS, PRECISIONS
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BLOCKS, PRECISIONS
 from learncost.models.configuration import configure
 from learncost.readings.emit.precision import check_runs
 from learncost.training.engines import engine

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.generate import Decoder, Sampling, continuation
 from learncost.training.loop import start

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.repeat import Repeat
+from learncost.ir.repeat import Repeat
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.plans.plan import planned

@@ -10,8 +10,8 @@ import pytest
 
 from learncost.books.book import book, price
 from learncost.engines import compiler
-from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ir.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import learncost as lc
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.runners import runners
 from learncost.pictures.serve.app import application
 from learncost.pictures.serve.pool import Here

@@ -11,8 +11,8 @@ import torch
 import learncost as lc
 from counting import counting, tally_of
 from foreign_models import self_attention
-from learncost.equation.line import Condition
-from learncost.equation.parse import parse_line
+from learncost.ir.line import Condition
+from learncost.ir.parse import parse_line
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_softcap, with_visible
 from learncost.readings.write import latex, mathml

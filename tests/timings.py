@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from learncost.books.book import book
-from learncost.equation.repeat import walk
+from learncost.ir.repeat import walk
 from learncost.layers.layer import layer
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from learncost.equation.count import size_of
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
+from learncost.ir.count import size_of
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
 from learncost.layers.nested import flat, is_nested
 from learncost.layers.split import Part, split
 from learncost.models.model import Model

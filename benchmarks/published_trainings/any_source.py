@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.wording import nearest, shown
 from learncost.parallel.step import Way
 from published_trainings.case import (

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from learncost.devices.cluster import Cluster, clusters
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure, family_of
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.presets import preset_names

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from learncost.equation.precision import PRECISIONS, Precision
+from learncost.ir.precision import PRECISIONS, Precision
 
 
 @dataclass(frozen=True)

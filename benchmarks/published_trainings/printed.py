@@ -8,7 +8,7 @@ from typing import Any
 
 import learncost as lc
 from learncost.devices.collective import algorithm
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.schedule.pipeline import run, schedule
 from published_trainings.case import told

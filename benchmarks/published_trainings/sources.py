@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.parallel.step import Way
 from published_trainings.any_source import any_source
 from published_trainings.case import Case, key_of, mesh_of, told

@@ -9,7 +9,7 @@ from typing import Any
 from learncost.books.book import book
 from learncost.devices.cluster import Cluster, cluster
 from learncost.devices.sustained import sustained
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.parallel.step import StepTakes, step_of
 from learncost.plans.plan import planned
 from learncost.procedures.step import step

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from learncost.devices.rates import rates as rates
     from learncost.engines.layer_training import LayerTraining as LayerTraining
     from learncost.engines.numpy_engine import Training as Training
-    from learncost.equation.errors import InputError as InputError
-    from learncost.equation.errors import NotationError as NotationError
     from learncost.hardware.record import RunCost as RunCost
     from learncost.hardware.run_cost import run_cost as run_cost
+    from learncost.ir.errors import InputError as InputError
+    from learncost.ir.errors import NotationError as NotationError
     from learncost.layers.derive import Derived as Derived
     from learncost.layers.derive import derive as derive
     from learncost.layers.layer import Layer as Layer
@@ -105,7 +105,7 @@ _PUBLIC = {
     "inference": "learncost.procedures.inference",
     "Inference": "learncost.procedures.inference",
     "from_module": "learncost.models.from_module",
-    "InputError": "learncost.equation.errors",
+    "InputError": "learncost.ir.errors",
     "Layer": "learncost.layers.layer",
     "layer": "learncost.layers.layer",
     "LayerTraining": "learncost.engines.layer_training",
@@ -114,7 +114,7 @@ _PUBLIC = {
     "lower": "learncost.layers.lower",
     "memory": "learncost.ledger.memory",
     "Memory": "learncost.ledger.memory",
-    "NotationError": "learncost.equation.errors",
+    "NotationError": "learncost.ir.errors",
     "place": "learncost.ledger.placed",
     "PlacedStep": "learncost.ledger.placed",
     "price": "learncost.books.book",

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from learncost.bench.subject import Subject
 from learncost.books.book import book
-from learncost.equation.line import Line
+from learncost.ir.line import Line
 from learncost.procedures.step import step
 from learncost.readings.price import price
 from learncost.readings.time import MatrixProduct, matrix_product

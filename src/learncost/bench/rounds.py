@@ -16,7 +16,7 @@ from learncost.bench.process import Process, SideError
 from learncost.bench.result import Bench, Case, Memory, SideFound
 from learncost.bench.sides import ENGINE, FLOOR
 from learncost.bench.subject import Subject
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 TURN = 0.25
 """Seconds that a turn of the fastest side is to last; short steps are repeated, so that not each is the first after

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration
 
 Function = TypeVar("Function")

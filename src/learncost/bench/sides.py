@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from learncost.bench.subject import Subject
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 
 
 class Side(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.weights import generator, initial_weights
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 

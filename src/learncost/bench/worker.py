@@ -21,7 +21,7 @@ import numpy as np
 
 from learncost.bench.sides import SIDES, Side
 from learncost.bench.subject import Subject
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.training.memory import forget_highest, highest
 
 

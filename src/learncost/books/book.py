@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.equation.count import ZERO, Count, checked_sizes
-from learncost.equation.errors import named_one
-from learncost.equation.table import Table
+from learncost.ir.count import ZERO, Count, checked_sizes
+from learncost.ir.errors import named_one
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.products import PRODUCT_OPERATORS
 from learncost.readings.price import Book, Override, Price, WordPrice

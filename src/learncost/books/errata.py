@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-from learncost.equation.displayed import Displayed
+from learncost.ir.displayed import Displayed
 
 
 def _as_printed() -> dict[str, str]:

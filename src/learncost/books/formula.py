@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 
-from learncost.equation.count import ZERO, Count, base, total
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product
-from learncost.equation.repeat import walk
-from learncost.equation.term import Axis, terms_of
+from learncost.ir.count import ZERO, Count, base, total
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product
+from learncost.ir.repeat import walk
+from learncost.ir.term import Axis, terms_of
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from learncost.contest.entrant import Cost
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.search import largest_batch
 from learncost.models.wording import BYTES, COUNTS, shown, whole_number
 

@@ -18,7 +18,7 @@ from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.problem import RATES
 from learncost.contest.trial import Outcome, Search, StoppedError, readied, trained
 from learncost.contest.workers import Workers, in_turn
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.run import possible
 from learncost.ledger.sheet import Drawn
 

@@ -16,8 +16,8 @@ from learncost.books.book import book
 from learncost.contest.problem import Problem
 from learncost.engines.emitted import Programs
 from learncost.engines.layer_training import LayerTraining
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.models.wording import shown
 from learncost.plans.executed import executed

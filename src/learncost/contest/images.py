@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.contest.problem import Arrays, Problem
 from learncost.engines.weights import DEVIATION, generator, initial_weights
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.configuration import configure
 from learncost.models.from_layer import from_layer

@@ -13,7 +13,7 @@ import numpy as np
 from learncost.contest.problem import Problem
 from learncost.engines.inputs import Batch
 from learncost.engines.weights import initial_weights
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.argument import find
 from learncost.models.configuration import configure
 from learncost.models.model import build

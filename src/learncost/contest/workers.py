@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from learncost.contest.trial import StoppedError, Told
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.wording import shown
 
 PATIENCE = 10

@@ -15,7 +15,7 @@ import numpy as np
 from learncost.devices.device import STACK
 from learncost.engines.boards import BOARDS, Board, Built, build, run
 from learncost.engines.inputs import random_batch
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.made import names_made
 from learncost.proof.report import Check
 from learncost.readings.emit.c99.layout import given

@@ -11,9 +11,9 @@ from typing import Any
 from learncost.derivations.asked import Asked, refuse_filled, refuse_zigzag
 from learncost.derivations.emit_c99 import Freestanding, freestanding, parameters_of_alone
 from learncost.derivations.emit_stages import pipelined
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BLOCKS, either, precision_of
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BLOCKS, either, precision_of
+from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped
 from learncost.ledger.over import padded_step

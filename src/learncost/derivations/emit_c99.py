@@ -19,11 +19,11 @@ from learncost.engines.inputs import data, random_batch
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import Stored, evaluated, from_state, stored, to_state
 from learncost.engines.weights import DEVIATION, deviations, initial_weights
-from learncost.equation.errors import InputError
-from learncost.equation.line import Product
-from learncost.equation.precision import precision_of
-from learncost.equation.stated import size_names
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.line import Product
+from learncost.ir.precision import precision_of
+from learncost.ir.stated import size_names
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.layers.rewrite_integers import check_room

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from learncost.derivations.asked import Asked, refuse_filled, refuse_zigzag
 from learncost.engines.in_stages import program_in_stages, step_in_stages
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.placement.padding import filled_up
 

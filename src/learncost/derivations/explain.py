@@ -20,11 +20,11 @@ from learncost.derivations.subject import (
     prepared,
 )
 from learncost.derivations.subject import subject as find_subject
-from learncost.equation.count import Count, base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Word
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
+from learncost.ir.count import Count, base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Word
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.question import question
 from learncost.readings import write

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
 from learncost.ledger.sheet import SPELLED, Readable, Row, Sheet, number
 from learncost.readings import write
 from learncost.readings.price import Book

@@ -20,9 +20,9 @@ from learncost.derivations.subject import (
     prepared,
 )
 from learncost.derivations.subject import subject as find_subject
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.parts import OUTSIDE_BLOCKS, part_of
 from learncost.ledger.question import question

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.derivations.explanation import Explanation, Format, Part, Step
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
 from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
 from learncost.layers.parts import shown_layer

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from learncost.derivations.explanation import Explanation, Format, Part, Step
-from learncost.equation.count import Count, total
-from learncost.equation.line import Line, Word
-from learncost.equation.term import Term
+from learncost.ir.count import Count, total
+from learncost.ir.line import Line, Word
+from learncost.ir.term import Term
 from learncost.layers.lower import lower_line
 from learncost.readings import write
 from learncost.readings.price import Book, executed

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from learncost.books.book import book
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import check_known
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import check_known
+from learncost.ir.table import Table
 from learncost.layers.derive import Derived, derive, part
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
 from learncost.layers.tangent import along_inputs

@@ -17,10 +17,10 @@ from learncost.engines.compiler import compiler
 from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import random_batch
 from learncost.engines.numpy_engine import Training
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
-from learncost.equation.table import Table
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure

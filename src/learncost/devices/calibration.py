@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.files import read_path
 from learncost.models.wording import shown
 from learncost.readings.time import Curve, Grid, Rates

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from learncost.devices.device import LARGEST, Device, above_0, device, known_device
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import nearest, shown
 

@@ -11,9 +11,9 @@ from math import ceil, log2
 from pathlib import Path
 
 from learncost.devices.cluster import Cluster, Link
-from learncost.equation.count import Count
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.count import Count
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError, named_one
 
 WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 """The kinds of communication; other words of tables are one of these."""

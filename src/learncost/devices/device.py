@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from learncost.devices.regions import address, regions_of
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BYTES, PRODUCTS_ALONE
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES, PRODUCTS_ALONE
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import nearest, shown
 from learncost.schedule.regions import Region

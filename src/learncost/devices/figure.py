@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from learncost.equation.displayed import Displayed
+from learncost.ir.displayed import Displayed
 
 LABELS = {
     "counted": "read off the model's tables, exactly",

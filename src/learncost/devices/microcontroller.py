@@ -9,7 +9,7 @@ from functools import cache
 from math import sqrt
 
 from learncost.devices.device import FILES, Device
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.readings.time import Curve, Grid, Rates
 from learncost.readings.time.rates import ORIENTATIONS
 

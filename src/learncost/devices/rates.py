@@ -11,8 +11,8 @@ from learncost.devices.device import Device, devices
 from learncost.devices.device import device as find_device
 from learncost.devices.microcontroller import rates_of
 from learncost.devices.utilization import groups, utilizations
-from learncost.equation.errors import InputError
-from learncost.equation.precision import check_stored
+from learncost.ir.errors import InputError
+from learncost.ir.precision import check_stored
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import shown
 from learncost.readings.time import Curve, Grid, Rates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.wording import shown
 from learncost.schedule.regions import Region
 

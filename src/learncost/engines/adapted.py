@@ -9,12 +9,12 @@ import numpy as np
 
 from learncost.engines.quantize import dequantized, quantize
 from learncost.engines.weights import initial_weights
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
 from learncost.layers.rewrite_lora import RANK
 from learncost.models.model import Model
 

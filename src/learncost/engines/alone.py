@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.compiler import compiler
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
 from learncost.readings.emit.c99 import Firmware
 from learncost.readings.emit.c99.functions import known
 

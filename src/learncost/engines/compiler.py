@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.files import user_folder
 from learncost.readings.emit.c import Function, source
 

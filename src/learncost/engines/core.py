@@ -14,14 +14,14 @@ from learncost.engines.bfloat16 import rounded, stored, widened
 from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.fixed_point import results, whole
 from learncost.engines.weights import DEVIATION, generator, in_rows, kinds, shape
-from learncost.equation.count import base
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.repeat import check_derived, each_line
-from learncost.equation.table import Table
-from learncost.equation.value import RANDOM, Same
+from learncost.ir.count import base
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import BLOCKS, precision_of
+from learncost.ir.repeat import check_derived, each_line
+from learncost.ir.table import Table
+from learncost.ir.value import RANDOM, Same
 from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.procedures.accumulation import Accumulated, accumulated

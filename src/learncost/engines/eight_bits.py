@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.precision import Blocks
+from learncost.ir.precision import Blocks
 
 EXPONENTS = 7
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.core import Core, Interpreter, Prepared, Values
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.plans.executed import executed
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, program, unfold

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 
 LARGEST = {"int8": 127}
 """The largest number of a type; of others it is 2^29 less one, so that a sum of two has room."""

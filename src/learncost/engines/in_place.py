@@ -14,8 +14,8 @@ import torch
 
 from learncost.engines import processor
 from learncost.engines.compiler import Call, Kernels
-from learncost.equation.count import shape_of
-from learncost.equation.table import Table
+from learncost.ir.count import shape_of
+from learncost.ir.table import Table
 from learncost.readings.emit.placed import TYPES, placed
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import Repeat, Statement, defined, walk
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import Repeat, Statement, defined, walk
+from learncost.ir.table import Table
 from learncost.layers.stages import turns_of
 from learncost.models.model import Model
 from learncost.placement.mesh import Mesh

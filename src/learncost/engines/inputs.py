@@ -1,6 +1,6 @@
 """What a step reads, made from what people have: tokens, answers, images, masks of padding.
 
-What every input of a table is stands in its role (`learncost.equation.value`); an input that has none is numbers, or
+What every input of a table is stands in its role (`learncost.ir.value`); an input that has none is numbers, or
 places of an axis. So nothing here knows a model, and NumPy's arrays and PyTorch's tensors take the same way.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.roles import indexed
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.count import base, shape_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.roles import indexed
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.models.made import made_inputs, names_made
 from learncost.models.model import Model, lengths_open, run_sizes
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from learncost.engines.core import Core, Prepared, Settings, Values
 from learncost.engines.inputs import with_derived
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.from_layer import from_layer
 from learncost.models.model import Model, axes_of

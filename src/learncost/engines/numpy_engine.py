@@ -17,9 +17,9 @@ from learncost.engines.inputs import Batch
 from learncost.engines.quantize import constants
 from learncost.engines.state import evaluated
 from learncost.engines.weights import initial_weights, shape
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration, configure

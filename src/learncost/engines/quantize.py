@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import shape_of
-from learncost.equation.precision import Blocks
+from learncost.ir.count import shape_of
+from learncost.ir.precision import Blocks
 from learncost.layers.quantized import Quantized, levels_of, places_of
 
 Arrays = dict[str, Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import shape_of, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import Repeat, Statement, repeats
-from learncost.equation.stated import Saved
-from learncost.equation.table import Table
+from learncost.ir.count import shape_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import Repeat, Statement, repeats
+from learncost.ir.stated import Saved
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer, in_evaluation
 from learncost.models.configuration import Configuration
 from learncost.models.tables import family_of_layer

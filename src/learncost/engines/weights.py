@@ -10,11 +10,11 @@ from zlib import crc32
 
 import numpy as np
 
-from learncost.equation.count import shape_of
-from learncost.equation.line import Line, Product, Sum
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Operand, Read, Term
+from learncost.ir.count import shape_of
+from learncost.ir.line import Line, Product, Sum
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Operand, Read, Term
 
 DEVIATION = 0.02
 """Of the normal distribution that matrices are drawn from: BERT's and GPT-2's initializer_range."""

@@ -11,7 +11,7 @@ from learncost.bench.result import Bench
 from learncost.bench.rounds import bench as measure
 from learncost.bench.sides import PEERS, peers
 from learncost.bench.subject import USUAL, subjects
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.question import question
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import several

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from learncost.devices.calibration import Calibration, check_place, own_file, save
-from learncost.equation.errors import InputError
 from learncost.hardware.calibrate import calibrate as measure
+from learncost.ir.errors import InputError
 from learncost.ledger.question import question
 from learncost.ledger.sheet import wrapped
 from learncost.models.wording import counted, shown

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from learncost import __version__
-from learncost.equation.errors import InputError
 from learncost.faces.typed import read
+from learncost.ir.errors import InputError
 from learncost.ledger.question import FLAGS, Flag, flags_of, schema_of
 from learncost.ledger.sheet import FORMATS, SPELLED
 from learncost.models.wording import nearest, shown

@@ -15,7 +15,7 @@ from learncost.contest.contest import contest as compete
 from learncost.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.contest.problem import Problem
 from learncost.contest.workers import workers as who_trains
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 from learncost.ledger.question import question
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown

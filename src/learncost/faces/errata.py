@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.books.errata import Erratum
 from learncost.books.errata import errata as every
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.question import question
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 from learncost.models.wording import mentions, nearest, shown

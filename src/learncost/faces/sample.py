@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
 from learncost.ledger.question import question
 from learncost.models.model import build
 from learncost.training.data.tasks import next_token

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.question import Flag
 from learncost.models.argument import names_own_sizes
 from learncost.models.configuration import SETTINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, shipped
 from learncost.ledger.question import question
 from learncost.ledger.run import check_probability, lengths_of

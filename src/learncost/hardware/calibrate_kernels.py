@@ -11,11 +11,11 @@ import torch
 
 from learncost.engines.compiler import Kernels
 from learncost.engines.in_place import library_products
-from learncost.equation.line import Kernel, Line, Word
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
 from learncost.hardware.calibrate_torch import COLUMNS, ROWS, TorchBench, factors
 from learncost.hardware.operations import Doing, operands, timed_words
+from learncost.ir.line import Kernel, Line, Word
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer
 from learncost.readings.emit.c import Function, kernel

@@ -21,7 +21,7 @@ import numpy as np
 
 from learncost.devices.calibration import save_text
 from learncost.devices.collective import algorithm
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 """Bytes of the payloads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from learncost.devices.figure import Figure
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.run import check_tokens
 from learncost.models.wording import shown
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from learncost.devices.figure import Figure
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.wording import nearest, shown
 
 FILE = Path(__file__).with_name("grid.csv")

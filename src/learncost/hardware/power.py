@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.devices.figure import Figure
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 POWERCAP = Path("/sys/class/powercap")
 

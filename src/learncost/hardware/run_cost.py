@@ -13,13 +13,13 @@ from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.devices.sustained import most_of_peak
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BYTES, check_stored, either
-from learncost.equation.repeat import check_known
 from learncost.hardware import given, grid, products
 from learncost.hardware.duration import days_on, days_over
 from learncost.hardware.record import RunCost
 from learncost.hardware.steps import show_step, show_step_over, step_on, step_over
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES, check_stored, either
+from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.ledger.cost import cost
 from learncost.ledger.question import question

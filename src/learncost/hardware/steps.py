@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.devices.cluster import Cluster
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.ledger.cost import cost
 from learncost.models.configuration import Configuration

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.line import Line, Product, Sum, Tag
-from learncost.equation.repeat import Statement
-from learncost.equation.term import Axis, Term
-from learncost.equation.value import Value
+from learncost.ir.line import Line, Product, Sum, Tag
+from learncost.ir.repeat import Statement
+from learncost.ir.term import Axis, Term
+from learncost.ir.value import Value
 from learncost.layers.tiles import behind_another, place_of, tiled, with_one
 
 

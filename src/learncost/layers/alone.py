@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from learncost.equation.line import Line, Sum, Word
-from learncost.equation.repeat import Repeat, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Term
+from learncost.ir.line import Line, Sum, Word
+from learncost.ir.repeat import Repeat, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Term
 
 
 def alone(table: Table) -> Callable[[Line], bool]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import NotationError
-from learncost.equation.line import Condition, Line, Tag
-from learncost.equation.parsed import Block, Call, Parsed
-from learncost.equation.repeat import Carry, Repeat, Statement, walk, windows
-from learncost.equation.scope import Axes, Expanded
-from learncost.equation.table import Table
-from learncost.equation.value import DRAWN, FIXED
+from learncost.ir.count import base
+from learncost.ir.errors import NotationError
+from learncost.ir.line import Condition, Line, Tag
+from learncost.ir.parsed import Block, Call, Parsed
+from learncost.ir.repeat import Carry, Repeat, Statement, walk, windows
+from learncost.ir.scope import Axes, Expanded
+from learncost.ir.table import Table
+from learncost.ir.value import DRAWN, FIXED
 from learncost.layers.spelling import primed
 
 

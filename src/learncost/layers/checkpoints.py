@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.line import Line, Product, Word
-from learncost.equation.repeat import Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Term
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.repeat import Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Term
 from learncost.layers.recompute import Values, in_macro, joined, pairs
 
 Path = tuple[str, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Role, Value
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Role, Value
 
 LAYER = "codes"
 """The layer of the lines that make codes, and values of them."""

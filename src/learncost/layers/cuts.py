@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from learncost.equation.line import Line
-from learncost.equation.value import Same, Value
+from learncost.ir.line import Line
+from learncost.ir.value import Same, Value
 
 Scope: TypeAlias = tuple[tuple[str, ...], ...]
 """Where names stand: what each of the repeats around them makes, the outermost first; of a table's own names none."""

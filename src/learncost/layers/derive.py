@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError
-from learncost.equation.line import Tag
-from learncost.equation.repeat import Repeat, Statement, each_line
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError
+from learncost.ir.line import Tag
+from learncost.ir.repeat import Repeat, Statement, each_line
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.layers.cuts import NONE, Cuts
 from learncost.layers.layer import Layer
 from learncost.layers.reach import Reach, beside_weights

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.line import Product, Sum, Tag
-from learncost.equation.term import Literal, Operand, Term
+from learncost.ir.line import Product, Sum, Tag
+from learncost.ir.term import Literal, Operand, Term
 from learncost.layers.powers import HALF, WORD, Number, Power
 from learncost.layers.shifts import Shifts
 

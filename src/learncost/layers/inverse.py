@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Sum
-from learncost.equation.repeat import Carry, Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Sum
+from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.layers.recompute import pairs, recomputed
 
 Chain = list[tuple[Sum, int]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from learncost.equation.affine import Affine, Part, total
-from learncost.equation.count import base
-from learncost.equation.line import Product, Sum, Tag, Word
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
-from learncost.equation.term import Axis, Literal, Operand, Read, Term
+from learncost.ir.affine import Affine, Part, total
+from learncost.ir.count import base
+from learncost.ir.line import Product, Sum, Tag, Word
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
+from learncost.ir.term import Axis, Literal, Operand, Read, Term
 
 
 def join_of(line: Sum) -> Word | None:

@@ -10,20 +10,20 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from learncost.equation.count import ZERO, Count, base
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import NotationError, advice
-from learncost.equation.line import Line, Opaque, Word
-from learncost.equation.parse import parse_header, parse_lines, split_names
-from learncost.equation.parsed import Call, Header, Parsed
-from learncost.equation.repeat import Repeat, Statement, each_line, walk
-from learncost.equation.roles import check as check_roles
-from learncost.equation.roles import role, spelled
-from learncost.equation.scope import Axes, Expanded, bind
-from learncost.equation.stated import Limit, Saved, Stated
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.count import ZERO, Count, base
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import NotationError, advice
+from learncost.ir.line import Line, Opaque, Word
+from learncost.ir.parse import parse_header, parse_lines, split_names
+from learncost.ir.parsed import Call, Header, Parsed
+from learncost.ir.repeat import Repeat, Statement, each_line, walk
+from learncost.ir.roles import check as check_roles
+from learncost.ir.roles import role, spelled
+from learncost.ir.scope import Axes, Expanded, bind
+from learncost.ir.stated import Limit, Saved, Stated
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 from learncost.layers.called import expanded, own_equations
 from learncost.layers.parts import PART, SHOWN
 from learncost.layers.reach import Reach
@@ -143,7 +143,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     Remarks begin with % and become the layer's source. A line `gradients: dX (31), dW (33)` gives the numbers of
     printed equations to derived lines, and `cache: K V` the values that decoding keeps. Of inputs, `constants: S` names
     those that have no gradient, `targets: index of v` those that are read at places of an axis, `share: share of
-    targets` what each target counts in the loss, -1/count where there is one (`learncost.equation.roles`). Of the
+    targets` what each target counts in the loss, -1/count where there is one (`learncost.ir.roles`). Of the
     whole, `sizes: d=768 f=3072` fixes sizes, `limits: M<=1024` says which sizes it is written for, `frozen: W` names
     weights that do not learn, `unread: 4096` says how many parameters no line reads, and `unused: 2 B M d` how many
     FLOPs of the forward pass of a module no line tells, since nothing reads what they make.

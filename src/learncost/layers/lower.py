@@ -13,13 +13,13 @@ from itertools import count
 from math import prod
 from typing import Any
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base, whole
-from learncost.equation.line import Condition, Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Axis, Literal, Operand, Read, Term
-from learncost.equation.value import Same, Value
+from learncost.ir.affine import Affine
+from learncost.ir.count import base, whole
+from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Axis, Literal, Operand, Read, Term
+from learncost.ir.value import Same, Value
 from learncost.layers.joins import join_of, read_back
 from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within
 from learncost.layers.spelling import spell

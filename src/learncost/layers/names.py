@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from learncost.equation.count import base
-from learncost.equation.line import Line, Sum, Word, alias
-from learncost.equation.repeat import Carry, Repeat, Statement, defined, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.count import base
+from learncost.ir.line import Line, Sum, Word, alias
+from learncost.ir.repeat import Carry, Repeat, Statement, defined, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.vocabulary import entry
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 
-from learncost.equation.count import size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import Carry, Repeat
-from learncost.equation.table import Table
-from learncost.equation.value import Value
+from learncost.ir.count import size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import Carry, Repeat
+from learncost.ir.table import Table
+from learncost.ir.value import Value
 
 MOST_LAYERS = 128
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from learncost.equation.line import Condition, Line, Product, Sum, Word
-from learncost.equation.term import Axis, Literal, Operand, Term
+from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.vocabulary import entry
 
 Bounds: TypeAlias = tuple[Axis, Axis, str, str | None]  # a condition on axes as a line reads them

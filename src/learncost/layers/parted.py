@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from learncost.equation.displayed import Displayed
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.value import Value
+from learncost.ir.displayed import Displayed
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.value import Value
 from learncost.vocabulary.collectives import is_collective
 
 Values = dict[str, Value]

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, TypeAlias, get_args
 
-from learncost.equation.line import Line
+from learncost.ir.line import Line
 
 PART = "part:"
 SHOWN = "shown as:"

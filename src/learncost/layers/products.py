@@ -8,12 +8,12 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from learncost.equation.count import ZERO, Count, base, total
-from learncost.equation.line import Condition, Line, Product, Word
-from learncost.equation.repeat import Repeat, Statement, each_line
-from learncost.equation.sides import sides
-from learncost.equation.table import Table
-from learncost.equation.term import Read, Term
+from learncost.ir.count import ZERO, Count, base, total
+from learncost.ir.line import Condition, Line, Product, Word
+from learncost.ir.repeat import Repeat, Statement, each_line
+from learncost.ir.sides import sides
+from learncost.ir.table import Table
+from learncost.ir.term import Read, Term
 from learncost.vocabulary import entry
 
 _NAMESPACES = ("torch", "ops", "aten", "nn", "functional", "F")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from learncost.equation.count import base, shape_of
-from learncost.equation.precision import BLOCKS, BYTES, Blocks
+from learncost.ir.count import base, shape_of
+from learncost.ir.precision import BLOCKS, BYTES, Blocks
 
 
 @dataclass(frozen=True)

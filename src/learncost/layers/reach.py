@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import terms_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import terms_of
 from learncost.layers.cuts import NONE, Cuts, Scope
 from learncost.layers.spelling import differentiable, operand
 from learncost.vocabulary import entry

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement, defined
-from learncost.equation.table import Table
-from learncost.equation.value import Value
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, Statement, defined
+from learncost.ir.table import Table
+from learncost.ir.value import Value
 
 Values = dict[str, Value]
 Chosen = Callable[[Line], bool]

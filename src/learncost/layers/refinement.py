@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Tag, Word
-from learncost.equation.parse import parse_header, parse_lines
-from learncost.equation.parsed import Header
-from learncost.equation.roles import role
-from learncost.equation.term import Axis, Literal, Operand, Read, Term, terms_of
-from learncost.equation.value import Role, Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Tag, Word
+from learncost.ir.parse import parse_header, parse_lines
+from learncost.ir.parsed import Header
+from learncost.ir.roles import role
+from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
+from learncost.ir.value import Role, Value
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite import rewritten
 from learncost.vocabulary import entry

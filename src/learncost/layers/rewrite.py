@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import each_line
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import each_line
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 from learncost.layers.layer import Layer
 from learncost.vocabulary import entry
 

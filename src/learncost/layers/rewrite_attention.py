@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Word
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 from learncost.layers.layer import Layer
 from learncost.layers.refinement import refined
 from learncost.layers.rewrite import rewritten

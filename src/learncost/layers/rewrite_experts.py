@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Word
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Word
 from learncost.layers.layer import Layer
 from learncost.layers.refinement import refined
 from learncost.layers.rewrite import rewritten

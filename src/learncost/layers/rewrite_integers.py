@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from learncost.equation.count import size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Operand, Read, Term
+from learncost.ir.count import size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.layers.integer_functions import FUNCTIONS
 from learncost.layers.lower import expanded
 from learncost.layers.powers import CODE, HALF, TOTAL, WORD, Number, Power

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.count import base
-from learncost.equation.line import Line, Product, Tag, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table, features
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.count import base
+from learncost.ir.line import Line, Product, Tag, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table, features
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.layers.codes import LAYER, Values, coded
 from learncost.layers.parts import of_part
 from learncost.layers.recompute import pairs

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Tag
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Axis, Literal, Operand, Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Tag
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Axis, Literal, Operand, Term
+from learncost.ir.value import Value
 
 RANK = "rank"
 """The axis of the path's middle."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base
-from learncost.equation.line import Condition, Line, Word
-from learncost.equation.repeat import each_line, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.count import base
+from learncost.ir.line import Condition, Line, Word
+from learncost.ir.repeat import each_line, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Read, Term
 from learncost.vocabulary import entry
 
 

@@ -21,13 +21,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Tag
-from learncost.equation.precision import BLOCKS, BYTES, Blocks
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Read, Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Tag
+from learncost.ir.precision import BLOCKS, BYTES, Blocks
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Read, Term
+from learncost.ir.value import Value
 from learncost.layers.quantized import Array, Quantized, blocks_of, levels_axis, levels_of, places_of
 from learncost.layers.recompute import recomputed
 from learncost.layers.rewrite_lora import is_linear

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from learncost.equation.affine import Affine
-from learncost.equation.line import Line, Product
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Term
+from learncost.ir.affine import Affine
+from learncost.ir.line import Line, Product
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Term
 from learncost.layers.codes import Values, coded
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import Carry, Repeat, each_line
-from learncost.equation.table import Table
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import Carry, Repeat, each_line
+from learncost.ir.table import Table
+from learncost.ir.value import Value
 from learncost.layers.recompute import Values, pairs
 
 

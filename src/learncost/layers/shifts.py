@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from learncost.equation.line import Line, Sum, Tag, Word
-from learncost.equation.term import Literal, Operand, Term
-from learncost.equation.value import Value
+from learncost.ir.line import Line, Sum, Tag, Word
+from learncost.ir.term import Literal, Operand, Term
+from learncost.ir.value import Value
 from learncost.layers.codes import LAYER
 from learncost.layers.powers import CODE, WORD, Number, Power
 

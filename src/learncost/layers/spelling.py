@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from learncost.equation.count import base
-from learncost.equation.line import Line, Word
-from learncost.equation.repeat import Statement, walk
-from learncost.equation.term import Term
+from learncost.ir.count import base
+from learncost.ir.line import Line, Word
+from learncost.ir.repeat import Statement, walk
+from learncost.ir.term import Term
 from learncost.vocabulary import entry
 
 

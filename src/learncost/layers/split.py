@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
+from learncost.ir.value import Value
 
 
 @dataclass(frozen=True)

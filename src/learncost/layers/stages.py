@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.count import base, size_of
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import Carry, Repeat, Statement
-from learncost.equation.table import Table
+from learncost.ir.count import base, size_of
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.table import Table
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import Carry, Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Operand, Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Operand, Term
+from learncost.ir.value import Value
 from learncost.layers.cuts import Elsewhere, Scope
 from learncost.layers.spelling import differentiable, operand, spell
 from learncost.vocabulary import entry

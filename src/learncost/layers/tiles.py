@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from learncost.equation.affine import Affine, Part, total
-from learncost.equation.count import base
-from learncost.equation.line import Line, Sum, Tag
-from learncost.equation.repeat import Statement, walk
-from learncost.equation.term import Axis, Read, Term
+from learncost.ir.affine import Affine, Part, total
+from learncost.ir.count import base
+from learncost.ir.line import Line, Sum, Tag
+from learncost.ir.repeat import Statement, walk
+from learncost.ir.term import Axis, Read, Term
 from learncost.layers.spelling import primed
 
 ONE = "1"

@@ -8,10 +8,10 @@ from itertools import combinations
 from typing import Any
 
 from learncost.books.book import book as find_book
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.precision import either
-from learncost.equation.repeat import check_known
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.precision import either
+from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.question import question

@@ -11,9 +11,9 @@ from math import gcd
 from typing import Any
 
 from learncost.books.book import price
-from learncost.equation.count import Count, base, total
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import walk
+from learncost.ir.count import Count, base, total
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import walk
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.ledger.crossing import Stretch, coefficients, stretches
 from learncost.ledger.letters import LETTERS, lettered, order, python, text

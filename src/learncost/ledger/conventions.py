@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from learncost.books.book import every
-from learncost.equation.count import total
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import check_known
+from learncost.ir.count import total
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.ledger.counters import Counter, counters
 from learncost.ledger.mine import Mine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.precision import either
+from learncost.ir.errors import InputError
+from learncost.ir.precision import either
 from learncost.layers.layer import Layer
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.books.book import BOOKS
-from learncost.equation.count import Count, total
-from learncost.equation.line import Product, Sum, Word
-from learncost.equation.repeat import walk
-from learncost.equation.term import Term
+from learncost.ir.count import Count, total
+from learncost.ir.line import Product, Sum, Word
+from learncost.ir.repeat import walk
+from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.run import Run
 from learncost.readings.price import Row

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
-from learncost.equation.count import Count
+from learncost.ir.count import Count
 from learncost.models.sizes import LARGEST
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
 from learncost.layers.layer import Layer
 from learncost.ledger.memory import of_part
 from learncost.ledger.memory_inference import NAME, Serving

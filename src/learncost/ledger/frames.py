@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _BROKEN = re.compile(r"[+-]?[0-9]+\.[0-9]+")

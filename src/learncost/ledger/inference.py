@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.equation.count import Count, size_of, total
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BYTES
-from learncost.equation.table import Table
+from learncost.ir.count import Count, size_of, total
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.record import Cache, Cost
 from learncost.ledger.rows import ledger

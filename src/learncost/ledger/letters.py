@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from learncost.equation.count import Count, Monomial, base
+from learncost.ir.count import Count, Monomial, base
 
 LETTERS = {"seq_len": "n", "hidden_size": "d", "num_attention_heads": "h", "kernel_size": "k", "window": "r"}
 """The sizes and their letters."""

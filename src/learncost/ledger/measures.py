@@ -8,10 +8,10 @@ from fractions import Fraction
 from functools import cached_property
 
 from learncost.books.book import book as find_book
-from learncost.equation.count import Count, total
-from learncost.equation.line import Product
-from learncost.equation.repeat import walk
-from learncost.equation.term import Term
+from learncost.ir.count import Count, total
+from learncost.ir.line import Product
+from learncost.ir.repeat import walk
+from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.run import Run
 from learncost.models.purposes import weighs_tokens

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.precision import either
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.precision import either
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.memory_runner import Chosen, largest, longest, runner_of
 from learncost.ledger.memory_step import Step

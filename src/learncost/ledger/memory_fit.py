@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.precision import either
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.precision import either
 from learncost.layers.layer import Layer
 from learncost.ledger.fit_advice import advice_for, refusal
 from learncost.ledger.fit_question import FitQuestion, Fitting

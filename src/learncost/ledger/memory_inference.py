@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.precision import Precision
-from learncost.equation.table import Table
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.precision import Precision
+from learncost.ir.table import Table
 from learncost.ledger.memory_types import INDEX
 from learncost.ledger.search import longest_within
 from learncost.models.model import Model, Structure, run_sizes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.fit_advice import refusal
 from learncost.ledger.fit_question import FitQuestion
 from learncost.ledger.memory_fit import each_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 
-from learncost.equation.count import shape_of
-from learncost.equation.line import Line, Word
-from learncost.equation.repeat import Repeat, Statement, each_line
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Axes, Value
+from learncost.ir.count import shape_of
+from learncost.ir.line import Line, Word
+from learncost.ir.repeat import Repeat, Statement, each_line
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Axes, Value
 from learncost.ledger.memory_step import Step, gathering, points, stacks_of, state_bytes
 from learncost.ledger.over import OverMesh, padded_step, part_of, refuse_stages, widths_of
 from learncost.models.model import Model

@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from learncost.books.formula import Reading, value
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.ledger.run import prepare
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner
 from learncost.ledger.runners import TABLE, USUAL, runners

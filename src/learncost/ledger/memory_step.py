@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from learncost.equation.count import Count, base, shape_of, total
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.precision import BYTES, Precision
-from learncost.equation.repeat import each_line, walk
-from learncost.equation.table import Table
+from learncost.ir.count import Count, base, shape_of, total
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import BYTES, Precision
+from learncost.ir.repeat import each_line, walk
+from learncost.ir.table import Table
 from learncost.layers.names import scores
 from learncost.layers.quantized import Array, bytes_of_array
 from learncost.ledger.memory_types import INDEX

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.sheet import size_of
 from learncost.models.wording import BYTES, counted, shown
 

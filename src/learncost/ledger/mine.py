@@ -10,8 +10,8 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 from learncost.books.book import every
-from learncost.equation.count import total
-from learncost.equation.errors import InputError
+from learncost.ir.count import total
+from learncost.ir.errors import InputError
 from learncost.layers.parts import Part, part_of
 from learncost.ledger.reasons import LEFT_OUT, SCORES
 from learncost.ledger.run import Run

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.line import Opaque, Word
+from learncost.ir.line import Opaque, Word
 from learncost.readings.price import Row
 
 

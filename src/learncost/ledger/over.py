@@ -9,11 +9,11 @@ from math import prod
 from typing import Any
 
 from learncost.devices.collective import kind_of
-from learncost.equation.count import cuts, shape_of, whole
-from learncost.equation.errors import InputError
-from learncost.equation.precision import Precision
-from learncost.equation.repeat import round_rings, walk
-from learncost.equation.table import Table
+from learncost.ir.count import cuts, shape_of, whole
+from learncost.ir.errors import InputError
+from learncost.ir.precision import Precision
+from learncost.ir.repeat import round_rings, walk
+from learncost.ir.table import Table
 from learncost.layers.stages import turns_of
 from learncost.ledger.run import Run
 from learncost.ledger.sheet import number, size_of

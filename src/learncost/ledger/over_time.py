@@ -11,9 +11,9 @@ from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.collective import groups, transfer
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BYTES, Precision, precision_of
-from learncost.equation.repeat import round_rings
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES, Precision, precision_of
+from learncost.ir.repeat import round_rings
 from learncost.ledger.over import OverMesh
 from learncost.ledger.sheet import seconds_of
 from learncost.ledger.timing import Timing, timing

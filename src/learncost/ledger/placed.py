@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from learncost.equation.line import Word
-from learncost.equation.precision import either
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
+from learncost.ir.line import Word
+from learncost.ir.precision import either
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.over import OverMesh, over_stages, whole_batch
 from learncost.ledger.question import question

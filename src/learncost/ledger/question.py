@@ -17,7 +17,7 @@ from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.sizes import OF_A_RUN, spelled
 from learncost.models.wording import counted, shown
 

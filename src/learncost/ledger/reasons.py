@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from learncost.books.formula import FORMULA
-from learncost.equation.count import total
-from learncost.equation.line import Line, Product, Word
+from learncost.ir.count import total
+from learncost.ir.line import Line, Product, Word
 from learncost.layers.parts import Part, is_norm, part_of
 from learncost.layers.products import matrix_maccs
 from learncost.layers.rewrite import DROPOUT

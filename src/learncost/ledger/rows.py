@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BYTES
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES
 from learncost.layers.parts import shown_layer
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.model import Model

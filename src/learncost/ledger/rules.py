@@ -10,8 +10,8 @@ from typing import Any
 
 from learncost.books.book import book as find_book
 from learncost.books.formula import Reading
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import check_known, walk
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import check_known, walk
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.ledger.measures import Block, Measures, backward, forward

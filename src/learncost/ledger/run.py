@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
-from learncost.equation.errors import InputError
-from learncost.equation.precision import Precision, precision_of
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.precision import Precision, precision_of
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.record import Cost
 from learncost.ledger.rows import ledger

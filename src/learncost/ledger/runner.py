@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from learncost.equation.count import shape_of
-from learncost.equation.table import Table
-from learncost.equation.value import RANDOM
+from learncost.ir.count import shape_of
+from learncost.ir.table import Table
+from learncost.ir.value import RANDOM
 from learncost.ledger.memory_step import Step
 from learncost.plans.planner import chosen
 from learncost.readings.live import Held, Moment, Stay

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf, isinf
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 
 def largest_batch(peak: Callable[[int], int], room: int) -> int:

@@ -14,8 +14,8 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from learncost.equation.displayed import Framed
-from learncost.equation.errors import InputError
+from learncost.ir.displayed import Framed
+from learncost.ir.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

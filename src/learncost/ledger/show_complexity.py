@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.count import Count
+from learncost.ir.count import Count
 from learncost.ledger.complexity import VASWANI
 from learncost.ledger.letters import text
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.precision import precision_of
+from learncost.ir.precision import precision_of
 from learncost.ledger.memory import Memory
 from learncost.ledger.memory_types import said_bytes
 from learncost.ledger.run import left_out_text

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.count import shape_of
-from learncost.equation.line import Word
-from learncost.equation.repeat import Repeat, walk
+from learncost.ir.count import shape_of
+from learncost.ir.line import Word
+from learncost.ir.repeat import Repeat, walk
 from learncost.ledger.over import fields_of
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, size_of
 from learncost.vocabulary import entry

@@ -16,9 +16,9 @@ import numpy as np
 
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import check_known
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import check_known
 from learncost.ledger.grid import Grid, grid_of
 from learncost.ledger.question import question
 from learncost.ledger.run import check_probability, left_out_text, possible, rows_of

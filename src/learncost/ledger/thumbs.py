@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.count import Count, total
+from learncost.ir.count import Count, total
 from learncost.ledger.sheet import Shown
 
 Number = int | Fraction

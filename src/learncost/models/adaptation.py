@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
 
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.layers.nested import flat
 from learncost.layers.reach import Reach
 from learncost.layers.rewrite_lora import RANK, with_lora

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, shipped, shipped_layer, usual_names
 from learncost.models.families import names as family_names
 from learncost.models.files import NOTATION, looks_like_path, read_layer, read_path, read_stream

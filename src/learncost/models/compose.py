@@ -15,10 +15,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.parse import parse_lines, split_names
-from learncost.equation.parsed import Block, Header, Parsed, calls_of, makes, names_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.parse import parse_lines, split_names
+from learncost.ir.parsed import Block, Header, Parsed, calls_of, makes, names_of
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.families import BaseLayer, Family

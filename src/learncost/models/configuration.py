@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import defined
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import defined
 from learncost.layers.layer import Layer
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Mapping
 from functools import cache
 from typing import Any, TypeAlias
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.wording import shown
 
 MOST = 10**5  # entries of a list that a configuration repeats

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.wording import printable, shown
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from learncost.equation.errors import InputError
-from learncost.equation.parsed import Call, Header, Parsed
-from learncost.equation.table import Table
-from learncost.equation.value import Same, Value
+from learncost.ir.errors import InputError
+from learncost.ir.parsed import Call, Header, Parsed
+from learncost.ir.table import Table
+from learncost.ir.value import Same, Value
 from learncost.layers.layer import defined
 from learncost.layers.lower import lower
 from learncost.models.compose import making

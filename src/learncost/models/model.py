@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.count import Count, base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Literal
-from learncost.equation.value import DRAWN, Same
+from learncost.ir.count import Count, base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Literal
+from learncost.ir.value import DRAWN, Same
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.layers.tiles import read_place_by_place

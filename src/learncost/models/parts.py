@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from learncost.equation.count import size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Sum
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Read, Term
+from learncost.ir.count import size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Sum
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Read, Term
 from learncost.layers.rewrite_lora import Projection, is_linear, is_lookup
 from learncost.models.model import Model
 from learncost.models.modules import joint, names, weights_named

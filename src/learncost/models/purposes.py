@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from learncost.equation.count import base
-from learncost.equation.line import Line, Product, Word
-from learncost.equation.repeat import walk
-from learncost.equation.term import Read, Term
+from learncost.ir.count import base
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.repeat import walk
+from learncost.ir.term import Read, Term
 from learncost.layers.rewrite_lora import is_linear
 from learncost.models.configuration import family_of
 from learncost.models.model import Model

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.precision import Precision
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import Precision
 from learncost.layers.nested import flat
 from learncost.layers.rewrite_quantized import with_quantized
 from learncost.models.adaptation import Adaptation, Learned, adapted

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from functools import lru_cache
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import walk
-from learncost.equation.stated import Limit, size_names
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import walk
+from learncost.ir.stated import Limit, size_names
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite_lora import is_lookup
 from learncost.models.expression import names as names_in

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from learncost.books.book import book
-from learncost.equation.precision import Precision
+from learncost.ir.precision import Precision
 from learncost.models.model import Model
 from learncost.parallel.cut_sizes import CutSizes
 from learncost.parallel.held import Weights

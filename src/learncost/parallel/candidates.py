@@ -16,11 +16,11 @@ import numpy as np
 
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Group, groups, transfer
-from learncost.equation.count import base, size_of
-from learncost.equation.line import Line
-from learncost.equation.precision import Precision
-from learncost.equation.repeat import Repeat, walk
-from learncost.equation.term import Read, Term
+from learncost.ir.count import base, size_of
+from learncost.ir.line import Line
+from learncost.ir.precision import Precision
+from learncost.ir.repeat import Repeat, walk
+from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.parallel.account import PASSES, Account, Where
 from learncost.parallel.segments import Part

@@ -8,8 +8,8 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from learncost.equation.count import base, size_of
-from learncost.equation.repeat import repeats
+from learncost.ir.count import base, size_of
+from learncost.ir.repeat import repeats
 from learncost.parallel.placed_step import PlacedStep, turns_round
 from learncost.parallel.segments import Part
 from learncost.placement.padding import Padded, padded_of

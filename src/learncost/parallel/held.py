@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from learncost.equation.count import Count, base, size_of
+from learncost.ir.count import Count, base, size_of
 from learncost.parallel.cut_sizes import CutSizes
 from learncost.parallel.placed_step import PlacedStep
 from learncost.parallel.segments import Part

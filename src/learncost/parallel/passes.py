@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from learncost.equation.count import Count, base, larger
-from learncost.equation.line import Word
-from learncost.equation.repeat import Repeat, walk
-from learncost.equation.table import Table
+from learncost.ir.count import Count, base, larger
+from learncost.ir.line import Word
+from learncost.ir.repeat import Repeat, walk
+from learncost.ir.table import Table
 from learncost.layers.parted import parted
 from learncost.parallel.cut_sizes import CutSizes
 from learncost.parallel.placed_step import PlacedStep

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.line import Line
-from learncost.equation.precision import Precision
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
+from learncost.ir.line import Line
+from learncost.ir.precision import Precision
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
 from learncost.parallel.segments import Part, Walker, blocks_of

@@ -9,8 +9,8 @@ from typing import Any
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.sustained import sustained
-from learncost.equation.errors import InputError
-from learncost.equation.precision import stored
+from learncost.ir.errors import InputError
+from learncost.ir.precision import stored
 from learncost.layers.layer import Layer
 from learncost.ledger.memory_types import bytes_of
 from learncost.ledger.question import question

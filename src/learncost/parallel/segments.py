@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.count import base, size_of
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.count import base, size_of
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 
 BACKWARD = frozenset(("backward", "weight_update", "recomputation"))
 """Macro-operations that begin the way back."""

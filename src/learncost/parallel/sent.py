@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learncost.equation.count import Count
-from learncost.equation.line import Word
-from learncost.equation.repeat import walk
-from learncost.equation.term import Term
-from learncost.equation.value import INDICES
+from learncost.ir.count import Count
+from learncost.ir.line import Word
+from learncost.ir.repeat import walk
+from learncost.ir.term import Term
+from learncost.ir.value import INDICES
 from learncost.parallel.cut_sizes import CutSizes
 from learncost.parallel.held import Held
 from learncost.parallel.placed_step import PlacedStep

@@ -9,8 +9,8 @@ from typing import Any
 
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
 from learncost.ledger.run import prepare
 from learncost.models.model import Model
 from learncost.models.wording import counted, shown

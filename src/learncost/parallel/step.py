@@ -13,11 +13,11 @@ from typing import Any
 
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Group, Transfer, groups, transfer
-from learncost.equation.count import Count, base
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat
+from learncost.ir.count import Count, base
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat
 from learncost.parallel.account import PASSES, Account
 from learncost.parallel.held import Static
 from learncost.parallel.passes import Activations

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.ledger.compare import compare
 from learncost.ledger.conventions import YARDSTICK, Conventions, conventions

@@ -11,8 +11,8 @@ from html import escape
 from typing import Any
 
 from learncost.engines.core import Core
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
 from learncost.layers.derive import Derived
 from learncost.layers.layer import Layer
 from learncost.ledger.sheet import Row, Sheet, number, significant, size_of

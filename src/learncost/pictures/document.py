@@ -16,9 +16,9 @@ from typing import Any
 from learncost import __version__
 from learncost.books.book import book as find_book
 from learncost.books.errata import errata
-from learncost.equation.errors import InputError
-from learncost.equation.precision import either, precision_of
-from learncost.equation.repeat import check_known
+from learncost.ir.errors import InputError
+from learncost.ir.precision import either, precision_of
+from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.layers.parts import shown_layer
 from learncost.ledger.cost import cost

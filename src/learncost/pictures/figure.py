@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 from learncost.ledger.cost import cost
 from learncost.ledger.question import flags_typed, question
 from learncost.ledger.sheet import Sheet, Shown

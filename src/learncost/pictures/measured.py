@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.devices.rates import HERE
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.pictures.predicted import phases
 from learncost.pictures.timeline import Counter, Process, Slice, Timeline, changes
 from learncost.pictures.trace import ENDINGS, Trace, trace

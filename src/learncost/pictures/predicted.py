@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from learncost.equation.count import size_of
-from learncost.equation.line import Line, alias
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
+from learncost.ir.count import size_of
+from learncost.ir.line import Line, alias
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
 from learncost.layers.parts import shown_layer
 from learncost.ledger.timing import Timing
 from learncost.pictures.timeline import Counter, Pen, Process, changes

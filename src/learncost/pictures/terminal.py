@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.sheet import WIDTH, size_of
 from learncost.pictures.data.curve import Curve, curve
 from learncost.pictures.data.growth import growth

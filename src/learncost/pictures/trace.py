@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.precision import either, precision_of
-from learncost.equation.repeat import check_known
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import either, precision_of
+from learncost.ir.repeat import check_known
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.inference import served
 from learncost.ledger.memory_step import Step

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from learncost.equation.repeat import Repeat, Statement, defined
-from learncost.equation.table import Table
+from learncost.ir.repeat import Repeat, Statement, defined
+from learncost.ir.table import Table
 from learncost.vocabulary.collectives import REDUCES, is_collective
 
 _JOINS = ("reduce_scatter", *REDUCES)

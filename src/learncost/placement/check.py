@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from learncost.equation.count import comes_round, cuts, down_to, whole
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Read, Term, terms_of
+from learncost.ir.count import comes_round, cuts, down_to, whole
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import is_collective, place_changed
 

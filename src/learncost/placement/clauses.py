@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import lcm
 
-from learncost.equation.count import base, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table, features
-from learncost.equation.term import Read, Term
-from learncost.equation.value import DRAWN, Value
+from learncost.ir.count import base, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table, features
+from learncost.ir.term import Read, Term
+from learncost.ir.value import DRAWN, Value
 from learncost.placement.mesh import Mesh
 
 LARGEST = "*"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from learncost.equation.count import Count, base, shape_of, size_of
-from learncost.equation.line import Word
-from learncost.equation.repeat import walk
-from learncost.equation.value import INDICES, Value
+from learncost.ir.count import Count, base, shape_of, size_of
+from learncost.ir.line import Word
+from learncost.ir.repeat import walk
+from learncost.ir.value import INDICES, Value
 from learncost.layers.spelling import condition_names
 from learncost.placement.clauses import kind_of
 from learncost.placement.place import Placed

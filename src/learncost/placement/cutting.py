@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base
-from learncost.equation.line import Condition, Line, Product, Sum, Word
-from learncost.equation.term import Axis, Literal, Operand, Read, Term, terms_of
-from learncost.equation.value import Value
+from learncost.ir.affine import Affine
+from learncost.ir.count import base
+from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
+from learncost.ir.value import Value
 from learncost.layers.lower import expanded
 from learncost.placement.filled import stays_zero
 from learncost.placement.layout import Layout, cut

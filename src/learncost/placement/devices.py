@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import cuts, held, here, size_of
-from learncost.equation.line import Line
-from learncost.equation.zigzag import devices_name, devices_of
+from learncost.ir.count import cuts, held, here, size_of
+from learncost.ir.line import Line
+from learncost.ir.zigzag import devices_name, devices_of
 from learncost.layers.lower import lower
 from learncost.placement.layout import Layout
 from learncost.placement.mesh import Mesh

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 from learncost.layers.lower import expanded
 from learncost.readings.run.functions import function_of
 from learncost.vocabulary import entry

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.vocabulary.collectives import is_collective
 
 

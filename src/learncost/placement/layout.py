@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from learncost.equation.count import base
+from learncost.ir.count import base
 from learncost.placement.clauses import Split
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from learncost.equation.count import here
-from learncost.equation.errors import InputError
+from learncost.ir.count import here
+from learncost.ir.errors import InputError
 
 _AXIS = re.compile(r"([A-Za-z]\w*)\s*=\s*(\d+|\*)")
 

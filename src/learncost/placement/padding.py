@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from learncost.equation.table import Table
+from learncost.ir.table import Table
 from learncost.layers.rewrite_padded import paddable, with_padded
 from learncost.models.model import Model
 from learncost.placement.clauses import Clause, parts_of

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
 from learncost.layers.names import scores
 from learncost.placement.check import check_placed
 from learncost.placement.clauses import Clause, Homes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 
 if TYPE_CHECKING:
     from learncost.placement.clauses import Clause

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.value import Value
 from learncost.layers.recompute import pairs
 from learncost.placement.clauses import kind_of
 from learncost.placement.mesh import Mesh

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from learncost.equation.count import cuts, place_cut
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.term import Read, Term, terms_of
+from learncost.ir.count import cuts, place_cut
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.term import Read, Term, terms_of
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import is_collective
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from learncost.equation.count import ROUND, base
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import Carry, Repeat, Statement
-from learncost.equation.term import Literal, Term
+from learncost.ir.count import ROUND, base
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.term import Literal, Term
 from learncost.placement.ring_turn import (
     Normalizer,
     Ring,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
-from learncost.equation.count import ROUND, base
-from learncost.equation.line import Condition, Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import Statement
-from learncost.equation.term import Axis, Literal, Operand, Term
-from learncost.equation.value import Value
+from learncost.ir.count import ROUND, base
+from learncost.ir.line import Condition, Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import Statement
+from learncost.ir.term import Axis, Literal, Operand, Term
+from learncost.ir.value import Value
 from learncost.placement.ring_regions import Region
 from learncost.vocabulary import entry
 

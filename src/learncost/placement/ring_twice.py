@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.line import Line, Tag, Word
-from learncost.equation.repeat import Statement
+from learncost.ir.line import Line, Tag, Word
+from learncost.ir.repeat import Statement
 from learncost.placement.ring_regions import Region
 from learncost.placement.ring_turn import makes_shares
 

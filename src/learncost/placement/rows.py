@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import down_to
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.term import Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.count import down_to
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.term import Read, Term
 from learncost.placement.layout import Layout, cut
 from learncost.vocabulary import entry
 

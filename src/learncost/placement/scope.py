@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.count import base, whole
-from learncost.equation.line import Line, Sum, Tag, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.term import Axis, Term
-from learncost.equation.value import Value
+from learncost.ir.count import base, whole
+from learncost.ir.line import Line, Sum, Tag, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.term import Axis, Term
+from learncost.ir.value import Value
 from learncost.placement.clauses import Homes, Split
 from learncost.placement.layout import Layout, Move, cut, moves
 from learncost.placement.rows import Choice

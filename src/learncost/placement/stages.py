@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Tag, Word
-from learncost.equation.repeat import Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Tag, Word
+from learncost.ir.repeat import Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.layers.stages import Sent, Stage, even
 from learncost.placement.clauses import Clause
 from learncost.placement.mesh import Mesh

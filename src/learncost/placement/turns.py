@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Sum
-from learncost.equation.repeat import Carry, Repeat
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Sum
+from learncost.ir.repeat import Carry, Repeat
 from learncost.placement.layout import Layout, cut
 from learncost.placement.scope import Reason, Scope, readers
 

@@ -1,7 +1,7 @@
 """Axes in zigzag: what devices of a placed table see of each other under a causal condition is the same for all.
 
 Everywhere in the table such an axis stands in that order, so that nothing is sent for it: what is given is put in it,
-what comes out is put back, and conditions ask which positions stand where (`equation/zigzag.py`).
+what comes out is put back, and conditions ask which positions stand where (`ir/zigzag.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base, cuts, size_of, whole
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Word
-from learncost.equation.repeat import Repeat, Statement, each_line, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Read
-from learncost.equation.zigzag import devices_of, position
+from learncost.ir.affine import Affine
+from learncost.ir.count import base, cuts, size_of, whole
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Word
+from learncost.ir.repeat import Repeat, Statement, each_line, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Read
+from learncost.ir.zigzag import devices_of, position
 from learncost.placement.mesh import Mesh
 from learncost.vocabulary import entry
 

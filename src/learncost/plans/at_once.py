@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Word
-from learncost.equation.repeat import Repeat, Statement, defined
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Word
+from learncost.ir.repeat import Repeat, Statement, defined
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 
 
 def at_once(table: Table) -> Table:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from learncost.equation.count import shape_of
-from learncost.equation.table import Table
+from learncost.ir.count import shape_of
+from learncost.ir.table import Table
 from learncost.readings.emit import Program, fill, leaves, program
 from learncost.readings.emit.placed import TYPES as IN_PLACE
 from learncost.readings.emit.placed import Placed as InPlace

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Kernel, Line, Word
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table, features
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Kernel, Line, Word
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table, features
 from learncost.layers.inverse import inverted, kept_again
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed, run_once

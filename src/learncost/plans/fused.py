@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.count import base
-from learncost.equation.line import Kernel, Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table, features
-from learncost.equation.term import Term
+from learncost.ir.count import base
+from learncost.ir.line import Kernel, Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table, features
+from learncost.ir.term import Term
 from learncost.layers.names import named_once
 from learncost.plans.kernels import Names
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.repeat import Carry, Repeat, Statement, defined
-from learncost.equation.table import Table
-from learncost.equation.term import Operand, Read, Term
-from learncost.equation.value import Value
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import Carry, Repeat, Statement, defined
+from learncost.ir.table import Table
+from learncost.ir.term import Operand, Read, Term
+from learncost.ir.value import Value
 from learncost.layers.reverse import merging
 from learncost.vocabulary import entry
 

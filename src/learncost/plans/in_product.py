@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Kernel, Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Term
+from learncost.ir.errors import InputError
+from learncost.ir.line import Kernel, Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Term
 from learncost.layers.names import named_once
 from learncost.plans.at_once import at_once
 from learncost.plans.kernels import Names

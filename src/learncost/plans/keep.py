@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.vocabulary import entry
 from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
 
 
 class Names:

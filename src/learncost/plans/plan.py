@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from learncost.equation.count import size_of
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
+from learncost.ir.count import size_of
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from itertools import product
 from math import gcd, isqrt
 from typing import TypeAlias
 
-from learncost.equation.count import size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Word
-from learncost.equation.precision import precision_of
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
+from learncost.ir.count import size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Word
+from learncost.ir.precision import precision_of
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
 from learncost.layers.parts import NORM, is_norm
 from learncost.models.purposes import activates, attentions, layers_that
 from learncost.plans.plan import planned

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.line import Line, Product, Word
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
-from learncost.equation.term import Term
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
+from learncost.ir.term import Term
 from learncost.layers.layer import shipped
 from learncost.layers.recompute import recomputed
 from learncost.layers.segments import in_segments

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.repeat import repeats
-from learncost.equation.table import Table
+from learncost.ir.repeat import repeats
+from learncost.ir.table import Table
 from learncost.layers.recompute import recomputed
 from learncost.plans.flash import scores
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.table import Table
+from learncost.ir.table import Table
 
 
 def zigzag(table: Table) -> Table:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from learncost.equation.line import Line, Sum, Tag
-from learncost.equation.repeat import Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.line import Line, Sum, Tag
+from learncost.ir.repeat import Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.procedures.needed import needed
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import Statement, defined
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import Statement, defined
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_: clip_coef = max_norm / (total_norm + 1e-6), at most 1

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from learncost.equation.count import Count, base
-from learncost.equation.line import Line, Product, Tag, Word
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Read, Term
-from learncost.equation.value import Value
+from learncost.ir.count import Count, base
+from learncost.ir.line import Line, Product, Tag, Word
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Read, Term
+from learncost.ir.value import Value
 from learncost.procedures.keys import TOKENS, Keys, refusal
 from learncost.procedures.needed import needed
 from learncost.vocabulary import entry

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.term import Read, Term
-from learncost.equation.value import Role, Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.term import Read, Term
+from learncost.ir.value import Role, Value
 from learncost.models.model import Model
 from learncost.procedures.modulation import Modulation, alike
 from learncost.procedures.procedure import Mode

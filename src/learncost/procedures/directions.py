@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from learncost.equation.count import base
-from learncost.equation.line import Line, Tag, Word
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Axes, Value
+from learncost.ir.count import base
+from learncost.ir.line import Line, Tag, Word
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Axes, Value
 from learncost.layers.cuts import Scope
 from learncost.procedures.places import Place, places
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Word
-from learncost.equation.parse import parse_lines
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.parse import parse_lines
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 from learncost.vocabulary import entry
 
 WEIGHT = "W"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.line import Line, Product, Sum, Tag
-from learncost.equation.repeat import Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.line import Line, Product, Sum, Tag
+from learncost.ir.repeat import Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 
 
 def with_following(table: Table, name: str, decay: float) -> Table:

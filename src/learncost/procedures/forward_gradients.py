@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import Carry, Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Axes, Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Axes, Value
 from learncost.layers.cuts import Elsewhere, Scope
 from learncost.layers.derive import Derived
 from learncost.layers.tangent import MARK, tangent

@@ -12,13 +12,13 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.equation.count import size_of
-from learncost.equation.displayed import Displayed
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Operand, Read, Term
-from learncost.equation.value import Value
+from learncost.ir.count import size_of
+from learncost.ir.displayed import Displayed
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Operand, Read, Term
+from learncost.ir.value import Value
 from learncost.layers.layer import Layer, marked
 from learncost.layers.parts import of_part
 from learncost.procedures.decoding import ALL, CACHED, Decoding, Kept, axis_of, cache

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Product, Sum, Tag, Word
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Product, Sum, Tag, Word
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
 from learncost.layers.codes import LARGEST
 from learncost.layers.powers import CODE, HALF, TOTAL, Number, Power
 from learncost.layers.rewrite_integers import Integers, with_integers

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import repeats, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Operand, Read
+from learncost.ir.affine import Affine
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import repeats, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Operand, Read
 
 TOKENS = "M"  # the axis of the tokens that a model reads and predicts: those of a decoder's side
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Tag
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.term import Axis, Read, Term
-from learncost.equation.value import Role, Value
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Tag
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.term import Axis, Read, Term
+from learncost.ir.value import Role, Value
 from learncost.layers.layer import shipped_layer
 from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding

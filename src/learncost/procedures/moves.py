@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 ELSEWHERE = "error elsewhere by LAYER"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
 
 
 def needed(table: Table, outputs: Iterable[str]) -> Table:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
+from learncost.ir.value import Value
 
 
 def names_of_numbers(table: Table, numbers: Iterable[str], owner: str) -> dict[str, str]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.line import Tag, Word
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Axes, Value
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.line import Tag, Word
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Axes, Value
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.readings.price import Book
 from learncost.vocabulary import entry

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from learncost.equation.precision import BLOCKS, bytes_of_type
+from learncost.ir.precision import BLOCKS, bytes_of_type
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 

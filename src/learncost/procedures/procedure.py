@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 from learncost.models.model import Model
 from learncost.procedures.moves import MOVES, Move, fault, move
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Tag, Word
-from learncost.equation.repeat import Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Axes, Value
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.repeat import Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Axes, Value
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, Site, sites
 from learncost.procedures.places import linears

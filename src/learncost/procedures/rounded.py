@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Tag, Word
-from learncost.equation.repeat import Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Tag, Word
+from learncost.ir.repeat import Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 from learncost.layers.codes import LARGEST
 from learncost.layers.quantized import Quantized
 from learncost.models.model import Model

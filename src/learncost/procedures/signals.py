@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.line import Line, Product, Tag, Word
-from learncost.equation.repeat import Repeat
-from learncost.equation.term import Read, Term
-from learncost.equation.value import Axes, Same, Value
+from learncost.ir.count import base
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.line import Line, Product, Tag, Word
+from learncost.ir.repeat import Repeat
+from learncost.ir.term import Read, Term
+from learncost.ir.value import Axes, Same, Value
 from learncost.layers.cuts import Cuts, Elsewhere, Scope
 from learncost.layers.tangent import MARK
 from learncost.models.model import Model

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
-from learncost.equation.line import Product, Tag
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Axes, Value
+from learncost.ir.line import Product, Tag
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Axes, Value
 from learncost.layers.layer import layer
 from learncost.procedures.needed import needed
 

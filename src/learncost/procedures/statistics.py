@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Running, Sum, Tag, Word
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Operand, Term
-from learncost.equation.value import Value
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Running, Sum, Tag, Word
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Operand, Term
+from learncost.ir.value import Value
 
 BEGIN = {"mean": 0.0, "variance": 1.0, "count": 0.0}
 """What statistics are before the first batch: `torch.nn.modules.batchnorm`, reset_running_stats."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.layers.checkpoints import checkpointed
 from learncost.layers.derive import derive, derive_once
 from learncost.models.model import Model, Structure

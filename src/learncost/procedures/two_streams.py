@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Product, Sum, Tag
-from learncost.equation.repeat import Carry, Repeat, Statement
-from learncost.equation.term import Literal, Term
-from learncost.equation.value import Value
+from learncost.ir.errors import InputError
+from learncost.ir.line import Product, Sum, Tag
+from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.term import Literal, Term
+from learncost.ir.value import Value
 from learncost.layers.inverse import Chain, chain_of
 from learncost.models.model import Model
 from learncost.procedures.places import Place, blocks, stream

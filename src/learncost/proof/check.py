@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import price
-from learncost.equation.count import shape_of
-from learncost.equation.line import Line, Word, alias
-from learncost.equation.repeat import check_derived, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Read, Term
+from learncost.ir.count import shape_of
+from learncost.ir.line import Line, Word, alias
+from learncost.ir.repeat import check_derived, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Read, Term
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from learncost.books.book import book
-from learncost.equation.count import Count, size_of
-from learncost.equation.line import Product
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
-from learncost.equation.term import Term
+from learncost.ir.count import Count, size_of
+from learncost.ir.line import Product
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
+from learncost.ir.term import Term
 from learncost.layers.products import skipping
 from learncost.proof.report import Check
 from learncost.readings.price import Row, price

@@ -14,10 +14,10 @@ from itertools import count
 from math import prod
 from typing import Any
 
-from learncost.equation.count import base, shape_of
-from learncost.equation.line import Line, Product, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
+from learncost.ir.count import base, shape_of
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
 from learncost.proof.engine import Lines, factors, places
 from learncost.readings.emit.c.sides import is_ended, is_library
 from learncost.readings.emit.placed import Placed

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.table import Table
+from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.proof.check import error, seeds_of, sound_arrays, survived, values_of, worst

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import size_of
-from learncost.equation.line import Condition, Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Operand, Term
+from learncost.ir.affine import Affine
+from learncost.ir.count import size_of
+from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Operand, Term
 from learncost.layers.lower import lower
 from learncost.layers.products import direct
 from learncost.vocabulary import entry

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import each_line
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import each_line
 from learncost.layers.layer import Layer, layer
 from learncost.models.imported.examples import arguments, as_called, flattened
 from learncost.models.imported.nodes import operator_name

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.table import Table
+from learncost.ir.table import Table
 from learncost.proof.foreign import Library, Tensor, evaluate, weighted
 
 # One compilation of a whole table takes much less time than one of each operation, above all without optimizing what

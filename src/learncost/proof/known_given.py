@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import base, shape_of
-from learncost.equation.line import Product
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table, features
-from learncost.equation.term import Term
-from learncost.equation.value import Axes, Value
+from learncost.ir.count import base, shape_of
+from learncost.ir.line import Product
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table, features
+from learncost.ir.term import Term
+from learncost.ir.value import Axes, Value
 from learncost.layers.cuts import Elsewhere, Scope
 from learncost.layers.derive import derive
 from learncost.layers.tangent import MARK

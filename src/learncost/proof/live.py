@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.stated import Limit
+from learncost.ir.errors import InputError
+from learncost.ir.stated import Limit
 from learncost.layers.layer import Layer, layer
 from learncost.models.imported.examples import as_called, flattened
 from learncost.models.imported.inputs import attempts, checked, examples_of, sized, tensors

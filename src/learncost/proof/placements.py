@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Word
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.count import base, shape_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Word
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.layers.joins import joined
 from learncost.layers.rewrite_padded import paddable
 from learncost.layers.stages import turns_of

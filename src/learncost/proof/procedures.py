@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.model import Model
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.procedure import procedure as find_procedure

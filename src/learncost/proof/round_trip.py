@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import book as find_book
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.table import Table
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, layer
 from learncost.layers.products import matrix_maccs

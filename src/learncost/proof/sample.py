@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.line import Line, Word
-from learncost.equation.repeat import walk, windows
-from learncost.equation.roles import places_read
-from learncost.equation.table import Table
-from learncost.equation.term import Operand, Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.count import base, shape_of, size_of
+from learncost.ir.line import Line, Word
+from learncost.ir.repeat import walk, windows
+from learncost.ir.roles import places_read
+from learncost.ir.table import Table
+from learncost.ir.term import Operand, Read, Term
 from learncost.layers.joins import joined
 from learncost.layers.spelling import condition_names
 from learncost.layers.tiles import read_place_by_place

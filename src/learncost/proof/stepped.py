@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import shape_of
-from learncost.equation.table import Table
+from learncost.ir.count import shape_of
+from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.proof.check import error, sound_arrays, values_of, worst
 from learncost.proof.report import Check

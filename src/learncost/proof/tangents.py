@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.layers.tangent import MARK, along_inputs

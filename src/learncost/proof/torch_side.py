@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from learncost.equation.count import shape_of
-from learncost.equation.table import Table
+from learncost.ir.count import shape_of
+from learncost.ir.table import Table
 from learncost.proof.foreign import Library, Tensor, evaluate, weighted
 
 

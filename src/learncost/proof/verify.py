@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import price
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product
-from learncost.equation.repeat import check_derived, each_line, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Term
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product
+from learncost.ir.repeat import check_derived, each_line, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Term
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, shipped, shipped_layer
 from learncost.models.argument import GENERIC, layer_or_model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from learncost.equation.line import Condition, Line, Product, Tag, Word
-from learncost.equation.table import Table
-from learncost.equation.term import Operand, Term
-from learncost.equation.value import Value
+from learncost.ir.line import Condition, Line, Product, Tag, Word
+from learncost.ir.table import Table
+from learncost.ir.term import Operand, Term
+from learncost.ir.value import Value
 from learncost.layers.layer import Layer
 from learncost.proof.report import Check
 from learncost.vocabulary import Entry

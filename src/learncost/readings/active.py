@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from learncost.equation.count import Count, base, total
-from learncost.equation.line import Line, Word
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
-from learncost.equation.term import Read, Term
+from learncost.ir.count import Count, base, total
+from learncost.ir.line import Line, Word
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
+from learncost.ir.term import Read, Term
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.schedule.lifetimes import Array, Lifetimes
 from learncost.schedule.packing import Piece, most, packed
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from learncost.equation.line import Line, alias
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.line import Line, alias
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.schedule.matrix import MatrixProduct, Scatter
 
 Axes: TypeAlias = Mapping[str, tuple[str, ...]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
-from learncost.equation.line import Line, Product, Sum
+from learncost.ir.line import Line, Product, Sum
 from learncost.layers.parts import is_norm
 from learncost.layers.products import matrix_maccs
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from learncost.equation.count import cuts
-from learncost.equation.errors import InputError
-from learncost.equation.line import Kernel, Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement, defined, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Read, terms_of
+from learncost.ir.count import cuts
+from learncost.ir.errors import InputError
+from learncost.ir.line import Kernel, Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement, defined, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Read, terms_of
 from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
 from learncost.schedule.groups import groups, in_kernels
 from learncost.schedule.matrix import MatrixProduct, matrix_product, scatter

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from learncost.equation.count import Count
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, defined
-from learncost.equation.table import Table
+from learncost.ir.count import Count
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, defined
+from learncost.ir.table import Table
 from learncost.schedule.calls import Axes, Call, Item, Loop, Place, axes_within
 
 FOREVER = 10**9

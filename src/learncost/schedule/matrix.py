@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from learncost.equation.line import Line, Product
-from learncost.equation.term import Operand, Read, Term
+from learncost.ir.line import Line, Product
+from learncost.ir.term import Operand, Read, Term
 
 
 @dataclass(frozen=True)

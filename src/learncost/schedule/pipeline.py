@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from learncost.equation.displayed import Displayed
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.displayed import Displayed
+from learncost.ir.errors import InputError, named_one
 
 
 @dataclass(frozen=True, slots=True)

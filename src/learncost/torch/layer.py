@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import walk, windows
-from learncost.equation.table import Table
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import walk, windows
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.layers.layer import layer as read
 from learncost.layers.rewrite import with_masks

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from learncost.engines.inputs import ALSO, MASKS, Datum, data, derived_inputs
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration, configure

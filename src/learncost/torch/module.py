@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from learncost.engines.weights import DEVIATION, kinds, shape
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.torch.passes import Passes
 
 

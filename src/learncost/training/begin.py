@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.memory import Memory, memory
 from learncost.models.argument import find, layer_given, names_module
 from learncost.models.configuration import Configuration, configure

@@ -11,8 +11,8 @@ from learncost.books.book import book
 from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import Programs
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BLOCKS, precision_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BLOCKS, precision_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.accumulation import accumulated
 from learncost.readings.emit.precision import check_runs

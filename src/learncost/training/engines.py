@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
-from learncost.equation.errors import named_one
+from learncost.ir.errors import named_one
 from learncost.models.configuration import Configuration
 from learncost.training.engine import Engine, NumPyEngine
 from learncost.training.options import Options, refuse_schedule

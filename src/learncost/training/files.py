@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.wording import shown
 
 Arrays = Mapping[str, Any]

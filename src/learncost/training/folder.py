@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model
 from learncost.training import hugging_face

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
 from learncost.layers.lower import lower
 from learncost.models.configuration import Configuration
 from learncost.models.expression import evaluate

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.weights import shape
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import Model
 from learncost.training.files import check_finite, read_arrays, read_json

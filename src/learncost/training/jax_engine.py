@@ -10,10 +10,10 @@ import numpy as np
 
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BLOCKS, precision_of
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure

@@ -21,8 +21,8 @@ import numpy as np
 
 from learncost.engines.threads import one_thread
 from learncost.engines.weights import shape
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
 from learncost.models.model import build
 from learncost.training import hugging_face, memory
 from learncost.training.begin import begin

@@ -14,7 +14,7 @@ import numpy as np
 
 from learncost.engines.adapted import merged
 from learncost.engines.weights import shape
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.model import build, run_sizes
 from learncost.placement.clauses import Homes

@@ -12,10 +12,10 @@ import numpy as np
 from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
-from learncost.equation.count import base, shape_of, whole
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.count import base, shape_of, whole
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.placement.bucketed import bucketed
 from learncost.placement.clauses import Clause
 from learncost.placement.devices import part, together

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
 from learncost.procedures.optimizer import DEFAULT

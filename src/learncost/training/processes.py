@@ -17,7 +17,7 @@ from importlib import import_module
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.placement.mesh import Mesh
 from learncost.training.heartbeat import LOST, Heartbeat
 from learncost.training.meeting import REFUSED, meet

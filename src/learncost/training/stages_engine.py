@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration
 from learncost.models.model import build
 from learncost.placement.devices import counted, of_stage, part

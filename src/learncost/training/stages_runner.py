@@ -11,9 +11,9 @@ import numpy as np
 from learncost.engines.core import Prepared, Values
 from learncost.engines.in_stages import forward_in_stages, program_in_stages, step_in_stages
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.placement.clauses import Clause
 from learncost.placement.devices import counted, of_stage, together
 from learncost.placement.mesh import Mesh

@@ -19,8 +19,8 @@ from learncost.engines.core import Prepared
 from learncost.engines.emitted import Emitted
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError
+from learncost.ir.table import Table
 from learncost.ledger.cost import cost
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.runners import runners

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 
 class Tokenizer(Protocol):

@@ -12,10 +12,10 @@ from learncost.engines.bfloat16 import widened
 from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.table import Table
-from learncost.equation.value import Same
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BLOCKS, precision_of
+from learncost.ir.table import Table
+from learncost.ir.value import Same
 from learncost.models.configuration import Configuration
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest

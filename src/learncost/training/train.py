@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.precision import either
+from learncost.ir.errors import InputError
+from learncost.ir.precision import either
 from learncost.ledger.question import flags_of, question
 from learncost.models.wording import counted
 from learncost.placement.mesh import Mesh

@@ -13,10 +13,10 @@ from learncost.engines.compiler import bind, compiled, compiler, products
 from learncost.engines.core import Prepared
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.line import Line
-from learncost.equation.repeat import each_line
-from learncost.equation.table import Table
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.line import Line
+from learncost.ir.repeat import each_line
+from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once

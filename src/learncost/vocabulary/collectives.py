@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeGuard
 
-from learncost.equation.line import Word
+from learncost.ir.line import Word
 from learncost.vocabulary.entry import Entry, define, entry
 
 KIND = "collective"

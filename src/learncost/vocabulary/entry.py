@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.parse import parse_line
-from learncost.equation.term import Literal
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.parse import parse_line
+from learncost.ir.term import Literal
 
 Lines = tuple[Line, ...]
 

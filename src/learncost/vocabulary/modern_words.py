@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from learncost.equation.term import Literal
+from learncost.ir.term import Literal
 from learncost.vocabulary.entry import Entry, define
 
 define(

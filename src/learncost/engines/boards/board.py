@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learncost.devices.device import STACK
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c99", "-O2", "-ffunction-sections", "-fdata-sections", "-fno-tree-loop-distribute-patterns")

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.count import Count
-from learncost.equation.errors import InputError
 from learncost.faces.importing.flags import How, reading
 from learncost.faces.importing.reading import SEED, evaluation, imported, live, say, steps, values
 from learncost.faces.importing.user_file import target
+from learncost.ir.count import Count
+from learncost.ir.errors import InputError
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
 from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable

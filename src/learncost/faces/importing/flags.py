@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.question import question
 
 UNKNOWN = ("refuse", "zero")

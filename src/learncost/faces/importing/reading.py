@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError
 from learncost.faces.importing.cache import Place, Remembered
 from learncost.faces.importing.flags import How
 from learncost.faces.importing.user_file import Target
+from learncost.ir.errors import InputError
 from learncost.models.files import read_path
 from learncost.models.imported.configured import check_installed
 from learncost.models.imported.inputs import Input, checked, parse_inputs

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.argument import described_elsewhere
 from learncost.models.imported.refusals import is_local, told
 from learncost.models.wording import nearest, printable, shown

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from learncost.equation.errors import InputError
 from learncost.faces.lists.listed import Cell, Known, Listed, cell_of
+from learncost.ir.errors import InputError
 
 
 def _price_books() -> Listed:
@@ -106,7 +106,7 @@ def _knowing(entry: Known) -> str:
 
 
 def _precisions() -> Listed:
-    from learncost.equation.precision import PRECISIONS, ROLES
+    from learncost.ir.precision import PRECISIONS, ROLES
 
     entries: list[Known] = [
         {

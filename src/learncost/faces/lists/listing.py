@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from learncost.equation.errors import InputError
 from learncost.faces.lists.commands import COMMANDS_AND_FLAGS
 from learncost.faces.lists.learning import LEARNING, procedures_of
 from learncost.faces.lists.listed import Known, Listed, cell_of
 from learncost.faces.lists.machines import MACHINES
 from learncost.faces.lists.models import MODELS, support_of_families
 from learncost.faces.lists.notation import NOTATION
+from learncost.ir.errors import InputError
 from learncost.ledger.question import question
 from learncost.models.wording import mentions, nearest, shown
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from learncost.equation.count import size_of
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BYTES
+from learncost.ir.count import size_of
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
 from learncost.ledger.runners.logged import Logs

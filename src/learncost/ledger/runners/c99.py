@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from learncost.equation.table import Table
+from learncost.ir.table import Table
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import TYPES, Runner, Taken, at_line, grouped, refusal
 from learncost.ledger.search import largest_batch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.value import RANDOM
+from learncost.ir.errors import InputError
+from learncost.ir.value import RANDOM
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import TYPES, Runner, Taken, at_line, bytes_of, given_bytes, grouped, refusal
 from learncost.ledger.runners import libraries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from learncost.equation.table import Table
+from learncost.ir.table import Table
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import TYPES, Runner, Taken, at_line, given_bytes, grouped, refusal
 from learncost.vocabulary.optimizers import OPTIMIZERS

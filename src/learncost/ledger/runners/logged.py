@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
 from learncost.readings.live import Moment, Stay
 from learncost.schedule.log import Log, Logged, LoggedLine
 

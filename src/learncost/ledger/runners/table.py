@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from learncost.equation.count import shape_of
+from learncost.ir.count import shape_of
 from learncost.layers.quantized import bytes_of_array
 from learncost.ledger.memory_step import Step
 from learncost.ledger.over import part_of as part_over_devices

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from operator import getitem
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.examples import as_called, flattened
 from learncost.models.imported.export import SELECTING
 from learncost.models.imported.functions import held_to_their_lines

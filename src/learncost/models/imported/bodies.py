@@ -13,8 +13,8 @@ from functools import lru_cache
 from itertools import permutations
 from typing import TypeAlias
 
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.term import Literal, Term
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.term import Literal, Term
 from learncost.models.imported.equations import Equation, Number, Operand, Read, Where
 from learncost.models.imported.operands import Masked
 from learncost.models.imported.views import At, Index, Place, Slot, Stored

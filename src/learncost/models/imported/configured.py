@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.argument import unknown_type
 from learncost.models.imported.inputs import Input, parse_inputs
 from learncost.models.imported.refusals import told

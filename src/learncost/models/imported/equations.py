@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from learncost.equation.line import Opaque
+from learncost.ir.line import Opaque
 from learncost.models.imported.axes import ApartError, Axis, Size, make_same, product
 from learncost.models.imported.views import At, Index, Place, Slot, Stored, View
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 
 def arguments(module: Any, inputs: Any) -> dict[str, Any]:

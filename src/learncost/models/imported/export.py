@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.stated import LARGEST, Limit
+from learncost.ir.errors import InputError
+from learncost.ir.stated import LARGEST, Limit
 from learncost.models.imported.examples import arguments, dynamic, flattened, told_apart
 from learncost.models.imported.functions import check_hooks
 from learncost.models.imported.sized import exact

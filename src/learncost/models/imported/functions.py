@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.checkpoints import marked
 from learncost.models.imported.tried import alike, drawn, gradients, has_fraction, size_of_example
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 _GOLUB = "Golub & Van Loan 2013, Matrix Computations"
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.count import Count
-from learncost.equation.stated import Limit, Saved
+from learncost.ir.count import Count
+from learncost.ir.stated import Limit, Saved
 from learncost.models.imported.equations import Equation
 from learncost.models.imported.export import Exported
 from learncost.models.imported.fold import Fold, Item, carried_again, made_of, reads_of

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 FACTORIES = ("tensor", "ones", "zeros", "empty", "full", "eye", "rand", "randn", "arange", "linspace")
 """PyTorch's functions that make a tensor and take `requires_grad`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 KERNELS = {
     "lstm": "lstm_data_impl",

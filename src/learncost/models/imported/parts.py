@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.repeat import walk
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import walk
 from learncost.layers.layer import layer
 from learncost.models.imported.examples import as_called
 from learncost.models.imported.refusals import exports

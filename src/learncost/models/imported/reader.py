@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.axes import Axis, Size, equal, product
 from learncost.models.imported.checkpoints import mark_of
 from learncost.models.imported.constants import Constants, Mask

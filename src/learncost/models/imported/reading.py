@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.nodes import is_empty, operator_name
 from learncost.models.imported.opaque import opaque
 from learncost.models.imported.operands import Chosen, Complex, Masked, Outside, Whole, is_complex, is_inside, learns

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from learncost.equation.line import Opaque
+from learncost.ir.line import Opaque
 from learncost.models.imported.known_flops import FORMULAS, OpenError
 from learncost.models.imported.nodes import size_of
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.temporal import temporal_classification
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from learncost.equation.stated import LARGEST, Limit
+from learncost.ir.stated import LARGEST, Limit
 
 
 @contextmanager

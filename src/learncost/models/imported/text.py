@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.axes import Axis, Size, equal, leaves
 from learncost.models.imported.equations import Equation, Number, Operand, Read, Where, indices_of
 from learncost.models.imported.sized import without_rests

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.composed import WRITTEN_OUT
 from learncost.models.imported.distributions import unchecked
 from learncost.models.imported.examples import as_called, flattened

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.axes import Size
 from learncost.models.imported.export import Exported
 from learncost.models.imported.walk import Imported

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.equation.errors import InputError
-from learncost.equation.stated import Limit
+from learncost.ir.errors import InputError
+from learncost.ir.stated import Limit
 from learncost.models.imported import rules  # they register themselves
 from learncost.models.imported.axes import Axis, Size
 from learncost.models.imported.bodies import with_words

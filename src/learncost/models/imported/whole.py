@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.axes import Size
 from learncost.models.imported.examples import flattened
 from learncost.models.imported.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors

@@ -10,7 +10,7 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 _AROUND: Mapping[str, str] = {
     "DataParallel": "module",

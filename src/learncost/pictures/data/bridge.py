@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 from learncost.ledger.conventions import YARDSTICK, Convention, Conventions
 
 SMALL = 0.004

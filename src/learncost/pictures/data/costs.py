@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from learncost.books.errata import errata
-from learncost.equation.count import Count, total
-from learncost.equation.line import Line
-from learncost.equation.precision import BYTES
-from learncost.equation.repeat import walk
+from learncost.ir.count import Count, total
+from learncost.ir.line import Line
+from learncost.ir.precision import BYTES
+from learncost.ir.repeat import walk
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.layers.parts import shown_layer
 from learncost.ledger.record import Cost

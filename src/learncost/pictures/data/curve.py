@@ -9,7 +9,7 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.memory import Memory
 from learncost.readings.live import Moment, Stay
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from learncost.books.book import book as find_book
-from learncost.equation.count import total
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.count import total
+from learncost.ir.errors import InputError, named_one
 from learncost.ledger.compare import Cheaper, Comparison, length_axes, total_in
 from learncost.ledger.crossing import coefficients
 from learncost.ledger.run import Run

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Any, TypeAlias
 
-from learncost.equation.count import Count
+from learncost.ir.count import Count
 from learncost.readings.write import terms as in_print
 
 Exported: TypeAlias = list[Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from learncost.equation.repeat import check_known
+from learncost.ir.repeat import check_known
 from learncost.ledger.record import Cost
 from learncost.pictures.data.roofline import share
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from learncost.equation.count import size_of
+from learncost.ir.count import size_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runners.table import part_of
 from learncost.pictures.data.curve import KINDS, brackets, kind_of

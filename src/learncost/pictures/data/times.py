@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from learncost.equation.count import Count, total
+from learncost.ir.count import Count, total
 from learncost.ledger.record import Cost
 from learncost.pictures.data.costs import CostLine
 from learncost.pictures.data.polynomials import Monomials

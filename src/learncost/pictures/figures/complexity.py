@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from learncost.equation.count import Count
-from learncost.equation.errors import InputError
+from learncost.ir.count import Count
+from learncost.ir.errors import InputError
 from learncost.ledger.complexity import Complexity
 from learncost.ledger.letters import LETTERS
 from learncost.pictures.data.curves import Curves, Line

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.pictures.data.curves import Curves, Line
 from learncost.pictures.figures.curves import draw, height, notes
 

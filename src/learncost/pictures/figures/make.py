@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.wording import shown
 from learncost.pictures.figures import module_of
 from learncost.pictures.figures.panel import Panel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log10, pi, sqrt
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.cost import cost
 from learncost.ledger.record import Cost
 from learncost.ledger.sheet import seconds_of

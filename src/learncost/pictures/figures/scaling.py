@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 from learncost.ledger.compare import Comparison, compare
 from learncost.ledger.sheet import significant
 from learncost.pictures.data.growth import ALONG, Growth, growth

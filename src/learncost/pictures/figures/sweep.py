@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.pictures.data.curves import Curves, Line
 from learncost.pictures.figures.curves import draw, height, notes
 

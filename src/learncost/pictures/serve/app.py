@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.pictures.serve.guard import Application, Guard
 from learncost.pictures.serve.pool import Answers, Kept, Pool
 from learncost.pictures.serve.replies import API, NONCE, Answer, refusal

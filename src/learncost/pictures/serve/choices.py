@@ -8,7 +8,7 @@ from typing import Any
 from learncost.books.book import every
 from learncost.devices.cluster import clusters
 from learncost.devices.device import devices
-from learncost.equation.precision import PRECISIONS
+from learncost.ir.precision import PRECISIONS
 from learncost.ledger.question import Flag, flags_of, schema_of, typed
 from learncost.ledger.runners import runners
 from learncost.models.argument import GENERIC

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.question import question
 from learncost.models.wording import counted, shown
 

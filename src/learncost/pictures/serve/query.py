@@ -8,8 +8,8 @@ from typing import Any
 from learncost.devices.cluster import clusters, known_cluster
 from learncost.devices.device import devices, known_device
 from learncost.devices.rates import HERE
-from learncost.equation.errors import InputError, named_one
-from learncost.equation.stated import size_names
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.stated import size_names
 from learncost.layers.layer import layer
 from learncost.models.argument import GENERIC
 from learncost.models.configuration import configure, family_of

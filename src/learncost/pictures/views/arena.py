@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.question import question
 from learncost.ledger.runners import TABLE

@@ -8,10 +8,10 @@ from typing import Any
 from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.device import device as find_device
-from learncost.equation.errors import InputError
-from learncost.equation.line import Word
-from learncost.equation.precision import precision_of
-from learncost.equation.repeat import Repeat
+from learncost.ir.errors import InputError
+from learncost.ir.line import Word
+from learncost.ir.precision import precision_of
+from learncost.ir.repeat import Repeat
 from learncost.ledger.placed import place as placed_table
 from learncost.ledger.question import question
 from learncost.ledger.sheet import number, seconds_of, size_of

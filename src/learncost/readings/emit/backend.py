@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from learncost.equation.errors import named_one
+from learncost.ir.errors import named_one
 from learncost.readings.emit import between
 from learncost.readings.emit.expression import ATOM, Code, shape
 from learncost.readings.emit.shard_map import sharded

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from learncost.equation.count import base, cuts, place_cut
-from learncost.equation.errors import InputError
-from learncost.equation.line import Word
-from learncost.equation.term import Term
+from learncost.ir.count import base, cuts, place_cut
+from learncost.ir.errors import InputError
+from learncost.ir.line import Word
+from learncost.ir.term import Term
 from learncost.readings.emit.between import MESH, SENT
 from learncost.readings.emit.expression import Code, shape
 from learncost.readings.emit.scope import Scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from learncost.equation.count import base, cuts, whole
+from learncost.ir.count import base, cuts, whole
 from learncost.readings.emit.scope import Mask, Scope, Statement
 
 COLUMN = 64

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import cuts
-from learncost.equation.line import Line, Product
-from learncost.equation.term import Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.count import cuts
+from learncost.ir.line import Line, Product
+from learncost.ir.term import Read, Term
 from learncost.readings.emit.expression import Code, number, shape
 from learncost.readings.emit.scope import Scope
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from string import ascii_letters
 
-from learncost.equation.count import base
-from learncost.equation.line import Line, Product, Sum, Word, alias
-from learncost.equation.term import Literal, Operand, Term
+from learncost.ir.count import base
+from learncost.ir.line import Line, Product, Sum, Word, alias
+from learncost.ir.term import Literal, Operand, Term
 from learncost.readings.emit.collected import collected
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
 from learncost.readings.emit.indices import gathered, is_taken, scatter, take

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from learncost.equation.line import Line, Word
+from learncost.ir.line import Line, Word
 from learncost.readings.emit.expression import Code
 from learncost.readings.emit.records import Group, Weights
 from learncost.readings.emit.scope import Scope

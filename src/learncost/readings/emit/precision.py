@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Condition, Line, Product, Sum, Word
-from learncost.equation.precision import BLOCKS, Precision, precision_of
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table, features
-from learncost.equation.term import Term
-from learncost.equation.value import Value
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.precision import BLOCKS, Precision, precision_of
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table, features
+from learncost.ir.term import Term
+from learncost.ir.value import Value
 from learncost.layers.names import scores, written_once
 from learncost.layers.parts import of_part
 from learncost.layers.rewrite_quantized import makes_scales

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from learncost.equation.count import cuts, size_of, whole
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.precision import precision_of
-from learncost.equation.repeat import Repeat, Statement, check_derived, walk, windows
-from learncost.equation.table import Table
+from learncost.ir.count import cuts, size_of, whole
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import precision_of
+from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
+from learncost.ir.table import Table
 from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
 from learncost.readings.emit.identifiers import Identifiers
 
 FEW = 6

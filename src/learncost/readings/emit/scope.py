@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import isinf
 
-from learncost.equation.affine import Affine, Part
-from learncost.equation.count import base, cuts, factors, marked, summands
-from learncost.equation.line import Condition
-from learncost.equation.term import Literal, Operand, Read, Term
+from learncost.ir.affine import Affine, Part
+from learncost.ir.count import base, cuts, factors, marked, summands
+from learncost.ir.line import Condition
+from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.readings.emit.backend import Backend
 from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
 from learncost.readings.emit.identifiers import Identifiers

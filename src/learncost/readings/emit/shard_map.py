@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import fill
 
-from learncost.equation.count import cuts, whole
+from learncost.ir.count import cuts, whole
 from learncost.readings.emit.between import JAX_MESH, MESH
 from learncost.readings.emit.expression import WIDTH
 from learncost.readings.emit.records import Node, Tree

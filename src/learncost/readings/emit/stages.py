@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from learncost.equation.count import base, whole
-from learncost.equation.table import Table
+from learncost.ir.count import base, whole
+from learncost.ir.table import Table
 from learncost.layers.parted import parted
 from learncost.readings.emit.backend import backend
 from learncost.readings.emit.between import ALONG

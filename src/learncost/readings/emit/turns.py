@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from learncost.equation.count import base, comes_round, cuts
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.table import Table
-from learncost.equation.value import INDICES
+from learncost.ir.count import base, comes_round, cuts
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.value import INDICES
 from learncost.readings.emit import function
 from learncost.readings.emit.between import MESH
 from learncost.readings.emit.expression import POWER, PRODUCT, SUM, Code, binary, call, returned

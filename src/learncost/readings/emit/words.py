@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.term import Literal, Operand
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.term import Literal, Operand
 from learncost.readings.emit.backend import Backend
 from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number, shape
 from learncost.vocabulary import entry

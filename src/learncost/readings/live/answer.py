@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from learncost.equation.displayed import Displayed
+from learncost.ir.displayed import Displayed
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from learncost.equation.count import checked_sizes
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.precision import BYTES
-from learncost.equation.table import Table
+from learncost.ir.count import checked_sizes
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import BYTES
+from learncost.ir.table import Table
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.readings.live.answer import Live

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from learncost.equation.count import Count
-from learncost.equation.line import Line
-from learncost.equation.precision import BYTES
-from learncost.equation.table import Table
+from learncost.ir.count import Count
+from learncost.ir.line import Line
+from learncost.ir.precision import BYTES
+from learncost.ir.table import Table
 from learncost.readings.live.walk import name_of, walk_of
 from learncost.schedule.calls import IN_KERNELS, Rules
 

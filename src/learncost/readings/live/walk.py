@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import Count, base, shape_of, size_of
-from learncost.equation.line import Word
-from learncost.equation.precision import BYTES
-from learncost.equation.repeat import walk as each
-from learncost.equation.table import Table
-from learncost.equation.value import RANDOM, Same
+from learncost.ir.count import Count, base, shape_of, size_of
+from learncost.ir.line import Word
+from learncost.ir.precision import BYTES
+from learncost.ir.repeat import walk as each
+from learncost.ir.table import Table
+from learncost.ir.value import RANDOM, Same
 from learncost.readings.live.answer import Held, Live, Moment, Stay
 from learncost.schedule.calls import Rules, calls
 from learncost.schedule.lifetimes import Array, Lifetimes, Walked, some_turns

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from learncost.equation.count import Count
-from learncost.equation.displayed import Displayed
+from learncost.ir.count import Count
+from learncost.ir.displayed import Displayed
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from learncost.equation.count import ZERO, Count, total
-from learncost.equation.line import Line, Product, Word, alias
-from learncost.equation.table import Table
-from learncost.equation.term import terms_of
+from learncost.ir.count import ZERO, Count, total
+from learncost.ir.line import Line, Product, Word, alias
+from learncost.ir.table import Table
+from learncost.ir.term import terms_of
 from learncost.layers.products import matrix_maccs
 from learncost.readings.price.row import Row, places
 

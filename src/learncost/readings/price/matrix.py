@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from learncost.equation.count import ZERO, Count
-from learncost.equation.line import Product, Word
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
+from learncost.ir.count import ZERO, Count
+from learncost.ir.line import Product, Word
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
 from learncost.layers.products import (
     Scores,
     has_a_formula,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.equation.count import ZERO, Count
-from learncost.equation.line import Product, Sum, Word
-from learncost.equation.repeat import walk
-from learncost.equation.table import Table
-from learncost.equation.term import Read
+from learncost.ir.count import ZERO, Count
+from learncost.ir.line import Product, Sum, Word
+from learncost.ir.repeat import walk
+from learncost.ir.table import Table
+from learncost.ir.term import Read
 from learncost.readings.price.book import Book, WordPrice
 from learncost.readings.price.line import row_of
 from learncost.readings.price.row import Row

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from learncost.equation.count import ZERO, Count, least, total
-from learncost.equation.displayed import Displayed
-from learncost.equation.line import Line, Opaque, Word
-from learncost.equation.precision import BYTES
-from learncost.equation.term import Axis, Read, terms_of
+from learncost.ir.count import ZERO, Count, least, total
+from learncost.ir.displayed import Displayed
+from learncost.ir.line import Line, Opaque, Word
+from learncost.ir.precision import BYTES
+from learncost.ir.term import Axis, Read, terms_of
 
 
 @dataclass(frozen=True)

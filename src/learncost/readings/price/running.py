@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
 
-from learncost.equation.count import ZERO, Count, total
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.repeat import each_line, walk
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Term
-from learncost.equation.totals import beginnings
+from learncost.ir.count import ZERO, Count, total
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import each_line, walk
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Term
+from learncost.ir.totals import beginnings
 from learncost.layers.alone import alone, shape
 from learncost.layers.lower import lower, lower_line
 from learncost.readings.price.book import Book

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.precision import BYTES
-from learncost.equation.table import Table
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.products import with_windows
 from learncost.readings.price.book import Book

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.readings.rooms.array import Array
 from learncost.readings.rooms.operators import elementwise
 from learncost.schedule.account import Account

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.readings.rooms.between import Collectives, distributed
 from learncost.readings.rooms.tensor import BFLOAT16, Function, Rows, Tensor, elementwise
 from learncost.schedule.account import Account

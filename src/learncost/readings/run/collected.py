@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.equation.count import first_of, place_cut, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Word
-from learncost.equation.term import Term
+from learncost.ir.count import first_of, place_cut, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Word
+from learncost.ir.term import Term
 from learncost.vocabulary.collectives import place_changed
 
 Array = Any

@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from learncost.equation.count import base, came_from, shape_of, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement, check_derived, walk, windows
-from learncost.equation.table import Table
-from learncost.equation.totals import added, begun, empty
-from learncost.equation.value import Same, Value
+from learncost.ir.count import base, came_from, shape_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
+from learncost.ir.table import Table
+from learncost.ir.totals import added, begun, empty
+from learncost.ir.value import Same, Value
 from learncost.layers.derive import derive
 from learncost.layers.joins import joined
 from learncost.layers.layer import Layer

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import cuts, first_of, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.term import Literal, Operand, Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.count import cuts, first_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.term import Literal, Operand, Read, Term
 
 Array = Any
 Sizes = Mapping[str, int]

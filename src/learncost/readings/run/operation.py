@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 
 import numpy as np
 
-from learncost.equation.count import first_of, shape_of, size_of, whole
-from learncost.equation.errors import InputError
-from learncost.equation.line import RELATIONS, Condition, Line, Product, Sum, Word
-from learncost.equation.term import Literal, Operand, Term
-from learncost.equation.value import Value
-from learncost.equation.zigzag import devices_name, position
+from learncost.ir.count import first_of, shape_of, size_of, whole
+from learncost.ir.errors import InputError
+from learncost.ir.line import RELATIONS, Condition, Line, Product, Sum, Word
+from learncost.ir.term import Literal, Operand, Term
+from learncost.ir.value import Value
+from learncost.ir.zigzag import devices_name, position
 from learncost.readings.run.collected import Exchange, collected
 from learncost.readings.run.functions import function_of, precision
 from learncost.readings.run.moves import Array, Sizes, beyond_of, index_of, move_of, reader, spread

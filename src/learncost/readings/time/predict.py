@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from learncost.equation.count import base, larger, smaller
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
+from learncost.ir.count import base, larger, smaller
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
 from learncost.readings.time.rates import FRESH, Rates
 from learncost.readings.time.work import MatrixProduct, Priced, Work, works
 

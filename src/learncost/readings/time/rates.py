@@ -10,8 +10,8 @@ from itertools import product
 from math import exp, log, prod
 from typing import Any
 
-from learncost.equation.count import larger
-from learncost.equation.displayed import Displayed
+from learncost.ir.count import larger
+from learncost.ir.displayed import Displayed
 
 FRESH = 32 * 2**20
 """Bytes above which the C library hands what is freed back to the system, and gets it anew, page by page: an array of

@@ -12,12 +12,12 @@ from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
-from learncost.equation.count import Count, base, comes_round, larger, size_of, smaller, whole
-from learncost.equation.line import Kernel, Line, Product, Sum, Word, alias
-from learncost.equation.precision import BYTES
-from learncost.equation.repeat import check_derived
-from learncost.equation.sides import sides
-from learncost.equation.term import Literal, Read, Term, terms_of
+from learncost.ir.count import Count, base, comes_round, larger, size_of, smaller, whole
+from learncost.ir.line import Kernel, Line, Product, Sum, Word, alias
+from learncost.ir.precision import BYTES
+from learncost.ir.repeat import check_derived
+from learncost.ir.sides import sides
+from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct
 from learncost.schedule.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm

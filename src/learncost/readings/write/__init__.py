@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from html import escape
 
-from learncost.equation.count import Count
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
+from learncost.ir.count import Count
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.readings.write.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms
 from learncost.readings.write.lines import equation, line_node

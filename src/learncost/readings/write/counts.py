@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction as Ratio
 from typing import Any
 
-from learncost.equation.count import Count, Monomial
+from learncost.ir.count import Count, Monomial
 from learncost.readings.write.tree import Fraction, Mark, Node, Number, Row, Script, symbol
 
 SYMBOLS: Mapping[str, str] = {

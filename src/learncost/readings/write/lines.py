@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base, factors, summands
-from learncost.equation.line import Condition, Line, Product, Sum, Word
-from learncost.equation.term import Literal, Operand, Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.count import base, factors, summands
+from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.readings.write.counts import powered, size_node
 from learncost.readings.write.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.readings.write.lines import equation, sides
 from learncost.readings.write.tree import Mark, Name, Node, Row, latex, row

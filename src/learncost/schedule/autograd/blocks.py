@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from learncost.equation.repeat import Repeat, Statement
+from learncost.ir.repeat import Repeat, Statement
 
 Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
 """Lines, what they start from, and what they end with."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from learncost.equation.count import base, size_of
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.term import Literal, Term
+from learncost.ir.count import base, size_of
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.term import Literal, Term
 from learncost.schedule.autograd.calls import (
     Attention,
     Call,

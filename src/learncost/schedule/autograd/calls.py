@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.term import Literal, Term
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.term import Literal, Term
 
 NORMS = ("normalize", "rms_normalize")
 SOFTMAX = ("softmax", "softmax_with_sink")

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from learncost.equation.errors import named_one
-from learncost.equation.line import Word
+from learncost.ir.errors import named_one
+from learncost.ir.line import Word
 from learncost.schedule.autograd.calls import Projection
 from learncost.schedule.autograd.operators import (
     BOOLEAN,

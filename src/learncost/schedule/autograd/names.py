@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from learncost.equation.term import Operand, Read, Term
+from learncost.ir.term import Operand, Read, Term
 from learncost.schedule.autograd.module import Module
 from learncost.schedule.autograd.operators import Tensor
 from learncost.schedule.autograd.state import State

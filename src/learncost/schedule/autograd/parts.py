@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.affine import Affine
-from learncost.equation.line import Line
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.term import Operand, Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.line import Line
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.term import Operand, Read, Term
 from learncost.schedule.autograd.calls import Call
 
 

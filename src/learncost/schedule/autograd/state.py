@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from learncost.equation.count import shape_of, size_of
-from learncost.equation.repeat import Repeat
-from learncost.equation.table import Table
+from learncost.ir.count import shape_of, size_of
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
 from learncost.schedule.account import Room
 from learncost.schedule.autograd.asked import Asked
 from learncost.schedule.autograd.blocks import blocks_of, places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from learncost.equation.table import Table
+from learncost.ir.table import Table
 from learncost.schedule.account import Room
 from learncost.schedule.autograd.asked import Asked
 from learncost.schedule.autograd.names import Names, Values

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from learncost.equation.count import size_of
-from learncost.equation.repeat import Repeat, Statement
+from learncost.ir.count import size_of
+from learncost.ir.repeat import Repeat, Statement
 from learncost.schedule.autograd.blocks import blocks_of, whole_block
 from learncost.schedule.autograd.called import call_module
 from learncost.schedule.autograd.calls import Call, Experts, Linear, Loss, Norm, Projection, Scope, Single, local_name

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
 from learncost.training.data.documents import Skipped, documents
 from learncost.training.files import read_json, write_json

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.weights import generator
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
 from learncost.training.files import read_json, write_json
 

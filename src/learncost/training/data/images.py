@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.lists import Line, lists
 from learncost.training.data.readers import CLASS, Reader, classes_of, number_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 DELIMITERS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.lists import Line, lines, lists
 from learncost.training.data.task import padded, predicted

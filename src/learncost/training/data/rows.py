@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.training.data.examples import Examples, Ragged, load, prepare
 from learncost.training.data.readers import Reader
 from learncost.training.data.task import Progress, Say

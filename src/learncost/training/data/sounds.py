@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.images import place, read
 from learncost.training.data.lists import Line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from learncost.engines.weights import shape
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.families import instead
 from learncost.models.model import Model, build, run_sizes

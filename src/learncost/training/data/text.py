@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.training.data import corpus
 from learncost.training.data.corpus import Corpus, philox
 from learncost.training.data.lists import DELIMITERS

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 
 def learn_only(module: Any, learning: Iterable[str], weights: Iterable[str]) -> None:

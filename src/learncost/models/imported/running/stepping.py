@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 from learncost.models.imported.refusals import silenced, told
 from learncost.schedule.autograd.running import Running
 

@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Kernel, Line, Sum
-from learncost.equation.term import Term
+from learncost.ir.errors import InputError
+from learncost.ir.line import Kernel, Line, Sum
+from learncost.ir.term import Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.ending import Ending, ended, ending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from learncost.equation.line import Word
+from learncost.ir.line import Word
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.numbers import Numbers

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from learncost.equation.count import base
-from learncost.equation.line import Condition, Line
-from learncost.equation.term import Term
+from learncost.ir.count import base
+from learncost.ir.line import Condition, Line
+from learncost.ir.term import Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.printer import Printer
 from learncost.readings.emit.c.schedule import MAIN, Schedule, Value

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from learncost.equation.line import Product
-from learncost.equation.term import Term
+from learncost.ir.line import Product
+from learncost.ir.term import Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Storage
 from learncost.readings.emit.c.function import turn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from learncost.equation.errors import InputError
-from learncost.equation.term import Literal
+from learncost.ir.errors import InputError
+from learncost.ir.term import Literal
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.along import along, word_of
 from learncost.readings.emit.c.arrays import Arrays

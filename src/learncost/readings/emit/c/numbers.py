@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import isinf
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import factors, summands
-from learncost.equation.line import Condition, Product, Sum, Word
-from learncost.equation.term import Literal, Operand, Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.count import factors, summands
+from learncost.ir.line import Condition, Product, Sum, Word
+from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Positions
 from learncost.readings.emit.c.schedule import KINDS, Node, Value

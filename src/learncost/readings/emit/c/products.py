@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Product
-from learncost.equation.term import Term
+from learncost.ir.errors import InputError
+from learncost.ir.line import Product
+from learncost.ir.term import Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Storage
 from learncost.readings.emit.c.schedule import BEFORE, Value

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Word
-from learncost.equation.term import Literal, Term
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.term import Literal, Term
 from learncost.readings.emit.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.readings.emit.c.unify import is_point, is_reduction, needs
 from learncost.vocabulary import entry

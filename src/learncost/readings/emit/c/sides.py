@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from learncost.equation.affine import Affine
-from learncost.equation.line import Line, Product, Word
-from learncost.equation.sides import Sides, sides
-from learncost.equation.term import Literal, Operand, Read, Term
+from learncost.ir.affine import Affine
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.sides import Sides, sides
+from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.readings.emit.c.unify import is_reduction, needs
 
 

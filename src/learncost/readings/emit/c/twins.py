@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.term import Literal, Operand, Term
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.term import Literal, Operand, Term
 
 Monomial: TypeAlias = frozenset[tuple[object, int]]
 Polynomial: TypeAlias = Mapping[Monomial, float]

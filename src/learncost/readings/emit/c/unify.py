@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Product, Sum, Word
-from learncost.equation.repeat import defined
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Operand, Read, Term
-from learncost.equation.value import Value
+from learncost.ir.affine import Affine
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import defined
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Operand, Read, Term
+from learncost.ir.value import Value
 from learncost.layers.lower import lower
 from learncost.readings.emit.c.twins import without_twins
 from learncost.vocabulary import entry

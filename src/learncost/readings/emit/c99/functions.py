@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 SOURCES = {
     "fp32": ("float", "both", "memory"),

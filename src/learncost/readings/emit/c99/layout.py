@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.repeat import check_derived
-from learncost.equation.table import Table
-from learncost.equation.value import RANDOM, Value
+from learncost.ir.count import shape_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.repeat import check_derived
+from learncost.ir.table import Table
+from learncost.ir.value import RANDOM, Value
 from learncost.readings.emit.c import Function
 from learncost.readings.emit.c.c99 import C99
 from learncost.readings.emit.placed.kernels import Kernels

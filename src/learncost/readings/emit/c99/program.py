@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.table import Table
+from learncost.ir.table import Table
 from learncost.readings.emit.c.c99 import BASIS, C99, WHOLE_BASIS, products
 from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.functions import called, check_written, functions, known

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from learncost.equation.line import Line, Word
+from learncost.ir.line import Line, Word
 from learncost.readings.emit.c.c99 import C99, product_name
 from learncost.readings.emit.c99.functions import without_comments
 from learncost.readings.emit.c99.layout import Alone

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import base, names_of_sizes
-from learncost.equation.line import Kernel, Line, Tag, Word
-from learncost.equation.term import Literal, Read, Term, terms_of
+from learncost.ir.affine import Affine
+from learncost.ir.count import base, names_of_sizes
+from learncost.ir.line import Kernel, Line, Tag, Word
+from learncost.ir.term import Literal, Read, Term, terms_of
 
 Axes = Mapping[str, tuple[str, ...]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from learncost.equation.count import place_cut
-from learncost.equation.errors import InputError
-from learncost.equation.line import Word
-from learncost.equation.term import Term
+from learncost.ir.count import place_cut
+from learncost.ir.errors import InputError
+from learncost.ir.line import Word
+from learncost.ir.term import Term
 from learncost.vocabulary.collectives import REDUCES
 
 MESH = "mesh"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from learncost.equation.count import size_of
-from learncost.equation.line import Line
+from learncost.ir.count import size_of
+from learncost.ir.line import Line
 from learncost.readings.emit.c import Function, SizeNeededError, kernel
 from learncost.readings.emit.c.gnu import GNU
 from learncost.readings.emit.c.printer import Printer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from learncost.equation.count import shape_of, size_of
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line
-from learncost.equation.precision import BYTES
-from learncost.equation.table import Table
+from learncost.ir.count import shape_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import BYTES
+from learncost.ir.table import Table
 from learncost.readings.emit.c import Function
 from learncost.readings.emit.placed.kernels import Kernels
 from learncost.readings.emit.precision import Rounding, typed

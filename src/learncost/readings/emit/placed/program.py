@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.equation.line import Word
-from learncost.equation.repeat import check_derived
-from learncost.equation.table import Table
+from learncost.ir.line import Word
+from learncost.ir.repeat import check_derived
+from learncost.ir.table import Table
 from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers

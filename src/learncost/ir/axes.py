@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.equation.count import base
-from learncost.equation.errors import NotationError
-from learncost.equation.line import Condition, Line, Product, Sum, Word
-from learncost.equation.term import Literal, Operand, Read, Term, terms_of
+from learncost.ir.count import base
+from learncost.ir.errors import NotationError
+from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.term import Literal, Operand, Read, Term, terms_of
 
 
 def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:

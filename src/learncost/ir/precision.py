@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from learncost.equation.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4}
 """Bytes of an element, by its plain type."""

@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import TypeAlias
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import factors, size_of, summands
-from learncost.equation.errors import InputError
+from learncost.ir.affine import Affine
+from learncost.ir.count import factors, size_of, summands
+from learncost.ir.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

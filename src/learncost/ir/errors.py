@@ -58,21 +58,21 @@ def _printable(text: str) -> str:
 
 def advice(line: str) -> str:
     """What to write in place of a line, where it is a known first attempt; empty where it is none."""
-    from learncost.equation.attempts import advice  # some forty patterns: only where something is refused
+    from learncost.ir.attempts import advice  # some forty patterns: only where something is refused
 
     return advice(line)
 
 
 def header_advice(line: str) -> str:
     """The same of a header."""
-    from learncost.equation.attempts import header_advice
+    from learncost.ir.attempts import header_advice
 
     return header_advice(line)
 
 
 def in_two_lines(line: str) -> str:
     """A product and a sum in one line as two lines."""
-    from learncost.equation.attempts import in_two_lines
+    from learncost.ir.attempts import in_two_lines
 
     return in_two_lines(line)
 

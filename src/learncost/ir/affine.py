@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.equation.count import base, size_of
-from learncost.equation.errors import InputError
+from learncost.ir.count import base, size_of
+from learncost.ir.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

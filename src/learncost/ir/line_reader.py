@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from math import isinf
 
-from learncost.equation.affine import Affine, Part, total
-from learncost.equation.count import LARGEST
-from learncost.equation.errors import in_two_lines
-from learncost.equation.line import Condition, Line, Product, Sum, Word
-from learncost.equation.parsed import OWN, Call
-from learncost.equation.term import Literal, Operand, Read, Term
+from learncost.ir.affine import Affine, Part, total
+from learncost.ir.count import LARGEST
+from learncost.ir.errors import in_two_lines
+from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.parsed import OWN, Call
+from learncost.ir.term import Literal, Operand, Read, Term
 
 _NAME = r"(?:(?:\d+\.)+(?![eE]\d))?[^\W\d][\w.]*"  # parts of a path may be numbers, as in 0.weight
 _TOKEN = re.compile(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from learncost.equation.line import Condition, Line
-from learncost.equation.repeat import Carry
-from learncost.equation.term import Term
+from learncost.ir.line import Condition, Line
+from learncost.ir.repeat import Carry
+from learncost.ir.term import Term
 
 OWN = "*"
 """In the place of a call's weights: they, and the values inside, keep the names that the called layer has for them."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from learncost.equation.count import Count, base
-from learncost.equation.sides import Sides, sides
-from learncost.equation.term import Literal, Operand, Term
+from learncost.ir.count import Count, base
+from learncost.ir.sides import Sides, sides
+from learncost.ir.term import Literal, Operand, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Kernel:
 
     axes    what it takes turns over; every other axis of its lines lies inside of a turn
     blocks  an axis of which a turn takes blocks of at most so many places, one after another; None: all at once
-    zigzag  whether a part of that axis is a stretch early and one late (`equation/zigzag.py`)
+    zigzag  whether a part of that axis is a stretch early and one late (`ir/zigzag.py`)
     Axes are called as the kernel's own values declare them.
     """
 

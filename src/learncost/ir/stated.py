@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
-from learncost.equation.affine import Affine
-from learncost.equation.count import LARGEST as LARGEST
-from learncost.equation.count import Count, base, names_of_sizes
-from learncost.equation.errors import InputError, NotationError
-from learncost.equation.parse import split_names
-from learncost.equation.repeat import walk, windows
-from learncost.equation.table import Table
-from learncost.equation.term import Literal, Operand, Read
-from learncost.equation.value import Same
+from learncost.ir.affine import Affine
+from learncost.ir.count import LARGEST as LARGEST
+from learncost.ir.count import Count, base, names_of_sizes
+from learncost.ir.errors import InputError, NotationError
+from learncost.ir.parse import split_names
+from learncost.ir.repeat import walk, windows
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Operand, Read
+from learncost.ir.value import Same
 
 _STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|unused|follows|undecided|stored)\s*:(.*)$")
 _FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from learncost.equation.count import base
-from learncost.equation.errors import NotationError
-from learncost.equation.parse import split_names
-from learncost.equation.parsed import Header
-from learncost.equation.repeat import Repeat, Statement
-from learncost.equation.table import Table
-from learncost.equation.term import Read, Term, terms_of
-from learncost.equation.value import GIVEN, INDICES, Value
+from learncost.ir.count import base
+from learncost.ir.errors import NotationError
+from learncost.ir.parse import split_names
+from learncost.ir.parsed import Header
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.ir.term import Read, Term, terms_of
+from learncost.ir.value import GIVEN, INDICES, Value
 
 _ROLE = re.compile(r"^\s*([^\W\d][\w.]*)\s*:\s*(\w+)\s+of\s+([^\W\d][\w.]*'*)\s*$")
 _CONSTANTS = "constants:"

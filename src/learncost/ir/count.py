@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from math import lcm, prod
 from typing import Any, TypeAlias, cast
 
-from learncost.equation.errors import InputError
+from learncost.ir.errors import InputError
 
 Monomial = tuple[str, ...]  # size names in sorted order, a name twice is its square
 Coefficient: TypeAlias = Any  # an int, or a Fraction where a price book halves

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from learncost.equation.errors import InputError
-from learncost.equation.line import Line, Word
-from learncost.equation.value import Value, axes_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Word
+from learncost.ir.value import Value, axes_of
 
 
 @dataclass(frozen=True, slots=True)

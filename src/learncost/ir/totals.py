@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 
-from learncost.equation.line import Line, Sum, Word
-from learncost.equation.repeat import Carry, Repeat, Statement
-from learncost.equation.term import Term
+from learncost.ir.line import Line, Sum, Word
+from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.term import Term
 
 
 def empty(lines: Iterable[Statement]) -> frozenset[str]:

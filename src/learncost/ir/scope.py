@@ -6,17 +6,17 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from learncost.equation.affine import Affine
-from learncost.equation.axes import check_shape, settle, terms_in
-from learncost.equation.count import base, names_of_sizes
-from learncost.equation.errors import NotationError, advice
-from learncost.equation.line import Line, Word
-from learncost.equation.line_reader import twice
-from learncost.equation.parsed import OWN, Block, Call, Header, Parsed
-from learncost.equation.repeat import Carry, Repeat, Statement, walk, windows
-from learncost.equation.table import Table
-from learncost.equation.term import Operand, Read, Term
-from learncost.equation.value import Value
+from learncost.ir.affine import Affine
+from learncost.ir.axes import check_shape, settle, terms_in
+from learncost.ir.count import base, names_of_sizes
+from learncost.ir.errors import NotationError, advice
+from learncost.ir.line import Line, Word
+from learncost.ir.line_reader import twice
+from learncost.ir.parsed import OWN, Block, Call, Header, Parsed
+from learncost.ir.repeat import Carry, Repeat, Statement, walk, windows
+from learncost.ir.table import Table
+from learncost.ir.term import Operand, Read, Term
+from learncost.ir.value import Value
 
 Axes = Mapping[str, tuple[str, ...]]
 Check = Callable[[Line], Line]

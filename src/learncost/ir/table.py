@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from learncost.equation.count import base
-from learncost.equation.displayed import Displayed
-from learncost.equation.line import Sum
-from learncost.equation.repeat import Repeat, Statement, walk
-from learncost.equation.value import FIXED, INDICES, Value, axes_of
+from learncost.ir.count import base
+from learncost.ir.displayed import Displayed
+from learncost.ir.line import Sum
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.value import FIXED, INDICES, Value, axes_of
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from learncost.equation.count import Count
-from learncost.equation.errors import InputError, NotationError, advice, header_advice
-from learncost.equation.line import Condition, Line, Opaque, Running, Tag, Word
-from learncost.equation.line_reader import LineReader, RefusedError, check_whole, is_name
-from learncost.equation.parsed import Block, Call, Header, Parsed
-from learncost.equation.repeat import Carry
-from learncost.equation.term import Term
+from learncost.ir.count import Count
+from learncost.ir.errors import InputError, NotationError, advice, header_advice
+from learncost.ir.line import Condition, Line, Opaque, Running, Tag, Word
+from learncost.ir.line_reader import LineReader, RefusedError, check_whole, is_name
+from learncost.ir.parsed import Block, Call, Header, Parsed
+from learncost.ir.repeat import Carry
+from learncost.ir.term import Term
 
 _ORIGIN = re.compile(
     r"\s@\s+([^\s()\[\]{}=,;]+)(?:\s+(?!again\s+\d)([^\W\d][\w.:]*))?(?:\s+again\s+(\d+!?-?(?:/\d+!?-?)*))?\s*$"

@@ -6,7 +6,7 @@ import pytest
 from kernels_in_c import Case, check, needs_compiler
 from learncost.ir.line import Kernel, Word
 from learncost.ir.term import Literal, Term
-from learncost.vocabulary import entries, entry
+from learncost.ops import entries, entry
 
 pytestmark = needs_compiler
 SIZES = {"B": 3, "M": 5, "d": 37}

@@ -13,8 +13,8 @@ from learncost.devices.rates import rates
 from learncost.faces import calibrate as face
 from learncost.faces.command import main
 from learncost.hardware import calibrate as measuring
+from learncost.ops import canonical, entry
 from learncost.readings.time import Curve, Grid
-from learncost.vocabulary import canonical, entry
 from timings import flat
 
 LAUNCH, FLOPS, BANDWIDTH, POINT = 2.0**-20, 2.0**30, 2.0**33, 2.0**-30

@@ -12,8 +12,8 @@ import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.books.errata import errata
 from learncost.derivations.subject import layers
+from learncost.ops import entries
 from learncost.pictures.figures import FIGURES
-from learncost.vocabulary import entries
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -24,6 +24,7 @@ from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.parse import parse_line
 from learncost.models.configuration import configure
+from learncost.ops import entry
 from learncost.readings.emit.c.c99 import C99
 from learncost.readings.emit.c.numbers import primitive
 from learncost.readings.emit.c.printer import number
@@ -32,7 +33,6 @@ from learncost.readings.emit.c99 import rooms
 from learncost.readings.emit.c99.functions import functions
 from learncost.readings.emit.c99.values import initializer
 from learncost.readings.emit.placed.kernels import Kernels
-from learncost.vocabulary import entry
 
 pytestmark = needs_compiler
 

@@ -16,9 +16,9 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Tag
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped_layer
+from learncost.ops import entries, entry
 from learncost.readings.live import live
 from learncost.readings.price import price
-from learncost.vocabulary import entries, entry
 from sampling import sampled
 
 GPT2 = """% The decoder of GPT-2 in two lines.

@@ -11,14 +11,14 @@ import pytest
 import learncost as lc
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
+from learncost.ops import entries, entry
 from learncost.proof import jax_side, torch_side
 from learncost.proof.check import seeds_of, sound_arrays
 from learncost.proof.sample import small_sizes
 from learncost.proof.verify import verify, with_jax, with_torch
 from learncost.proof.words import word_layer
-from learncost.vocabulary import entries, entry
 
-VOCABULARY = import_module("learncost.vocabulary.entry")
+VOCABULARY = import_module("learncost.ops.entry")
 SIDES = pytest.mark.parametrize("side", [with_torch, with_jax])
 
 

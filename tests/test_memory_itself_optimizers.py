@@ -6,7 +6,7 @@ from torch import nn
 
 import learncost as lc
 from allocator import apart
-from learncost.vocabulary.optimizers import OPTIMIZERS
+from learncost.ops.optimizers import OPTIMIZERS
 from sampling import sampled
 
 VARIANTS = {

@@ -21,10 +21,10 @@ from learncost.ir.line import Product, Sum, Word
 from learncost.ir.term import Literal, Term, terms_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.products import matrix_maccs
+from learncost.ops import entries, entry
 from learncost.proof.references import LAYERS
 from learncost.proof.verify import verify_table, verify_word
 from learncost.readings.price import elements, executed
-from learncost.vocabulary import entries, entry
 from sampling import sampled
 
 VOCABULARY = inspect.getmodule(entry)

@@ -17,6 +17,7 @@ from learncost.layers.rewrite_padded import paddable
 from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
+from learncost.ops import entry
 from learncost.placement.check import check_placed
 from learncost.placement.clauses import clauses
 from learncost.placement.collective import collectives
@@ -33,7 +34,6 @@ from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
 from learncost.proof.placements import small_model, verify_placements
 from learncost.readings.run import collected as run_collected
-from learncost.vocabulary import entry
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
 

@@ -9,10 +9,10 @@ from rich.console import Console
 import learncost as lc
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
+from learncost.ops import entries
 from learncost.proof import verify as proof
 from learncost.proof.check import values_of
 from learncost.readings.price import running
-from learncost.vocabulary import entries
 
 LAYER = """mine(X T; W C) -> Y S
   S[] = X[b d] X[b d]

@@ -14,6 +14,7 @@ from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.tangent import tangent
 from learncost.models.model import build
 from learncost.models.small import small
+from learncost.ops import entries
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, tally, values_of
@@ -21,7 +22,6 @@ from learncost.proof.sample import small_sizes
 from learncost.proof.tangents import along, with_tangent
 from learncost.proof.words import word_layer
 from learncost.readings.run import functions
-from learncost.vocabulary import entries
 
 FORWARD = ["forward-gradient", "mezo", "evolution"]
 WORDS = [entry.name for entry in entries() if entry.gradient and not entry.inline]

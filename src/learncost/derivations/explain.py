@@ -27,10 +27,10 @@ from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.ledger.question import question
+from learncost.ops import word_called
 from learncost.readings import write
 from learncost.readings.live import live
 from learncost.readings.price import price
-from learncost.vocabulary import word_called
 
 
 @question()

@@ -29,12 +29,12 @@ from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.ops import Entry, word_called
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.readings import write
 from learncost.readings.price import Book, Row, price
-from learncost.vocabulary import Entry, word_called
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -19,10 +19,10 @@ from learncost.ledger.sheet import Row as Cells
 from learncost.ledger.show import convention
 from learncost.models.made import written
 from learncost.models.wording import nearest
+from learncost.ops import plain
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.readings import write
 from learncost.readings.price import Row
-from learncost.vocabulary import plain
 
 
 @dataclass(frozen=True)

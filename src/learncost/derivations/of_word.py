@@ -10,9 +10,9 @@ from learncost.ir.count import Count, total
 from learncost.ir.line import Line, Word
 from learncost.ir.term import Term
 from learncost.layers.lower import lower_line
+from learncost.ops import Entry, entry
 from learncost.readings import write
 from learncost.readings.price import Book, executed
-from learncost.vocabulary import Entry, entry
 
 _AXES: Mapping[str, str] = {"_": "B"}
 _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}

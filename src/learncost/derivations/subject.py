@@ -22,12 +22,12 @@ from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import shown
+from learncost.ops import entries, entry, plain, word_called
 from learncost.procedures.feedback import with_feedback
 from learncost.procedures.moves import ELSEWHERE, MOVES
 from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.procedures.procedure import LEARNING, procedure
 from learncost.readings.price import Book
-from learncost.vocabulary import entries, entry, plain, word_called
 
 BP = "bp"
 """How a layer by itself learns where nothing else is said."""

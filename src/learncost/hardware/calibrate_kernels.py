@@ -18,8 +18,8 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer
+from learncost.ops import entry
 from learncost.readings.emit.c import Function, kernel
-from learncost.vocabulary import entry
 
 _OTHERS = {"add": "X[B d] + Z[B d]", "multiply": "X[B d] Z[B d]"}
 _ADAMW = (

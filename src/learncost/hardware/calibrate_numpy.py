@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from learncost.hardware.operations import Doing, timed_words
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 POINTS = 70_000
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
 
 from learncost.hardware.operations import Doing, operands, timed_words
 from learncost.layers.layer import layer
+from learncost.ops import entry
 from learncost.readings.emit import program
-from learncost.vocabulary import entry
 
 ROWS, COLUMNS = 210, 330
 """Of the arrays that words are timed on: a quarter of a mebibyte, which caches hold."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
-from learncost.vocabulary import entries
-from learncost.vocabulary.entry import Entry
+from learncost.ops import entries
+from learncost.ops.entry import Entry
 
 Doing: TypeAlias = Callable[[], object]
 

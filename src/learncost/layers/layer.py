@@ -28,7 +28,7 @@ from learncost.layers.called import expanded, own_equations
 from learncost.layers.parts import PART, SHOWN
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable, spell
-from learncost.vocabulary import Entry, canonical, entries, entry, plain
+from learncost.ops import Entry, canonical, entries, entry, plain
 
 ALSO = "also:"  # what people call a layer, with commas between; a name of its own is not said again
 

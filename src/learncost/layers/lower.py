@@ -23,7 +23,7 @@ from learncost.ir.value import Same, Value
 from learncost.layers.joins import join_of, read_back
 from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within
 from learncost.layers.spelling import spell
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:

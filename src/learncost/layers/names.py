@@ -12,7 +12,7 @@ from learncost.ir.repeat import Carry, Repeat, Statement, defined, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 def named_once(table: Table) -> Table:

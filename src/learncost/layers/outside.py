@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from learncost.ir.line import Condition, Line, Product, Sum, Word
 from learncost.ir.term import Axis, Literal, Operand, Term
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 Bounds: TypeAlias = tuple[Axis, Axis, str, str | None]  # a condition on axes as a line reads them
 

@@ -14,7 +14,7 @@ from learncost.ir.line import Line
 from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
-from learncost.vocabulary.collectives import is_collective
+from learncost.ops.collectives import is_collective
 
 Values = dict[str, Value]
 

@@ -14,7 +14,7 @@ from learncost.ir.repeat import Repeat, Statement, each_line
 from learncost.ir.sides import sides
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 _NAMESPACES = ("torch", "ops", "aten", "nn", "functional", "F")
 

@@ -12,7 +12,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import terms_of
 from learncost.layers.cuts import NONE, Cuts, Scope
 from learncost.layers.spelling import differentiable, operand
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 @dataclass

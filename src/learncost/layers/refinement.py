@@ -29,7 +29,7 @@ from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Role, Value
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite import rewritten
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 @dataclass(frozen=True)

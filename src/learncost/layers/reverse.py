@@ -15,7 +15,7 @@ from learncost.layers.adding import Adding
 from learncost.layers.cuts import Elsewhere
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import operand, primed, spell
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 def merging(tag: Tag, macro: str) -> Tag:

@@ -10,7 +10,7 @@ from learncost.ir.repeat import each_line
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 DROPOUT = "dropout"  # the layer of the lines that dropout adds
 

@@ -16,7 +16,7 @@ from learncost.ir.value import Value
 from learncost.layers.layer import Layer
 from learncost.layers.refinement import refined
 from learncost.layers.rewrite import rewritten
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 def with_norms(

@@ -30,7 +30,7 @@ from learncost.layers.codes import LAYER, Values, coded
 from learncost.layers.parts import of_part
 from learncost.layers.recompute import pairs
 from learncost.layers.spelling import condition_names
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 def with_kept(table: Table) -> Table:

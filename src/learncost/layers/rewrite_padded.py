@@ -19,7 +19,7 @@ from learncost.ir.line import Condition, Line, Word
 from learncost.ir.repeat import each_line, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 def with_padded(table: Table, axis: str, size: int) -> Table:

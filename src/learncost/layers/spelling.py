@@ -8,7 +8,7 @@ from learncost.ir.count import base
 from learncost.ir.line import Line, Word
 from learncost.ir.repeat import Statement, walk
 from learncost.ir.term import Term
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 def operand(line: Line, i: int) -> Term:

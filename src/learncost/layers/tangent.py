@@ -18,7 +18,7 @@ from learncost.ir.term import Operand, Term
 from learncost.ir.value import Value
 from learncost.layers.cuts import Elsewhere, Scope
 from learncost.layers.spelling import differentiable, operand, spell
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 MARK = ">"
 """What is appended to a name for its tangent."""

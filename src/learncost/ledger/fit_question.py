@@ -18,9 +18,9 @@ from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
 from learncost.ledger.search import largest_batch
 from learncost.models.configuration import Configuration
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.schedule.regions import Region, largest_assigned
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from learncost.ledger.over import OverMesh

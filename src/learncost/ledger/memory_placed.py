@@ -14,6 +14,9 @@ from learncost.ir.value import Axes, Value
 from learncost.ledger.memory_step import Step, gathering, points, stacks_of, state_bytes
 from learncost.ledger.over import OverMesh, padded_step, part_of, refuse_stages, widths_of
 from learncost.models.model import Model
+from learncost.ops import entry
+from learncost.ops.collectives import KIND
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.placement.clauses import Homes, parts_of
 from learncost.placement.collective import collectives
 from learncost.placement.layout import Layout
@@ -25,9 +28,6 @@ from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.step import step as step_of
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 
 def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None, trains: bool = False) -> Step:

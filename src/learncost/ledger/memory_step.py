@@ -21,6 +21,7 @@ from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
 from learncost.models.wording import counted, shown
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.plans.in_product import KERNELS
 from learncost.plans.plan import CHOSEN, planned
 from learncost.plans.planner import chosen
@@ -36,7 +37,6 @@ from learncost.schedule.autograd.running import Running
 from learncost.schedule.calls import IN_KERNELS
 from learncost.schedule.lifetimes import FEW, Walked, every_turn
 from learncost.schedule.regions import Region
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from learncost.ledger.over import OverMesh

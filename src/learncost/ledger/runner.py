@@ -12,10 +12,10 @@ from learncost.ir.count import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
 from learncost.ledger.memory_step import Step
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.plans.planner import chosen
 from learncost.readings.live import Held, Moment, Stay
 from learncost.schedule.arena import Arena
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 FIXED = "fixed matrices"
 """The part of the memory that matrices take which are drawn once and read at every step."""

@@ -11,7 +11,7 @@ from learncost.ir.line import Word
 from learncost.ir.repeat import Repeat, walk
 from learncost.ledger.over import fields_of
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, size_of
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 if TYPE_CHECKING:
     from learncost.ledger.over import OverMesh

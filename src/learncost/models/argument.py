@@ -17,7 +17,7 @@ from learncost.models.families import names as family_names
 from learncost.models.files import NOTATION, looks_like_path, read_layer, read_path, read_stream
 from learncost.models.presets import preset, preset_names, preset_of
 from learncost.models.wording import nearest, printable, shown
-from learncost.vocabulary import plain
+from learncost.ops import plain
 
 GENERIC = ("encoder", "decoder", "encoder-decoder")
 

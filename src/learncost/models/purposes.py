@@ -11,7 +11,7 @@ from learncost.ir.term import Read, Term
 from learncost.layers.rewrite_lora import is_linear
 from learncost.models.configuration import family_of
 from learncost.models.model import Model
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozenset[str]:

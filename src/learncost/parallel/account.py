@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from learncost.books.book import book
 from learncost.ir.precision import Precision
 from learncost.models.model import Model
+from learncost.ops.collectives import is_collective
 from learncost.parallel.cut_sizes import CutSizes
 from learncost.parallel.held import Weights
 from learncost.parallel.passes import Passes
@@ -25,7 +26,6 @@ from learncost.readings.price import Row, price
 from learncost.readings.time import Rates
 from learncost.readings.time.predict import parts as seconds_of
 from learncost.readings.time.work import WorkAxes, works_axes
-from learncost.vocabulary.collectives import is_collective
 
 PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update": "W", "optimizer_step": "O"}
 """Macro-operations by the pass of a pipeline that they are of; O is the optimizer, once a step."""

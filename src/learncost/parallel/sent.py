@@ -10,12 +10,12 @@ from learncost.ir.line import Word
 from learncost.ir.repeat import walk
 from learncost.ir.term import Term
 from learncost.ir.value import INDICES
+from learncost.ops.collectives import sends
 from learncost.parallel.cut_sizes import CutSizes
 from learncost.parallel.held import Held
 from learncost.parallel.placed_step import PlacedStep
 from learncost.parallel.segments import Walker
 from learncost.placement.collective import BYTES_OF_AN_INDEX
-from learncost.vocabulary.collectives import sends
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from learncost.ir.repeat import Repeat, Statement, defined
 from learncost.ir.table import Table
-from learncost.vocabulary.collectives import REDUCES, is_collective
+from learncost.ops.collectives import REDUCES, is_collective
 
 _JOINS = ("reduce_scatter", *REDUCES)
 

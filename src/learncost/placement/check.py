@@ -14,8 +14,8 @@ from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term, terms_of
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import is_collective, place_changed
+from learncost.ops import entry
+from learncost.ops.collectives import is_collective, place_changed
 
 CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "a turn's own"
 """How an array is over an axis of the mesh; else it is partial, `sum`, `max` or `min`. What is sent is cut by rows."""

@@ -11,9 +11,9 @@ from learncost.ir.line import Word
 from learncost.ir.repeat import walk
 from learncost.ir.value import INDICES, Value
 from learncost.layers.spelling import condition_names
+from learncost.ops.collectives import sends
 from learncost.placement.clauses import kind_of
 from learncost.placement.place import Placed
-from learncost.vocabulary.collectives import sends
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from learncost.ir.line import Condition, Line, Product, Sum, Word
 from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Value
 from learncost.layers.lower import expanded
+from learncost.ops import entry
 from learncost.placement.filled import stays_zero
 from learncost.placement.layout import Layout, cut
 from learncost.placement.rows import Choice, Rows, rows_of
 from learncost.placement.scope import Reason, Scope
-from learncost.vocabulary import entry
 
 Site = tuple[str, str]
 """What a mesh axis cuts in a line: ("along", an axis of the line), or ("at", an axis that is read at an index)."""

@@ -15,7 +15,7 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.vocabulary.collectives import is_collective
+from learncost.ops.collectives import is_collective
 
 
 def keeping(table: Table, words: tuple[str, ...]) -> tuple[Table, Mapping[str, str]]:

@@ -9,8 +9,8 @@ from learncost.ir.count import cuts, place_cut
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.term import Read, Term, terms_of
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import is_collective
+from learncost.ops import entry
+from learncost.ops.collectives import is_collective
 
 
 @dataclass(eq=False)

@@ -13,8 +13,8 @@ from learncost.ir.affine import Affine
 from learncost.ir.count import down_to
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.term import Read, Term
+from learncost.ops import entry
 from learncost.placement.layout import Layout, cut
-from learncost.vocabulary import entry
 
 if TYPE_CHECKING:
     from learncost.placement.scope import Scope

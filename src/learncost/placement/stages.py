@@ -14,10 +14,10 @@ from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.layers.stages import Sent, Stage, even
+from learncost.ops.collectives import is_collective
 from learncost.placement.clauses import Clause
 from learncost.placement.mesh import Mesh
 from learncost.placement.place import Placed, place
-from learncost.vocabulary.collectives import is_collective
 
 BLOCKS = "blocks"
 """Stands in a clause for the turns of all repeats of blocks, whatever a family calls their number."""

@@ -18,8 +18,8 @@ from learncost.ir.table import Table, features
 from learncost.layers.inverse import inverted, kept_again
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed, run_once
+from learncost.ops import entry
 from learncost.plans.kernels import Names
-from learncost.vocabulary import entry
 
 QUERIES = 32
 """Queries of a block: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which a

@@ -15,7 +15,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.reverse import merging
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 BATCH = "B"
 

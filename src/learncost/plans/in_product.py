@@ -15,9 +15,9 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.names import named_once
+from learncost.ops import entry
 from learncost.plans.at_once import at_once
 from learncost.plans.kernels import Names
-from learncost.vocabulary import entry
 
 KERNELS = "in_product"
 """How kernels of this plan begin."""

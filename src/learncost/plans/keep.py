@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import KIND, SENDS_NOTHING
+from learncost.ops import entry
+from learncost.ops.collectives import KIND, SENDS_NOTHING
 
 
 def keep(table: Table, words: tuple[str, ...]) -> Table:

@@ -10,7 +10,7 @@ from learncost.ir.term import Term
 from learncost.layers.layer import shipped
 from learncost.layers.recompute import recomputed
 from learncost.layers.segments import in_segments
-from learncost.vocabulary import canonical, entries
+from learncost.ops import canonical, entries
 
 ALL = {"block": "every line of a block", "all": "every line of a block that its backward pass needs"}
 BLOCK = ("block",)

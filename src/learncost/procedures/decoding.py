@@ -12,9 +12,9 @@ from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
 from learncost.ir.value import Value
+from learncost.ops import entry
 from learncost.procedures.keys import TOKENS, Keys, refusal
 from learncost.procedures.needed import needed
-from learncost.vocabulary import entry
 
 CACHED, ALL = "C", "T"  # the axes of the positions in the cache, and of these with the new ones
 

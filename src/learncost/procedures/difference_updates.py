@@ -15,9 +15,9 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Role, Value
 from learncost.models.model import Model
+from learncost.ops import entry
 from learncost.procedures.modulation import Modulation, alike
 from learncost.procedures.procedure import Mode
-from learncost.vocabulary import entry
 
 
 class Updates:

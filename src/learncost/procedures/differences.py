@@ -20,10 +20,10 @@ from learncost.layers.derive import derive_once
 from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import Model
+from learncost.ops import entry
 from learncost.procedures.difference_updates import Updates
 from learncost.procedures.modulation import Modulation, alike
 from learncost.procedures.procedure import PROCEDURES, Mode, Procedure
-from learncost.vocabulary import entry
 
 
 def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, Mapping[str, str]]:

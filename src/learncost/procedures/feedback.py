@@ -12,7 +12,7 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 WEIGHT = "W"
 """What lines call the weight in whose place something is read."""

@@ -21,10 +21,10 @@ from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer, marked
 from learncost.layers.parts import of_part
+from learncost.ops import entry
 from learncost.procedures.decoding import ALL, CACHED, Decoding, Kept, axis_of, cache
 from learncost.procedures.keys import TOKENS
 from learncost.procedures.needed import needed
-from learncost.vocabulary import entry
 
 
 @dataclass(frozen=True)

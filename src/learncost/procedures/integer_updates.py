@@ -24,9 +24,9 @@ from learncost.layers.codes import LARGEST
 from learncost.layers.powers import CODE, HALF, TOTAL, Number, Power
 from learncost.layers.rewrite_integers import Integers, with_integers
 from learncost.models.model import Model
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.directions import NUMBER, Directions
 from learncost.procedures.inference import scored
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 _TAG = Tag("optimizer", macro="optimizer_step", local="rounding")
 

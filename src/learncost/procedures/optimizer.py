@@ -12,10 +12,10 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
+from learncost.ops import entry
+from learncost.ops.optimizers import OPTIMIZERS, Optimizer
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.readings.price import Book
-from learncost.vocabulary import entry
-from learncost.vocabulary.optimizers import OPTIMIZERS, Optimizer
 
 if TYPE_CHECKING:
     from learncost.procedures.optimizer_state import State

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from learncost.ir.precision import BLOCKS, bytes_of_type
-from learncost.vocabulary.optimizers import OPTIMIZERS
+from learncost.ops.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)

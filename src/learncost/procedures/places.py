@@ -14,7 +14,7 @@ from learncost.ir.value import Value
 from learncost.layers.cuts import Scope
 from learncost.layers.derive import derive
 from learncost.models.model import Model
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 
 @dataclass(frozen=True)

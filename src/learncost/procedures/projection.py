@@ -14,11 +14,11 @@ from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
 from learncost.models.model import Model
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.directions import NUMBER, Directions, Site, sites
 from learncost.procedures.places import linears
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.singular_vectors import singular_vectors
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 _TAG = Tag("optimizer", macro="optimizer_step", local="projection")
 

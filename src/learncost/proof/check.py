@@ -19,11 +19,11 @@ from learncost.ir.term import Read, Term
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
+from learncost.ops import entry
 from learncost.proof.report import Check, Report
 from learncost.proof.sample import Array, random_arrays, small_sizes
 from learncost.proof.tally import Tally, tallied
 from learncost.readings.run import execute
-from learncost.vocabulary import entry
 
 Values = dict[str, Array]
 Meaning = Callable[..., Any]  # a foreign implementation: from inputs and weights by name to the outputs in order

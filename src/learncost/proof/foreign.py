@@ -19,7 +19,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Term
 from learncost.layers.lower import lower
 from learncost.layers.products import direct
-from learncost.vocabulary import entry
+from learncost.ops import entry
 
 Tensor = Any
 

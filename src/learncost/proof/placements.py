@@ -21,6 +21,8 @@ from learncost.layers.stages import turns_of
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
+from learncost.ops import entry
+from learncost.ops.collectives import sends
 from learncost.placement.clauses import Clause, parts_of
 from learncost.placement.collective import collectives
 from learncost.placement.devices import run_placed, together
@@ -37,8 +39,6 @@ from learncost.procedures.step import step
 from learncost.proof.check import Values, sound_arrays, survived, values_of
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import sends
 
 TOLERANCE = 1e-12
 """How far a value may be from that of one device, of the largest gradient or of the value's own largest number."""

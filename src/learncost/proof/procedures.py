@@ -9,6 +9,7 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.models.model import Model
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
@@ -17,7 +18,6 @@ from learncost.proof.known import known
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes
 from learncost.proof.stepped import arrays_of, sizes_of
-from learncost.vocabulary.optimizers import OPTIMIZERS
 
 
 def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARNING) -> Iterator[Check]:

@@ -21,6 +21,7 @@ from learncost.models.argument import GENERIC, layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
 from learncost.models.small import small
+from learncost.ops import Entry, entries
 from learncost.procedures.procedure import several
 from learncost.proof.check import (
     LARGER,
@@ -41,7 +42,6 @@ from learncost.proof.report import Check, Report
 from learncost.proof.sample import small_sizes
 from learncost.proof.tangents import along
 from learncost.proof.words import consistent, word_layer
-from learncost.vocabulary import Entry, entries
 
 
 def verify(model: str | Model | Configuration | Layer | Table | None = None, procedure: str | None = None) -> Report:

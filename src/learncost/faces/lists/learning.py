@@ -87,10 +87,10 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
 
 
 def _optimizers() -> Listed:
+    from learncost.ops import entry
+    from learncost.ops.optimizers import OPTIMIZERS
     from learncost.procedures.optimizer import DEFAULT
     from learncost.procedures.optimizer_state import STATES
-    from learncost.vocabulary import entry
-    from learncost.vocabulary.optimizers import OPTIMIZERS
 
     entries: list[Known] = []
     for name, state in STATES.items():

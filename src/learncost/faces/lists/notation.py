@@ -15,7 +15,7 @@ def _layers() -> Listed:
 
 
 def _words() -> Listed:
-    from learncost.vocabulary import entries
+    from learncost.ops import entries
 
     word_entries: list[Known] = [{"name": word.name, "kind": word.kind, "source": word.source} for word in entries()]
     return Listed(word_entries, {"word": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")})

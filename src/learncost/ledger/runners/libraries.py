@@ -8,7 +8,7 @@ from functools import partial
 from learncost.ir.table import Table
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import TYPES, Runner, Taken, at_line, given_bytes, grouped, refusal
-from learncost.vocabulary.optimizers import OPTIMIZERS
+from learncost.ops.optimizers import OPTIMIZERS
 
 
 def peak(library: str, step: Step, sizes: Mapping[str, int]) -> int:

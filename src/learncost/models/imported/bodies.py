@@ -18,8 +18,8 @@ from learncost.ir.term import Literal, Term
 from learncost.models.imported.equations import Equation, Number, Operand, Read, Where
 from learncost.models.imported.operands import Masked
 from learncost.models.imported.views import At, Index, Place, Slot, Stored
-from learncost.vocabulary import entries
-from learncost.vocabulary.entry import Entry
+from learncost.ops import entries
+from learncost.ops.entry import Entry
 
 Loop: TypeAlias = tuple[Hashable, int]
 """What a line loops over: one of its letters, and which of the axes that this calls."""

@@ -16,6 +16,7 @@ from learncost.ledger.placed import place as placed_table
 from learncost.ledger.question import question
 from learncost.ledger.sheet import number, seconds_of, size_of
 from learncost.models.wording import counted, shown
+from learncost.ops.collectives import is_collective
 from learncost.parallel.candidates import KEEPING_ALL, structures
 from learncost.parallel.search import Found, Search, said_of, search
 from learncost.parallel.spread import Spread, asked, described, spread, usual
@@ -24,7 +25,6 @@ from learncost.pictures.views.picture import MADE, Bar, Bars, Chart, Lanes, Line
 from learncost.placement.mesh import mesh as parse_mesh
 from learncost.schedule.pipeline import run
 from learncost.schedule.pipeline import schedule as schedule_of
-from learncost.vocabulary.collectives import is_collective
 
 DEVICES = 8
 """Devices that are looked at first."""

@@ -6,10 +6,10 @@ from learncost.ir.count import base, cuts, place_cut
 from learncost.ir.errors import InputError
 from learncost.ir.line import Word
 from learncost.ir.term import Term
+from learncost.ops.collectives import place_changed
 from learncost.readings.emit.between import MESH, SENT
 from learncost.readings.emit.expression import Code, shape
 from learncost.readings.emit.scope import Scope
-from learncost.vocabulary.collectives import place_changed
 
 _ROWS = ("dispatch", "combine")
 _ENDS = ("send", "receive")

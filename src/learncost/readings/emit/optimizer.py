@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from learncost.ir.line import Line, Word
+from learncost.ops import entry
+from learncost.ops.collectives import is_collective
 from learncost.readings.emit.expression import Code
 from learncost.readings.emit.records import Group, Weights
 from learncost.readings.emit.scope import Scope
-from learncost.vocabulary import entry
-from learncost.vocabulary.collectives import is_collective
 
 
 def collapsed(scope: Scope, lines: Sequence[Line], weights: Weights) -> Iterator[tuple[Line | None, str]]:

@@ -15,6 +15,8 @@ from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
 from learncost.ir.table import Table
 from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
+from learncost.ops import entries
+from learncost.ops.collectives import is_collective
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
 from learncost.readings.emit.between import JAX_MESH, MESH, NUMPY_MESH, SENT, TORCH_MESH
@@ -30,8 +32,6 @@ from learncost.readings.emit.scope import Statement as Made
 from learncost.readings.emit.shard_map import NAME as OVER
 from learncost.readings.emit.turns import Turns
 from learncost.readings.emit.words import Helpers
-from learncost.vocabulary import entries
-from learncost.vocabulary.collectives import is_collective
 
 _RESERVED = (
     "np",

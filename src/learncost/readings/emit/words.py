@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.term import Literal, Operand
+from learncost.ops import entry
+from learncost.ops.entry import Entry
 from learncost.readings.emit.backend import Backend
 from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number, shape
-from learncost.vocabulary import entry
-from learncost.vocabulary.entry import Entry
 
 SHAPE = "{shape}"
 """In the call of a function: the sizes of the axes that it acts along, which are the last ones."""

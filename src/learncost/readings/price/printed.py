@@ -9,11 +9,11 @@ from learncost.ir.line import Product, Sum, Word
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read
+from learncost.ops import entry
 from learncost.readings.price.book import Book, WordPrice
 from learncost.readings.price.line import row_of
 from learncost.readings.price.row import Row
 from learncost.readings.price.running import executed_alone
-from learncost.vocabulary import entry
 
 
 def printed_rows(table: Table, book: Book) -> tuple[Row, ...]:

@@ -14,10 +14,10 @@ from learncost.ir.term import Literal, Term
 from learncost.ir.totals import beginnings
 from learncost.layers.alone import alone, shape
 from learncost.layers.lower import lower, lower_line
+from learncost.ops import entry
 from learncost.readings.price.book import Book
 from learncost.readings.price.line import Counts, Once, elements, form_of, in_all, with_counts
 from learncost.readings.price.row import Row
-from learncost.vocabulary import entry
 
 
 def executed_rows(table: Table, book: Book) -> tuple[Row, ...]:

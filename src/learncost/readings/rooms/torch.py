@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.errors import InputError
+from learncost.ops import entries
 from learncost.readings.rooms.between import Collectives, distributed
 from learncost.readings.rooms.tensor import BFLOAT16, Function, Rows, Tensor, elementwise
 from learncost.schedule.account import Account
-from learncost.vocabulary import entries
 
 
 @cache

@@ -11,7 +11,7 @@ from learncost.ir.count import first_of, place_cut, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Word
 from learncost.ir.term import Term
-from learncost.vocabulary.collectives import place_changed
+from learncost.ops.collectives import place_changed
 
 Array = Any
 

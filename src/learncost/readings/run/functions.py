@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.vocabulary import Entry
+from learncost.ops import Entry
 
 Array = Any
 

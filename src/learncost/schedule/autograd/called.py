@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from learncost.ir.count import base, size_of
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.term import Literal, Term
+from learncost.ops import entry
 from learncost.schedule.autograd.calls import (
     Attention,
     Call,
@@ -26,7 +27,6 @@ from learncost.schedule.autograd.module import Scores
 from learncost.schedule.autograd.names import Names, Values
 from learncost.schedule.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
 from learncost.schedule.autograd.parts import Parts
-from learncost.vocabulary import entry
 
 
 def call_module(names: Names, call: Call, values: Values) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from learncost.ops import word_called
 from learncost.schedule.account import Room
 from learncost.schedule.autograd.tape import Gradients, Tape, Value
-from learncost.vocabulary import word_called
 
 FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from learncost.ir.line import Word
+from learncost.ops import Entry, entry
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.numbers import Numbers
 from learncost.readings.emit.c.schedule import Value
 from learncost.readings.emit.c.tree import ONE, ZERO, chosen, joined, larger, minus
-from learncost.vocabulary import Entry, entry
 
 
 def word_of(value: Value) -> Entry:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from learncost.ir.errors import InputError
 from learncost.ir.term import Literal
+from learncost.ops import entry
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.along import along, word_of
 from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.numbers import Numbers, primitive
 from learncost.readings.emit.c.schedule import Node, Value
 from learncost.readings.emit.c.tree import ZERO, times
-from learncost.vocabulary import entry
 
 
 def nests(arrays: Arrays, node: Node) -> Iterator[tree.Statement]:

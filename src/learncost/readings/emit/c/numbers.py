@@ -12,11 +12,11 @@ from learncost.ir.affine import Affine
 from learncost.ir.count import factors, summands
 from learncost.ir.line import Condition, Product, Sum, Word
 from learncost.ir.term import Literal, Operand, Read, Term
+from learncost.ops import Entry, entry
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Positions
 from learncost.readings.emit.c.schedule import KINDS, Node, Value
 from learncost.readings.emit.c.tree import ZERO, chosen, joined, times
-from learncost.vocabulary import Entry, entry
 
 _SIGNS = {
     ast.Add: "+",

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product, Word
 from learncost.ir.term import Literal, Term
+from learncost.ops import entry
 from learncost.readings.emit.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.readings.emit.c.unify import is_point, is_reduction, needs
-from learncost.vocabulary import entry
 
 BEFORE, MAIN, AFTER = range(3)
 KINDS = {"int64": "index", "uint8": "index", "bool": "bool"}

@@ -9,7 +9,7 @@ from learncost.ir.count import place_cut
 from learncost.ir.errors import InputError
 from learncost.ir.line import Word
 from learncost.ir.term import Term
-from learncost.vocabulary.collectives import REDUCES
+from learncost.ops.collectives import REDUCES
 
 MESH = "mesh"
 """What programs call the DeviceMesh that they run on."""

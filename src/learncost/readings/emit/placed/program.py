@@ -13,6 +13,7 @@ from math import prod
 from learncost.ir.line import Word
 from learncost.ir.repeat import check_derived
 from learncost.ir.table import Table
+from learncost.ops.collectives import is_collective
 from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers
@@ -23,7 +24,6 @@ from learncost.readings.emit.turns import loop_title
 from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within, every_call
 from learncost.schedule.lifetimes import Array, Path
 from learncost.schedule.matrix import Matrix, Scatter
-from learncost.vocabulary.collectives import is_collective
 
 TYPES = {
     "fp64": "float64",

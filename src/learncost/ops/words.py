@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from learncost.ir.term import Literal
-from learncost.vocabulary.entry import Entry, define
+from learncost.ops.entry import Entry, define
 
 define(
     Entry(

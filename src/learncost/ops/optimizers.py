@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learncost.vocabulary.entry import Entry, define
+from learncost.ops.entry import Entry, define
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from learncost.ir.line import Word
-from learncost.vocabulary.entry import Entry, define, entry
+from learncost.ops.entry import Entry, define, entry
 
 KIND = "collective"
 

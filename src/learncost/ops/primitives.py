@@ -9,7 +9,7 @@ import math
 import operator
 from typing import Any
 
-from learncost.vocabulary.entry import Entry, define
+from learncost.ops.entry import Entry, define
 
 MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
 """What emitted programs call the libraries."""

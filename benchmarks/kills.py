@@ -46,7 +46,7 @@ import torch.distributed.checkpoint.state_dict_saver  # noqa: F401  # which take
 
 from learncost.faces.command import main as command
 from learncost.ir.precision import PRECISIONS
-from learncost.placement.mesh import mesh
+from learncost.sharding.mesh import mesh
 from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import learncost as lc
 from learncost.ir.errors import InputError
-from learncost.placement.mesh import mesh
+from learncost.sharding.mesh import mesh
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 

@@ -33,17 +33,17 @@ from learncost.layers.lower import lower
 from learncost.models.configuration import configure
 from learncost.models.model import build, lengths_open, run_sizes
 from learncost.models.small import small
-from learncost.placement.bucketed import bucketed
-from learncost.placement.collective import collectives
-from learncost.placement.devices import part, together
-from learncost.placement.mesh import mesh
-from learncost.placement.place import place
-from learncost.placement.presets import chosen
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays
 from learncost.readings.run import execute
+from learncost.sharding.bucketed import bucketed
+from learncost.sharding.collective import collectives
+from learncost.sharding.devices import part, together
+from learncost.sharding.mesh import mesh
+from learncost.sharding.place import place
+from learncost.sharding.presets import chosen
 from learncost.training.torch_engine import Emitted
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}

@@ -8,8 +8,8 @@ import torch
 from allocator import apart
 from learncost.engines.in_place import InPlace, library_products
 from learncost.ir.count import shape_of
-from learncost.placement.bucketed import bucketed
 from learncost.readings.emit import fill, leaves, program
+from learncost.sharding.bucketed import bucketed
 
 TRIES = 3
 """How often a step runs: what a thread of gloo still holds is more in one run, and less in another."""

@@ -23,11 +23,6 @@ from learncost.ir.repeat import Repeat
 from learncost.layers.stages import turns_of
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.placement.collective import collectives
-from learncost.placement.devices import of_stage, part
-from learncost.placement.mesh import mesh
-from learncost.placement.presets import chosen
-from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
@@ -36,6 +31,11 @@ from learncost.proof.check import sound_arrays, values_of
 from learncost.proof.placements import dividing
 from learncost.readings.emit import fill, leaves, unfold
 from learncost.schedule.pipeline import schedule
+from learncost.sharding.collective import collectives
+from learncost.sharding.devices import of_stage, part
+from learncost.sharding.mesh import mesh
+from learncost.sharding.presets import chosen
+from learncost.sharding.stages import pipeline_of
 
 WIDTHS = dict.fromkeys(("weights", "gradients", "states", "values", "inputs"), 8)
 

@@ -13,17 +13,17 @@ from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
-from learncost.placement.devices import part, together
-from learncost.placement.mesh import mesh
-from learncost.placement.place import place
-from learncost.placement.presets import chosen
-from learncost.placement.zigzag import ordered, put_back
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
 from learncost.readings.emit import program
 from learncost.readings.emit.records import fill, unfold
+from learncost.sharding.devices import part, together
+from learncost.sharding.mesh import mesh
+from learncost.sharding.place import place
+from learncost.sharding.presets import chosen
+from learncost.sharding.zigzag import ordered, put_back
 
 
 def test_a_program_for_jax_says_how_every_array_is_cut():

@@ -7,7 +7,7 @@ import pytest
 import learncost as lc
 import processes
 from learncost.ir.errors import InputError
-from learncost.placement.devices import Device, Meetings
+from learncost.sharding.devices import Device, Meetings
 from stages_worker import Case
 
 SMALL = {"n_layer": 4, "n_embd": 8, "n_head": 2, "vocab_size": 16, "seq_len": 8}

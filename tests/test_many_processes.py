@@ -19,15 +19,15 @@ import learncost as lc
 from learncost.faces.command import main
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
-from learncost.placement.bucketed import bucketed
-from learncost.placement.mesh import mesh
-from learncost.placement.place import place
-from learncost.placement.presets import chosen
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.emit.placed import placed
 from learncost.readings.emit.placed.between import HELPERS, MESSAGE
+from learncost.sharding.bucketed import bucketed
+from learncost.sharding.mesh import mesh
+from learncost.sharding.place import place
+from learncost.sharding.presets import chosen
 from learncost.training import heartbeat, meeting
 from learncost.training.files import read_arrays
 from learncost.training.folder import Folder

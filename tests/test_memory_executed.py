@@ -12,12 +12,12 @@ from learncost.engines.emitted import Emitted
 from learncost.ir.count import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.placement.bucketed import bucketed
 from learncost.plans.executed import executed
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings import rooms
+from learncost.sharding.bucketed import bucketed
 
 KIB, MIB = 2**10, 2**20
 SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 500}

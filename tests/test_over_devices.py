@@ -8,16 +8,16 @@ from learncost.ir.count import Count
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.placement.bucketed import bucketed
-from learncost.placement.mesh import mesh
-from learncost.placement.place import place
-from learncost.placement.presets import chosen
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.emit.placed import placed
 from learncost.readings.live import live
+from learncost.sharding.bucketed import bucketed
+from learncost.sharding.mesh import mesh
+from learncost.sharding.place import place
+from learncost.sharding.presets import chosen
 
 SIZES = {"vocab_size": 50304, "seq_len": 256, "n_layer": 3}
 

@@ -18,15 +18,6 @@ from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.ops import entry
-from learncost.placement.check import check_placed
-from learncost.placement.clauses import clauses
-from learncost.placement.collective import collectives
-from learncost.placement.devices import run_placed, together
-from learncost.placement.filled import check_filled
-from learncost.placement.mesh import mesh
-from learncost.placement.place import place
-from learncost.placement.presets import PLACEMENTS, chosen
-from learncost.placement.zigzag import ordered, put_back
 from learncost.plans.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
@@ -34,6 +25,15 @@ from learncost.procedures.step import step
 from learncost.proof.check import sound_arrays, values_of
 from learncost.proof.placements import small_model, verify_placements
 from learncost.readings.run import collected as run_collected
+from learncost.sharding.check import check_placed
+from learncost.sharding.clauses import clauses
+from learncost.sharding.collective import collectives
+from learncost.sharding.devices import run_placed, together
+from learncost.sharding.filled import check_filled
+from learncost.sharding.mesh import mesh
+from learncost.sharding.place import place
+from learncost.sharding.presets import PLACEMENTS, chosen
+from learncost.sharding.zigzag import ordered, put_back
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
 

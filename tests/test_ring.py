@@ -12,15 +12,15 @@ from learncost.ir.repeat import Repeat, walk
 from learncost.ledger.over import in_a_ring
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
-from learncost.placement.check import check_placed
-from learncost.placement.collective import collectives
-from learncost.placement.mesh import mesh
-from learncost.placement.place import place
-from learncost.placement.presets import chosen
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.proof.placements import verify_placements
+from learncost.sharding.check import check_placed
+from learncost.sharding.collective import collectives
+from learncost.sharding.mesh import mesh
+from learncost.sharding.place import place
+from learncost.sharding.presets import chosen
 
 
 def placed_of(family, grid="cp=4", plan="flash,ring", names="cp", **settings):

@@ -16,9 +16,9 @@ from learncost.parallel.candidates import MICROBATCHES, Reading, axes_of, meshes
 from learncost.parallel.segments import parts_of
 from learncost.parallel.spread import asked, spread
 from learncost.parallel.step import Way, memory_of, step_of
-from learncost.placement.clauses import clauses
-from learncost.placement.mesh import mesh
 from learncost.readings.live import live
+from learncost.sharding.clauses import clauses
+from learncost.sharding.mesh import mesh
 
 SMALL = {
     "num_hidden_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4,

@@ -17,8 +17,8 @@ from learncost.models.model import Model, build, run_sizes
 from learncost.models.presets import preset_names
 from learncost.parallel.account import Account
 from learncost.parallel.step import Way
-from learncost.placement.clauses import clauses
-from learncost.placement.mesh import mesh
+from learncost.sharding.clauses import clauses
+from learncost.sharding.mesh import mesh
 from published_trainings.frameworks import FRAMEWORKS, ZERO_1
 
 

@@ -12,14 +12,14 @@ from learncost.ledger.over import whole_batch
 from learncost.models.configuration import family_of
 from learncost.models.model import Model, run_sizes
 from learncost.models.sizes import check_size
-from learncost.placement.clauses import Clause
-from learncost.placement.mesh import Mesh
-from learncost.placement.mesh import mesh as parse_mesh
-from learncost.placement.padding import Padded
-from learncost.placement.presets import chosen
-from learncost.placement.stages import Pipeline, pipeline_of
 from learncost.schedule.pipeline import CHUNKS, KINDS, Schedule
 from learncost.schedule.pipeline import schedule as schedule_of
+from learncost.sharding.clauses import Clause
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.mesh import mesh as parse_mesh
+from learncost.sharding.padding import Padded
+from learncost.sharding.presets import chosen
+from learncost.sharding.stages import Pipeline, pipeline_of
 
 
 @dataclass(frozen=True)

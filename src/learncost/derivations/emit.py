@@ -24,7 +24,6 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
-from learncost.placement.place import place as place_step
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
@@ -34,6 +33,7 @@ from learncost.procedures.step import step
 from learncost.readings.emit import program
 from learncost.readings.emit.placed import placed, standalone
 from learncost.readings.emit.precision import check_runs
+from learncost.sharding.place import place as place_step
 from learncost.version import __version__
 
 MACROS = ("step", "forward", "backward")

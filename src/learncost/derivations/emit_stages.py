@@ -9,7 +9,7 @@ from learncost.engines.in_stages import program_in_stages, step_in_stages
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.model import Model
-from learncost.placement.padding import filled_up
+from learncost.sharding.padding import filled_up
 
 
 def pipelined(

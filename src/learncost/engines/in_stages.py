@@ -11,14 +11,14 @@ from learncost.ir.table import Table
 from learncost.layers.stages import turns_of
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
-from learncost.placement.mesh import Mesh
-from learncost.placement.place import Placed
-from learncost.placement.stages import Pipeline, place_stages
 from learncost.plans.plan import planned
 from learncost.procedures.staged import clipped_together, staged, staged_forward
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.emit.stages import StagesProgram, StageTables, stages_program
 from learncost.schedule.pipeline import Schedule
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.place import Placed
+from learncost.sharding.stages import Pipeline, place_stages
 
 
 def step_in_stages(

@@ -17,17 +17,17 @@ from learncost.models.model import Model
 from learncost.ops import entry
 from learncost.ops.collectives import KIND
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.placement.clauses import Homes, parts_of
-from learncost.placement.collective import collectives
-from learncost.placement.layout import Layout
-from learncost.placement.mesh import mesh as parse_mesh
-from learncost.placement.padding import sizes_of, with_filled
-from learncost.placement.place import Placed, place
-from learncost.placement.presets import chosen, chosen_for
-from learncost.placement.stages import pipeline_of
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.step import step as step_of
+from learncost.sharding.clauses import Homes, parts_of
+from learncost.sharding.collective import collectives
+from learncost.sharding.layout import Layout
+from learncost.sharding.mesh import mesh as parse_mesh
+from learncost.sharding.padding import sizes_of, with_filled
+from learncost.sharding.place import Placed, place
+from learncost.sharding.presets import chosen, chosen_for
+from learncost.sharding.stages import pipeline_of
 
 
 def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None, trains: bool = False) -> Step:

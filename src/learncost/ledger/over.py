@@ -18,18 +18,18 @@ from learncost.layers.stages import turns_of
 from learncost.ledger.run import Run
 from learncost.ledger.sheet import number, size_of
 from learncost.models.model import Model, Structure
-from learncost.placement.clauses import Clause
-from learncost.placement.collective import Collective, collectives
-from learncost.placement.mesh import Mesh
-from learncost.placement.mesh import mesh as parse_mesh
-from learncost.placement.padding import Padded, filled_up
-from learncost.placement.place import Placed, place
-from learncost.placement.presets import chosen
-from learncost.placement.stages import pipeline_of, place_stages
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
+from learncost.sharding.clauses import Clause
+from learncost.sharding.collective import Collective, collectives
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.mesh import mesh as parse_mesh
+from learncost.sharding.padding import Padded, filled_up
+from learncost.sharding.place import Placed, place
+from learncost.sharding.presets import chosen
+from learncost.sharding.stages import pipeline_of, place_stages
 
 RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 """By which convention bytes are told that a device sends."""

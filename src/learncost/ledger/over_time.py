@@ -19,9 +19,9 @@ from learncost.ledger.sheet import seconds_of
 from learncost.ledger.timing import Timing, timing
 from learncost.models.files import looks_like_path, read_path
 from learncost.ops.collectives import is_collective
-from learncost.placement.clauses import check_timed
 from learncost.readings.price import Book, Row
 from learncost.readings.time import Rates
+from learncost.sharding.clauses import check_timed
 
 BESIDE = ("weights", "gradients")
 """What collectives move that run beside what is computed; the others wait."""

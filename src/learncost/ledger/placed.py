@@ -16,9 +16,9 @@ from learncost.ledger.question import question
 from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
-from learncost.placement.collective import Collective, formulas
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.sharding.collective import Collective, formulas
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,13 +19,13 @@ from learncost.parallel.passes import Passes
 from learncost.parallel.placed_step import placed_step
 from learncost.parallel.segments import Walker
 from learncost.parallel.sent import Sending, sendings
-from learncost.placement.clauses import Clause
-from learncost.placement.mesh import Mesh
-from learncost.placement.place import Placed
 from learncost.readings.price import Row, price
 from learncost.readings.time import Rates
 from learncost.readings.time.predict import parts as seconds_of
 from learncost.readings.time.work import WorkAxes, works_axes
+from learncost.sharding.clauses import Clause
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.place import Placed
 
 PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update": "W", "optimizer_step": "O"}
 """Macro-operations by the pass of a pipeline that they are of; O is the optimizer, once a step."""

@@ -25,9 +25,9 @@ from learncost.models.model import Model
 from learncost.parallel.account import PASSES, Account, Where
 from learncost.parallel.segments import Part
 from learncost.parallel.step import PIPELINE, Spent, Way, carried
-from learncost.placement.clauses import Clause, clauses
-from learncost.placement.mesh import mesh
 from learncost.readings.time import Rates
+from learncost.sharding.clauses import Clause, clauses
+from learncost.sharding.mesh import mesh
 
 TENSOR = "h g f v over tp, M over tp of values"
 EXPERTS = "e over ep of experts, B over ep"

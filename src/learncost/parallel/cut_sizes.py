@@ -12,7 +12,7 @@ from learncost.ir.count import base, size_of
 from learncost.ir.repeat import repeats
 from learncost.parallel.placed_step import PlacedStep, turns_round
 from learncost.parallel.segments import Part
-from learncost.placement.padding import Padded, padded_of
+from learncost.sharding.padding import Padded, padded_of
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from learncost.ir.count import Count, base, size_of
 from learncost.parallel.cut_sizes import CutSizes
 from learncost.parallel.placed_step import PlacedStep
 from learncost.parallel.segments import Part
-from learncost.placement.layout import Layout
 from learncost.procedures.optimizer import state_of
 from learncost.readings.time import Rates
+from learncost.sharding.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from learncost.ir.table import Table
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
 from learncost.parallel.segments import Part, Walker, blocks_of
-from learncost.placement.clauses import Clause, Homes
-from learncost.placement.mesh import Mesh
-from learncost.placement.place import Placed, place
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
+from learncost.sharding.clauses import Clause, Homes
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.place import Placed, place
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from learncost.parallel.cut_sizes import CutSizes
 from learncost.parallel.held import Held
 from learncost.parallel.placed_step import PlacedStep
 from learncost.parallel.segments import Walker
-from learncost.placement.collective import BYTES_OF_AN_INDEX
+from learncost.sharding.collective import BYTES_OF_AN_INDEX
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from learncost.parallel.candidates import CHUNKS
 from learncost.parallel.search import batch_of, search
 from learncost.parallel.segments import blocks_of
 from learncost.parallel.step import PIPELINE, StepTakes, Way, step_of
-from learncost.placement.clauses import Clause, clauses
-from learncost.placement.mesh import Mesh
-from learncost.placement.mesh import mesh as parse_mesh
-from learncost.placement.presets import chosen
-from learncost.placement.stages import BLOCKS
 from learncost.schedule.pipeline import KINDS
+from learncost.sharding.clauses import Clause, clauses
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.mesh import mesh as parse_mesh
+from learncost.sharding.presets import chosen
+from learncost.sharding.stages import BLOCKS
 
 PLAN = "flash,fused"
 """Attention without stored scores, and pointwise lines in kernels, as the libraries of large trainings have them."""

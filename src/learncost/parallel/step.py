@@ -23,10 +23,10 @@ from learncost.parallel.held import Static
 from learncost.parallel.passes import Activations
 from learncost.parallel.segments import Part, parts_of
 from learncost.parallel.sent import Sending
-from learncost.placement.clauses import check_timed
-from learncost.placement.padding import Padded
 from learncost.readings.time import Rates
 from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
+from learncost.sharding.clauses import check_timed
+from learncost.sharding.padding import Padded
 
 PIPELINE = "pp"
 """The mesh axis of a pipeline."""

@@ -11,7 +11,7 @@ from learncost.ops.collectives import KIND, SENDS_NOTHING
 
 
 def keep(table: Table, words: tuple[str, ...]) -> Table:
-    """The step that says which collectives' results a placement keeps (placement/keeping.py); over one device none.
+    """The step that says which collectives' results a placement keeps (sharding/keeping.py); over one device none.
 
     Raises `InputError` for a word that moves nothing between devices.
     """

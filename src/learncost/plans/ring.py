@@ -11,7 +11,7 @@ from learncost.plans.flash import scores
 
 
 def ring(table: Table) -> Table:
-    """The step that asks a placement for it (placement/ring.py), its scores made again in the backward pass.
+    """The step that asks a placement for it (sharding/ring.py), its scores made again in the backward pass.
 
     Nobody has a whole row of scores there, so that none can be kept. Over one device it is that alone.
     """

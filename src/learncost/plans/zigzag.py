@@ -8,5 +8,5 @@ from learncost.ir.table import Table
 
 
 def zigzag(table: Table) -> Table:
-    """The step that asks a placement for it (placement/zigzag.py); over one device it is what it was."""
+    """The step that asks a placement for it (sharding/zigzag.py); over one device it is what it was."""
     return replace(table, zigzag={})

@@ -23,15 +23,6 @@ from learncost.models.model import Model, build
 from learncost.models.small import small
 from learncost.ops import entry
 from learncost.ops.collectives import sends
-from learncost.placement.clauses import Clause, parts_of
-from learncost.placement.collective import collectives
-from learncost.placement.devices import run_placed, together
-from learncost.placement.mesh import Mesh, mesh
-from learncost.placement.padding import filled_up
-from learncost.placement.place import Placed, place
-from learncost.placement.presets import chosen
-from learncost.placement.stages import Pipeline, pipeline_of, place_stages
-from learncost.placement.zigzag import put_back
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.staged import staged
@@ -39,6 +30,15 @@ from learncost.procedures.step import step
 from learncost.proof.check import Values, sound_arrays, survived, values_of
 from learncost.proof.report import Check
 from learncost.proof.sample import small_sizes
+from learncost.sharding.clauses import Clause, parts_of
+from learncost.sharding.collective import collectives
+from learncost.sharding.devices import run_placed, together
+from learncost.sharding.mesh import Mesh, mesh
+from learncost.sharding.padding import filled_up
+from learncost.sharding.place import Placed, place
+from learncost.sharding.presets import chosen
+from learncost.sharding.stages import Pipeline, pipeline_of, place_stages
+from learncost.sharding.zigzag import put_back
 
 TOLERANCE = 1e-12
 """How far a value may be from that of one device, of the largest gradient or of the value's own largest number."""

@@ -17,13 +17,13 @@ from learncost.engines.weights import shape
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.model import build, run_sizes
-from learncost.placement.clauses import Homes
-from learncost.placement.devices import filled_part, own_part
-from learncost.placement.layout import Layout
-from learncost.placement.mesh import mesh
-from learncost.placement.presets import chosen_for
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.sharding.clauses import Homes
+from learncost.sharding.devices import filled_part, own_part
+from learncost.sharding.layout import Layout
+from learncost.sharding.mesh import mesh
+from learncost.sharding.presets import chosen_for
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.mesh_runner import MeshRunner, mine, parts_of_batch
 from learncost.training.options import Options

@@ -16,16 +16,16 @@ from learncost.ir.count import base, shape_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.ir.value import Same
-from learncost.placement.bucketed import bucketed
-from learncost.placement.clauses import Clause
-from learncost.placement.devices import part, together
-from learncost.placement.layout import Layout
-from learncost.placement.mesh import Mesh
-from learncost.placement.place import Placed, place
-from learncost.placement.zigzag import ordered, put_back
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
+from learncost.sharding.bucketed import bucketed
+from learncost.sharding.clauses import Clause
+from learncost.sharding.devices import part, together
+from learncost.sharding.layout import Layout
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.place import Placed, place
+from learncost.sharding.zigzag import ordered, put_back
 from learncost.training.options import Options
 from learncost.training.torch_engine import Emitted, Pool
 

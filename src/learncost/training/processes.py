@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from learncost.ir.errors import InputError
-from learncost.placement.mesh import Mesh
+from learncost.sharding.mesh import Mesh
 from learncost.training.heartbeat import LOST, Heartbeat
 from learncost.training.meeting import REFUSED, meet
 

@@ -11,11 +11,11 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration
 from learncost.models.model import build
-from learncost.placement.devices import counted, of_stage, part
-from learncost.placement.mesh import mesh
-from learncost.placement.place import Placed
-from learncost.placement.presets import chosen_for
-from learncost.placement.stages import Pipeline, pipeline_of
+from learncost.sharding.devices import counted, of_stage, part
+from learncost.sharding.mesh import mesh
+from learncost.sharding.place import Placed
+from learncost.sharding.presets import chosen_for
+from learncost.sharding.stages import Pipeline, pipeline_of
 from learncost.training.engine import Arrays
 from learncost.training.mesh_engine import MeshEngine
 from learncost.training.options import Options, refuse_schedule

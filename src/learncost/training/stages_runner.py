@@ -14,15 +14,15 @@ from learncost.engines.numpy_engine import Training
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.ir.value import Same
-from learncost.placement.clauses import Clause
-from learncost.placement.devices import counted, of_stage, together
-from learncost.placement.mesh import Mesh
-from learncost.placement.place import Placed
-from learncost.placement.stages import Pipeline
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, leaves, unfold
 from learncost.readings.emit.stages import StagesProgram
 from learncost.schedule.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule
+from learncost.sharding.clauses import Clause
+from learncost.sharding.devices import counted, of_stage, together
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.place import Placed
+from learncost.sharding.stages import Pipeline
 from learncost.training.mesh_runner import MeshRunner, for_batch, mine, parts_of_batch
 from learncost.training.options import Options
 

@@ -13,9 +13,9 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import either
 from learncost.ledger.question import flags_of, question
 from learncost.models.wording import counted
-from learncost.placement.mesh import Mesh
-from learncost.placement.mesh import mesh as parse_mesh
-from learncost.placement.presets import chosen
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.mesh import mesh as parse_mesh
+from learncost.sharding.presets import chosen
 from learncost.training.ending import stopped
 from learncost.training.files import cannot_write
 from learncost.training.folder import Folder

@@ -144,7 +144,7 @@ def _plans() -> Listed:
 
 
 def _placements() -> Listed:
-    from learncost.placement.presets import PLACEMENTS
+    from learncost.sharding.presets import PLACEMENTS
 
     entries: list[Known] = [
         {"name": row.name, "also": [*row.also], "title": row.title, "place": row.place, "source": row.source}

@@ -14,7 +14,6 @@ from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, grouped, r
 from learncost.ledger.runners.logged import Logs
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
-from learncost.placement.presets import chosen
 from learncost.procedures.procedure import procedure
 from learncost.schedule.account import Room
 from learncost.schedule.autograd import (
@@ -30,6 +29,7 @@ from learncost.schedule.autograd import (
     run_step,
     step_weights,
 )
+from learncost.sharding.presets import chosen
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""

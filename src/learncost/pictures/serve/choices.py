@@ -16,11 +16,11 @@ from learncost.models.presets import presets, table_presets
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.parallel.step import PIPELINE
 from learncost.pictures.views import VIEWS
-from learncost.placement.presets import PLACEMENTS
 from learncost.plans.plan import PLANS
 from learncost.procedures.optimizer_state import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.schedule.pipeline import KINDS
+from learncost.sharding.presets import PLACEMENTS
 
 Choice = dict[str, Any]
 """A name that may be asked for, and what it means."""

@@ -22,9 +22,9 @@ from learncost.parallel.search import Found, Search, said_of, search
 from learncost.parallel.spread import Spread, asked, described, spread, usual
 from learncost.parallel.step import ASSUMED, PIPELINE, StepTakes
 from learncost.pictures.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of
-from learncost.placement.mesh import mesh as parse_mesh
 from learncost.schedule.pipeline import run
 from learncost.schedule.pipeline import schedule as schedule_of
+from learncost.sharding.mesh import mesh as parse_mesh
 
 DEVICES = 8
 """Devices that are looked at first."""

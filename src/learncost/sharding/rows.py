@@ -14,10 +14,10 @@ from learncost.ir.count import down_to
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.term import Read, Term
 from learncost.ops import entry
-from learncost.placement.layout import Layout, cut
+from learncost.sharding.layout import Layout, cut
 
 if TYPE_CHECKING:
-    from learncost.placement.scope import Scope
+    from learncost.sharding.scope import Scope
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from learncost.ir.table import Table
 from learncost.layers.rewrite_padded import paddable, with_padded
 from learncost.models.model import Model
-from learncost.placement.clauses import Clause, parts_of
-from learncost.placement.mesh import Mesh
+from learncost.sharding.clauses import Clause, parts_of
+from learncost.sharding.mesh import Mesh
 
 
 @dataclass(frozen=True)

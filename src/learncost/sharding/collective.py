@@ -12,8 +12,8 @@ from learncost.ir.repeat import walk
 from learncost.ir.value import INDICES, Value
 from learncost.layers.spelling import condition_names
 from learncost.ops.collectives import sends
-from learncost.placement.clauses import kind_of
-from learncost.placement.place import Placed
+from learncost.sharding.clauses import kind_of
+from learncost.sharding.place import Placed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Sum
 from learncost.ir.repeat import Carry, Repeat
-from learncost.placement.layout import Layout, cut
-from learncost.placement.scope import Reason, Scope, readers
+from learncost.sharding.layout import Layout, cut
+from learncost.sharding.scope import Reason, Scope, readers
 
 Partial = frozenset[tuple[str, str]]
 

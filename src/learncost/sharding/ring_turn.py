@@ -12,7 +12,7 @@ from learncost.ir.repeat import Statement
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.ops import entry
-from learncost.placement.ring_regions import Region
+from learncost.sharding.ring_regions import Region
 
 LOWEST = Literal(-1e29)
 """What the largest score is at least, so that rows that see nothing have sums of zero, as in the word safe_softmax."""

@@ -17,12 +17,12 @@ from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.layers.recompute import pairs
-from learncost.placement.clauses import kind_of
-from learncost.placement.mesh import Mesh
-from learncost.placement.ring_regions import Region, regions
-from learncost.placement.ring_rounds import Rounds
-from learncost.placement.ring_turn import Normalizer, Ring
-from learncost.placement.ring_twice import in_two
+from learncost.sharding.clauses import kind_of
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.ring_regions import Region, regions
+from learncost.sharding.ring_rounds import Rounds
+from learncost.sharding.ring_turn import Normalizer, Ring
+from learncost.sharding.ring_twice import in_two
 
 
 def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:

@@ -9,7 +9,7 @@ from learncost.ir.count import ROUND, base
 from learncost.ir.line import Line, Product, Sum, Tag, Word
 from learncost.ir.repeat import Carry, Repeat, Statement
 from learncost.ir.term import Literal, Term
-from learncost.placement.ring_turn import (
+from learncost.sharding.ring_turn import (
     Normalizer,
     Ring,
     SoFar,

@@ -16,12 +16,12 @@ from learncost.ir.count import cuts, held, here, size_of
 from learncost.ir.line import Line
 from learncost.ir.zigzag import devices_name, devices_of
 from learncost.layers.lower import lower
-from learncost.placement.layout import Layout
-from learncost.placement.mesh import Mesh
-from learncost.placement.place import Placed
-from learncost.placement.zigzag import ordered
 from learncost.readings.run import execute, program
 from learncost.readings.run.collected import filled_up
+from learncost.sharding.layout import Layout
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.place import Placed
+from learncost.sharding.zigzag import ordered
 
 Array = Any
 Values = dict[str, Array]

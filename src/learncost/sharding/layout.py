@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from learncost.ir.count import base
-from learncost.placement.clauses import Split
+from learncost.sharding.clauses import Split
 
 
 @dataclass(frozen=True, slots=True)

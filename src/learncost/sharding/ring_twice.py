@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.line import Line, Tag, Word
 from learncost.ir.repeat import Statement
-from learncost.placement.ring_regions import Region
-from learncost.placement.ring_turn import makes_shares
+from learncost.sharding.ring_regions import Region
+from learncost.sharding.ring_turn import makes_shares
 
 
 @dataclass(frozen=True)

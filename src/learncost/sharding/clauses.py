@@ -20,7 +20,7 @@ from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table, features
 from learncost.ir.term import Read, Term
 from learncost.ir.value import DRAWN, Value
-from learncost.placement.mesh import Mesh
+from learncost.sharding.mesh import Mesh
 
 LARGEST = "*"
 """Stands in a clause for the largest axis that divides."""

@@ -13,10 +13,10 @@ from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Value
 from learncost.layers.lower import expanded
 from learncost.ops import entry
-from learncost.placement.filled import stays_zero
-from learncost.placement.layout import Layout, cut
-from learncost.placement.rows import Choice, Rows, rows_of
-from learncost.placement.scope import Reason, Scope
+from learncost.sharding.filled import stays_zero
+from learncost.sharding.layout import Layout, cut
+from learncost.sharding.rows import Choice, Rows, rows_of
+from learncost.sharding.scope import Reason, Scope
 
 Site = tuple[str, str]
 """What a mesh axis cuts in a line: ("along", an axis of the line), or ("at", an axis that is read at an index)."""

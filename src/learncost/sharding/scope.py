@@ -11,9 +11,9 @@ from learncost.ir.line import Line, Sum, Tag, Word
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.term import Axis, Term
 from learncost.ir.value import Value
-from learncost.placement.clauses import Homes, Split
-from learncost.placement.layout import Layout, Move, cut, moves
-from learncost.placement.rows import Choice
+from learncost.sharding.clauses import Homes, Split
+from learncost.sharding.layout import Layout, Move, cut, moves
+from learncost.sharding.rows import Choice
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Scope:
     holds: dict[str, str] = field(default_factory=dict)  # of what collectives make, in this scope and inside
 
     def statements(self, lines: Iterable[Statement]) -> None:
-        from learncost.placement.cutting import place_line
-        from learncost.placement.turns import place_repeat
+        from learncost.sharding.cutting import place_line
+        from learncost.sharding.turns import place_repeat
 
         for line in lines:
             if isinstance(line, Repeat):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from learncost.ir.errors import InputError, named_one
 
 if TYPE_CHECKING:
-    from learncost.placement.clauses import Clause
-    from learncost.placement.mesh import Mesh
+    from learncost.sharding.clauses import Clause
+    from learncost.sharding.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Placement:
     @property
     def mesh_axes(self) -> tuple[str, ...]:
         """The axes of the mesh that its clauses cut over."""
-        from learncost.placement.clauses import clauses  # names alone are asked for by every command: start-up counts
+        from learncost.sharding.clauses import clauses  # names alone are asked for by every command: start-up counts
 
         return tuple(dict.fromkeys(clause.mesh for clause in clauses(self.place)))
 
 
-_TABLE = tomllib.loads((files("learncost.placement") / "presets.toml").read_text(encoding="utf-8"))
+_TABLE = tomllib.loads((files("learncost.sharding") / "presets.toml").read_text(encoding="utf-8"))
 
 PLACEMENTS: Mapping[str, Placement] = {
     name: Placement(
@@ -56,7 +56,7 @@ def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
 
     An outer placement comes before the others: what they gather is then a part of what it cuts still.
     """
-    from learncost.placement.clauses import clauses
+    from learncost.sharding.clauses import clauses
 
     result = [*clauses(place or "")]
     names = filter(None, (name.strip() for name in (named or "").split(",")))
@@ -78,7 +78,7 @@ def chosen_for(
     A vocabulary that does not divide stays whole, as its tokenizer has it, where it is not written that it is cut: all
     devices compute the head alike. Raises `InputError` for an axis that no placement is about, or that there is not.
     """
-    from learncost.placement.clauses import clauses
+    from learncost.sharding.clauses import clauses
 
     if not place and not named:
         for axis in mesh.names:

@@ -22,7 +22,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Read
 from learncost.ir.zigzag import devices_of, position
 from learncost.ops import entry
-from learncost.placement.mesh import Mesh
+from learncost.sharding.mesh import Mesh
 
 Zigzag = Mapping[str, tuple[str, ...]]
 """Axes in zigzag, and the axes of the mesh over which they are."""

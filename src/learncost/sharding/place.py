@@ -10,15 +10,15 @@ from learncost.ir.errors import InputError
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.names import scores
-from learncost.placement.check import check_placed
-from learncost.placement.clauses import Clause, Homes
-from learncost.placement.filled import check_filled
-from learncost.placement.keeping import keeping
-from learncost.placement.layout import Layout
-from learncost.placement.mesh import Mesh
-from learncost.placement.ring import ringed
-from learncost.placement.scope import Reason, Scope, readers
-from learncost.placement.zigzag import in_zigzag
+from learncost.sharding.check import check_placed
+from learncost.sharding.clauses import Clause, Homes
+from learncost.sharding.filled import check_filled
+from learncost.sharding.keeping import keeping
+from learncost.sharding.layout import Layout
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.ring import ringed
+from learncost.sharding.scope import Reason, Scope, readers
+from learncost.sharding.zigzag import in_zigzag
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.layers.stages import Sent, Stage, even
 from learncost.ops.collectives import is_collective
-from learncost.placement.clauses import Clause
-from learncost.placement.mesh import Mesh
-from learncost.placement.place import Placed, place
+from learncost.sharding.clauses import Clause
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.place import Placed, place
 
 BLOCKS = "blocks"
 """Stands in a clause for the turns of all repeats of blocks, whatever a family calls their number."""

@@ -8,11 +8,11 @@ from fractions import Fraction
 import pytest
 
 import learncost as lc
+from learncost.autoshard.step import Spent
 from learncost.devices.cluster import clusters, links
 from learncost.devices.collective import KINDS, WORDS, Group, algorithms, groups, transfer
 from learncost.faces.command import main
 from learncost.hardware.calibrate_links import Timed, fitted
-from learncost.parallel.step import Spent
 
 
 def test_every_number_of_a_link_says_who_says_so():

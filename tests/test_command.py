@@ -274,7 +274,7 @@ def test_errata_as_data(capsys):
         ("cost gpt2", "learncost.ledger.cost.prepare"),
         ("calibrate --out own.json", "learncost.faces.calibrate.measure"),
         ("sweep gpt2 --seq-len 1:100 --output rows.csv", "learncost.faces.sweep.compute"),
-        ("search gpt2 --on DGX-H100 --devices 8", "learncost.parallel.search._look"),
+        ("search gpt2 --on DGX-H100 --devices 8", "learncost.autoshard.search._look"),
         ("verify", "learncost.faces.verify.compute"),
     ],
 )

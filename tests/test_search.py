@@ -5,17 +5,17 @@ import json
 import pytest
 
 import learncost as lc
+from learncost.autoshard.account import Account
+from learncost.autoshard.candidates import MICROBATCHES, Reading, axes_of, meshes, structures, ways
+from learncost.autoshard.segments import parts_of
+from learncost.autoshard.spread import asked, spread
+from learncost.autoshard.step import Way, memory_of, step_of
 from learncost.devices.sustained import sustained
 from learncost.faces.command import main
 from learncost.ir.precision import PRECISIONS
 from learncost.layers.stages import cut
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.parallel.account import Account
-from learncost.parallel.candidates import MICROBATCHES, Reading, axes_of, meshes, structures, ways
-from learncost.parallel.segments import parts_of
-from learncost.parallel.spread import asked, spread
-from learncost.parallel.step import Way, memory_of, step_of
 from learncost.readings.live import live
 from learncost.sharding.clauses import clauses
 from learncost.sharding.mesh import mesh

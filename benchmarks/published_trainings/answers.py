@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from learncost.autoshard.step import sizes_of
 from learncost.ir.errors import InputError
-from learncost.parallel.step import sizes_of
 from published_trainings.case import settings_of
 from published_trainings.memory import activations, at_the_peak, held, in_mode
 from published_trainings.printed import PRINTED, SMALL

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from learncost.autoshard.step import Way
 from learncost.ir.errors import InputError
 from learncost.models.wording import nearest, shown
-from learncost.parallel.step import Way
 from published_trainings.case import (
     Case,
     cluster_of_row,

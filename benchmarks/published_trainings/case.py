@@ -10,13 +10,13 @@ from itertools import takewhile
 from math import prod
 from typing import Any
 
+from learncost.autoshard.account import Account
+from learncost.autoshard.step import Way
 from learncost.devices.cluster import Cluster, clusters
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure, family_of
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.presets import preset_names
-from learncost.parallel.account import Account
-from learncost.parallel.step import Way
 from learncost.sharding.clauses import clauses
 from learncost.sharding.mesh import mesh
 from published_trainings.frameworks import FRAMEWORKS, ZERO_1

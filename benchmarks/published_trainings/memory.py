@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.parallel.segments import Part
-from learncost.parallel.step import memory_of, sizes_of, stages_of
+from learncost.autoshard.segments import Part
+from learncost.autoshard.step import memory_of, sizes_of, stages_of
 from learncost.schedule.pipeline import peak, schedule
 from published_trainings.case import Case
 

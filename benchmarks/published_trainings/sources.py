@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from learncost.autoshard.step import Way
 from learncost.ir.errors import InputError
-from learncost.parallel.step import Way
 from published_trainings.any_source import any_source
 from published_trainings.case import Case, key_of, mesh_of, told
 from published_trainings.frameworks import FRAMEWORKS, OTHER_PRODUCTS, SEQUENCE, TENSOR, ZERO_1, ZERO_3, cut

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from learncost.autoshard.step import StepTakes, step_of
 from learncost.books.book import book
 from learncost.devices.cluster import Cluster, cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError
-from learncost.parallel.step import StepTakes, step_of
 from learncost.plans.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.price import Price, price

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from learncost.version import __version__
 
 if TYPE_CHECKING:
+    from learncost.autoshard.search import Search as Search
+    from learncost.autoshard.search import search as search
     from learncost.books.book import book as book
     from learncost.books.errata import errata as errata
     from learncost.derivations.emit import emit as emit
@@ -57,8 +59,6 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import sweep as sweep
     from learncost.ledger.thumbs import Rules as Rules
     from learncost.models.from_module import from_module as from_module
-    from learncost.parallel.search import Search as Search
-    from learncost.parallel.search import search as search
     from learncost.pictures.report import Report as Report
     from learncost.pictures.report import report as report
     from learncost.pictures.trace import Trace as Trace
@@ -125,8 +125,8 @@ _PUBLIC = {
     "run": "learncost.readings.run",
     "run_cost": "learncost.hardware.run_cost",
     "RunCost": "learncost.hardware.record",
-    "search": "learncost.parallel.search",
-    "Search": "learncost.parallel.search",
+    "search": "learncost.autoshard.search",
+    "Search": "learncost.autoshard.search",
     "Sweep": "learncost.ledger.sweep",
     "sweep": "learncost.ledger.sweep",
     "report": "learncost.pictures.report",

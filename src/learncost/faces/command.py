@@ -124,7 +124,7 @@ _COMMANDS: Mapping[str, Command] = {
         "hardware.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
     ),
     "search": Command(
-        "parallel.search:search", "How to spread a training over a cluster: meshes and schedules, the fastest first."
+        "autoshard.search:search", "How to spread a training over a cluster: meshes and schedules, the fastest first."
     ),
     "import": Command(
         "faces.importing.command:import_module",

@@ -12,7 +12,7 @@ from learncost.ledger.record import Cost
 from learncost.ledger.sheet import Shown
 
 if TYPE_CHECKING:
-    from learncost.parallel.spread import Spread
+    from learncost.autoshard.spread import Spread
 
 # What makes the time of the run, by the name of the figure that it rests on.
 TOTALS = {

@@ -12,7 +12,7 @@ from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, sig
 from learncost.ledger.show import convention
 
 if TYPE_CHECKING:
-    from learncost.parallel.spread import Spread
+    from learncost.autoshard.spread import Spread
 
 _NAMES = {
     "flops": "FLOPs",
@@ -121,8 +121,8 @@ def _notes(run: RunCost) -> tuple[str, ...]:
 
 def _of_mesh(spread: Spread) -> list[str]:
     """Whether a mesh fits, what it sends, and what is assumed."""
-    from learncost.parallel.spread import described  # only where there is a mesh: start-up counts
-    from learncost.parallel.step import ASSUMED
+    from learncost.autoshard.spread import described  # only where there is a mesh: start-up counts
+    from learncost.autoshard.step import ASSUMED
 
     step, room = spread.step, size_of(int(spread.memory))
     fits = f"It fits the {room} of a device" if spread.fits else f"IT DOES NOT FIT the {room} of a device"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from learncost.autoshard.step import PIPELINE
 from learncost.books.book import every
 from learncost.devices.cluster import clusters
 from learncost.devices.device import devices
@@ -14,7 +15,6 @@ from learncost.ledger.runners import runners
 from learncost.models.argument import GENERIC
 from learncost.models.presets import presets, table_presets
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
-from learncost.parallel.step import PIPELINE
 from learncost.pictures.views import VIEWS
 from learncost.plans.plan import PLANS
 from learncost.procedures.optimizer_state import STATES

@@ -5,6 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
+from learncost.autoshard.candidates import KEEPING_ALL, structures
+from learncost.autoshard.search import Found, Search, said_of, search
+from learncost.autoshard.spread import Spread, asked, described, spread, usual
+from learncost.autoshard.step import ASSUMED, PIPELINE, StepTakes
 from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.device import device as find_device
@@ -17,10 +21,6 @@ from learncost.ledger.question import question
 from learncost.ledger.sheet import number, seconds_of, size_of
 from learncost.models.wording import counted, shown
 from learncost.ops.collectives import is_collective
-from learncost.parallel.candidates import KEEPING_ALL, structures
-from learncost.parallel.search import Found, Search, said_of, search
-from learncost.parallel.spread import Spread, asked, described, spread, usual
-from learncost.parallel.step import ASSUMED, PIPELINE, StepTakes
 from learncost.pictures.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of
 from learncost.schedule.pipeline import run
 from learncost.schedule.pipeline import schedule as schedule_of

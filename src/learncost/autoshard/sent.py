@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from learncost.autoshard.cut_sizes import CutSizes
+from learncost.autoshard.held import Held
+from learncost.autoshard.placed_step import PlacedStep
+from learncost.autoshard.segments import Walker
 from learncost.ir.count import Count
 from learncost.ir.line import Word
 from learncost.ir.repeat import walk
 from learncost.ir.term import Term
 from learncost.ir.value import INDICES
 from learncost.ops.collectives import sends
-from learncost.parallel.cut_sizes import CutSizes
-from learncost.parallel.held import Held
-from learncost.parallel.placed_step import PlacedStep
-from learncost.parallel.segments import Walker
 from learncost.sharding.collective import BYTES_OF_AN_INDEX
 
 

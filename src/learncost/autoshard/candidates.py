@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from learncost.autoshard.account import PASSES, Account, Where
+from learncost.autoshard.segments import Part
+from learncost.autoshard.step import PIPELINE, Spent, Way, carried
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Group, groups, transfer
 from learncost.ir.count import base, size_of
@@ -22,9 +25,6 @@ from learncost.ir.precision import Precision
 from learncost.ir.repeat import Repeat, walk
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
-from learncost.parallel.account import PASSES, Account, Where
-from learncost.parallel.segments import Part
-from learncost.parallel.step import PIPELINE, Spent, Way, carried
 from learncost.readings.time import Rates
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import mesh

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from learncost.autoshard.cut_sizes import CutSizes
+from learncost.autoshard.placed_step import PlacedStep
+from learncost.autoshard.segments import Part
 from learncost.ir.count import Count, base, size_of
-from learncost.parallel.cut_sizes import CutSizes
-from learncost.parallel.placed_step import PlacedStep
-from learncost.parallel.segments import Part
 from learncost.procedures.optimizer import state_of
 from learncost.readings.time import Rates
 from learncost.sharding.layout import Layout

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from learncost.autoshard.cut_sizes import CutSizes
+from learncost.autoshard.placed_step import PlacedStep
+from learncost.autoshard.segments import BACKWARD, Part, Walker
 from learncost.ir.count import Count, base, larger
 from learncost.ir.line import Word
 from learncost.ir.repeat import Repeat, walk
 from learncost.ir.table import Table
 from learncost.layers.parted import parted
-from learncost.parallel.cut_sizes import CutSizes
-from learncost.parallel.placed_step import PlacedStep
-from learncost.parallel.segments import BACKWARD, Part, Walker
 from learncost.readings.live import Stretch, stretches
 
 

@@ -6,20 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.devices.cluster import Cluster
-from learncost.devices.cluster import cluster as find_cluster
-from learncost.devices.sustained import sustained
-from learncost.ir.errors import InputError
-from learncost.ir.precision import stored
-from learncost.layers.layer import Layer
-from learncost.ledger.memory_types import bytes_of
-from learncost.ledger.question import question
-from learncost.ledger.run import check_tokens, prepare
-from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
-from learncost.models.configuration import Configuration
-from learncost.models.wording import counted, shown
-from learncost.parallel.account import Where
-from learncost.parallel.candidates import (
+from learncost.autoshard.account import Where
+from learncost.autoshard.candidates import (
     CONTEXTS,
     KEEPING_ALL,
     MICROBATCHES,
@@ -33,7 +21,19 @@ from learncost.parallel.candidates import (
     meshes,
     structures,
 )
-from learncost.parallel.step import ASSUMED, StepTakes, step_of
+from learncost.autoshard.step import ASSUMED, StepTakes, step_of
+from learncost.devices.cluster import Cluster
+from learncost.devices.cluster import cluster as find_cluster
+from learncost.devices.sustained import sustained
+from learncost.ir.errors import InputError
+from learncost.ir.precision import stored
+from learncost.layers.layer import Layer
+from learncost.ledger.memory_types import bytes_of
+from learncost.ledger.question import question
+from learncost.ledger.run import check_tokens, prepare
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
+from learncost.models.configuration import Configuration
+from learncost.models.wording import counted, shown
 from learncost.readings.time import Rates
 
 SHOWN = 8

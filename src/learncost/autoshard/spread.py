@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from learncost.autoshard.account import Account
+from learncost.autoshard.candidates import CHUNKS
+from learncost.autoshard.search import batch_of, search
+from learncost.autoshard.segments import blocks_of
+from learncost.autoshard.step import PIPELINE, StepTakes, Way, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError
@@ -14,11 +19,6 @@ from learncost.ir.precision import precision_of
 from learncost.ledger.run import prepare
 from learncost.models.model import Model
 from learncost.models.wording import counted, shown
-from learncost.parallel.account import Account
-from learncost.parallel.candidates import CHUNKS
-from learncost.parallel.search import batch_of, search
-from learncost.parallel.segments import blocks_of
-from learncost.parallel.step import PIPELINE, StepTakes, Way, step_of
 from learncost.schedule.pipeline import KINDS
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh

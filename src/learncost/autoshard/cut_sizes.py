@@ -8,10 +8,10 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from learncost.autoshard.placed_step import PlacedStep, turns_round
+from learncost.autoshard.segments import Part
 from learncost.ir.count import base, size_of
 from learncost.ir.repeat import repeats
-from learncost.parallel.placed_step import PlacedStep, turns_round
-from learncost.parallel.segments import Part
 from learncost.sharding.padding import Padded, padded_of
 
 

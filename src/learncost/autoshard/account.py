@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from learncost.autoshard.cut_sizes import CutSizes
+from learncost.autoshard.held import Weights
+from learncost.autoshard.passes import Passes
+from learncost.autoshard.placed_step import placed_step
+from learncost.autoshard.segments import Walker
+from learncost.autoshard.sent import Sending, sendings
 from learncost.books.book import book
 from learncost.ir.precision import Precision
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
-from learncost.parallel.cut_sizes import CutSizes
-from learncost.parallel.held import Weights
-from learncost.parallel.passes import Passes
-from learncost.parallel.placed_step import placed_step
-from learncost.parallel.segments import Walker
-from learncost.parallel.sent import Sending, sendings
 from learncost.readings.price import Row, price
 from learncost.readings.time import Rates
 from learncost.readings.time.predict import parts as seconds_of

@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from learncost.autoshard.account import PASSES, Account
+from learncost.autoshard.held import Static
+from learncost.autoshard.passes import Activations
+from learncost.autoshard.segments import Part, parts_of
+from learncost.autoshard.sent import Sending
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import Group, Transfer, groups, transfer
 from learncost.ir.count import Count, base
@@ -18,11 +23,6 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.repeat import Repeat
-from learncost.parallel.account import PASSES, Account
-from learncost.parallel.held import Static
-from learncost.parallel.passes import Activations
-from learncost.parallel.segments import Part, parts_of
-from learncost.parallel.sent import Sending
 from learncost.readings.time import Rates
 from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
 from learncost.sharding.clauses import check_timed

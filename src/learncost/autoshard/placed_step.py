@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from learncost.autoshard.segments import Part, Walker, blocks_of
 from learncost.ir.line import Line
 from learncost.ir.precision import Precision
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
-from learncost.parallel.segments import Part, Walker, blocks_of
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step

@@ -33,9 +33,9 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from learncost.models.families import FAMILIES
-from learncost.proof.placements import CASES, OPTIMIZERS, PLANS, small_model, verify_placements
-from learncost.proof.report import Check
 from learncost.sharding.mesh import mesh
+from learncost.verification.placements import CASES, OPTIMIZERS, PLANS, small_model, verify_placements
+from learncost.verification.report import Check
 
 PROGRESS = 30.0
 """Seconds after which it says again how far it is."""

@@ -21,8 +21,8 @@ from learncost.layers.layer import shipped, shipped_layer
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
-from learncost.proof.round_trip import RoundTrip, round_trip
-from learncost.proof.sample import small_sizes
+from learncost.verification.round_trip import RoundTrip, round_trip
+from learncost.verification.sample import small_sizes
 
 LENGTHS = {"B": 2, "M": 7, "N": 5}
 

@@ -483,7 +483,7 @@ def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:
 
     from learncost.ir.errors import InputError
     from learncost.models.imported.walk import read_module
-    from learncost.proof.imported import parity, products
+    from learncost.verification.imported import parity, products
 
     torch.manual_seed(0)
     try:

@@ -26,9 +26,9 @@ from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
 from learncost.ops import entries
-from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.run import execute as definition
 from learncost.readings.write import latex, mathml, text
+from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute
 from writing import SIZES, Writer
 

@@ -36,7 +36,6 @@ from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays
 from learncost.readings.run import execute
 from learncost.sharding.bucketed import bucketed
 from learncost.sharding.collective import collectives
@@ -45,6 +44,7 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
 from learncost.training.torch_engine import Emitted
+from learncost.verification.check import sound_arrays
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
 ROLES = ("weights", "gradients", "states", "values", "inputs")

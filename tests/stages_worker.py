@@ -27,8 +27,6 @@ from learncost.plans.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, values_of
-from learncost.proof.placements import dividing
 from learncost.readings.emit import fill, leaves, unfold
 from learncost.schedule.pipeline import schedule
 from learncost.sharding.collective import collectives
@@ -36,6 +34,8 @@ from learncost.sharding.devices import of_stage, part
 from learncost.sharding.mesh import mesh
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import pipeline_of
+from learncost.verification.check import sound_arrays, values_of
+from learncost.verification.placements import dividing
 
 WIDTHS = dict.fromkeys(("weights", "gradients", "states", "values", "inputs"), 8)
 

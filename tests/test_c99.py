@@ -20,12 +20,12 @@ from learncost.ir.line import Kernel, Line
 from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
-from learncost.proof.sample import small_sizes
 from learncost.readings.emit.c.c99 import C99, products
 from learncost.readings.emit.c.printer import number
 from learncost.readings.emit.c.tree import Expression, Name, Operation
 from learncost.readings.emit.c99.functions import called, functions
 from learncost.readings.emit.c99.program import REAL
+from learncost.verification.sample import small_sizes
 
 pytestmark = needs_compiler
 

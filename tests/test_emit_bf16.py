@@ -14,10 +14,10 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import program
 from learncost.training.engines import engine
 from learncost.training.options import Options
+from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute
 from sampling import sampled
 

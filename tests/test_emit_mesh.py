@@ -16,7 +16,6 @@ from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, values_of
 from learncost.readings.emit import program
 from learncost.readings.emit.records import fill, unfold
 from learncost.sharding.devices import part, together
@@ -24,6 +23,7 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
 from learncost.sharding.zigzag import ordered, put_back
+from learncost.verification.check import sound_arrays, values_of
 
 
 def test_a_program_for_jax_says_how_every_array_is_cut():

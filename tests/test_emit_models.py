@@ -11,9 +11,9 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.step import step
-from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import fill, program, unfold
 from learncost.readings.run import execute as definition
+from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute, namespace, to_backend, worst
 
 NEAR = 1e-12

@@ -14,7 +14,7 @@ import learncost as lc
 from kernels_in_c import needs_compiler
 from learncost.engines.in_place import InPlace
 from learncost.layers.lower import lower
-from learncost.proof.sample import random_arrays, small_sizes
+from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute, worst
 from sampling import sampled
 

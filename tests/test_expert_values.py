@@ -168,8 +168,8 @@ SMALL = {
 def test_the_proof_chooses_among_experts(family):
     """The table chooses by itself, and runs as torch counts it."""
     pytest.importorskip("torch")
-    from learncost.proof.sample import small_sizes
-    from learncost.proof.torch_side import flops
+    from learncost.verification.sample import small_sizes
+    from learncost.verification.torch_side import flops
 
     table = build(read({"model_type": family, **SMALL})).table
     sizes = small_sizes(table)

@@ -12,11 +12,11 @@ import learncost as lc
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.ops import entries, entry
-from learncost.proof import jax_side, torch_side
-from learncost.proof.check import seeds_of, sound_arrays
-from learncost.proof.sample import small_sizes
-from learncost.proof.verify import verify, with_jax, with_torch
-from learncost.proof.words import word_layer
+from learncost.verification import jax_side, torch_side
+from learncost.verification.check import seeds_of, sound_arrays
+from learncost.verification.sample import small_sizes
+from learncost.verification.verify import verify, with_jax, with_torch
+from learncost.verification.words import word_layer
 
 VOCABULARY = import_module("learncost.ops.entry")
 SIDES = pytest.mark.parametrize("side", [with_torch, with_jax])
@@ -125,7 +125,7 @@ def test_an_absent_library_is_not_compared(absent, monkeypatch):
 def test_nothing_is_imported_before_it_is_needed():
     program = """
 import sys
-import learncost.proof.jax_side, learncost.proof.torch_side, learncost.proof.verify
+import learncost.verification.jax_side, learncost.verification.torch_side, learncost.verification.verify
 assert not {"torch", "jax"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)

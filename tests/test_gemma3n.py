@@ -13,7 +13,7 @@ from learncost.ir.errors import InputError
 from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
 from learncost.models.presets import preset
-from learncost.proof.sample import random_arrays
+from learncost.verification.sample import random_arrays
 
 pytest.importorskip("transformers")
 __all__ = ["in_float64"]

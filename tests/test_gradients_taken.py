@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import learncost as lc
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity, products
+from learncost.verification.imported import parity, products
 from sampling import sampled
 
 

@@ -6,7 +6,7 @@ import torch
 import learncost as lc
 from learncost.ir.errors import InputError
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity, products
+from learncost.verification.imported import parity, products
 from own_modules import CASES, Block
 from own_operators import GROUPS
 from sampling import sampled

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity
+from learncost.verification.imported import parity
 
 
 class Near(nn.Module):

@@ -11,8 +11,8 @@ from learncost.models.families import FAMILIES
 from learncost.models.imported.walk import read_module
 from learncost.models.sizes import CANONICAL
 from learncost.models.small import small
-from learncost.proof.imported import parity
 from learncost.training.hugging_face import config as hugging_face
+from learncost.verification.imported import parity
 
 GENERIC = {"decoder", "encoder", "encoder-decoder", "gpt3-jiang", "palm"}
 """Families that are no class of transformers."""

@@ -10,8 +10,8 @@ import learncost as lc
 from learncost.layers.derive import derive
 from learncost.models.imported.replaced import least_squares
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity, products
 from learncost.readings.run import run
+from learncost.verification.imported import parity, products
 from sampling import sampled
 
 

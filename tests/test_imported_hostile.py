@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.models.imported.inputs import parse_input
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity, products
 from learncost.readings.emit.placed.alike import alike
+from learncost.verification.imported import parity, products
 from sampling import sampled
 
 

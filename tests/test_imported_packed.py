@@ -8,7 +8,7 @@ from torch.nn.utils import rnn
 import learncost as lc
 from learncost.models.imported.as_run import straight
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity, products
+from learncost.verification.imported import parity, products
 
 LENGTHS = torch.tensor([2, 4, 1])
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import learncost as lc
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity, products
+from learncost.verification.imported import parity, products
 from sampling import sampled
 
 

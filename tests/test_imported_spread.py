@@ -7,7 +7,7 @@ from torch import nn
 
 import learncost as lc
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity
+from learncost.verification.imported import parity
 from programs import execute
 from sampling import sampled
 

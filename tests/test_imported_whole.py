@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import parity, products
+from learncost.verification.imported import parity, products
 from sampling import sampled
 
 

@@ -11,9 +11,9 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import OPTIMIZERS, with_optimizer, without_gradients
-from learncost.proof.check import seeds_of, values_of
-from learncost.proof.references import LAYERS
 from learncost.readings.run import infer_sizes
+from learncost.verification.check import seeds_of, values_of
+from learncost.verification.references import LAYERS
 from printed import equations as printed
 
 B, M, N, D, H, K, F, V = 2, 3, 5, 12, 3, 4, 7, 11

@@ -13,8 +13,8 @@ from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, tally, values_of
-from learncost.proof.sample import small_sizes
+from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.sample import small_sizes
 from planned import given, results, sizes_of, table_of
 
 FAMILIES = ["gpt2", "llama", "bert", "vit", "gemma2", "bart", "albert"]

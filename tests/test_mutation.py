@@ -22,9 +22,9 @@ from learncost.ir.term import Literal, Term, terms_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.products import matrix_maccs
 from learncost.ops import entries, entry
-from learncost.proof.references import LAYERS
-from learncost.proof.verify import verify_table, verify_word
 from learncost.readings.price import elements, executed
+from learncost.verification.references import LAYERS
+from learncost.verification.verify import verify_table, verify_word
 from sampling import sampled
 
 VOCABULARY = inspect.getmodule(entry)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from learncost.models.imported.as_run import straight  # noqa: E402 - it needs torch
 from learncost.models.imported.axes import simple  # noqa: E402
 from learncost.models.imported.walk import read_module  # noqa: E402
-from learncost.proof.imported import parity, products  # noqa: E402
+from learncost.verification.imported import parity, products  # noqa: E402
 from own_modules import Of  # noqa: E402
 from sampling import sampled  # noqa: E402
 

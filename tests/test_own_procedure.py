@@ -8,9 +8,9 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, tally, values_of
-from learncost.proof.known import known
-from learncost.proof.sample import small_sizes
+from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.known import known
+from learncost.verification.sample import small_sizes
 
 FILE = "examples/procedures/skip-and-align.toml"
 READS = "schedule = ['forward', 'backward reading F for weights, update"

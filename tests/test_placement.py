@@ -22,8 +22,6 @@ from learncost.plans.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, values_of
-from learncost.proof.placements import small_model, verify_placements
 from learncost.readings.run import collected as run_collected
 from learncost.sharding.check import check_placed
 from learncost.sharding.clauses import clauses
@@ -34,6 +32,8 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import PLACEMENTS, chosen
 from learncost.sharding.zigzag import ordered, put_back
+from learncost.verification.check import sound_arrays, values_of
+from learncost.verification.placements import small_model, verify_placements
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
 

@@ -10,9 +10,9 @@ from kernels_in_c import Case, check, needs_compiler
 from learncost.ir.line import Kernel
 from learncost.layers.lower import lower
 from learncost.plans.executed import executed
-from learncost.proof.sample import random_arrays, small_sizes
-from learncost.proof.verify import with_jax, with_torch
 from learncost.readings.run import execute as definition
+from learncost.verification.sample import random_arrays, small_sizes
+from learncost.verification.verify import with_jax, with_torch
 from programs import execute, worst
 from test_memory_executed import seen
 

@@ -10,8 +10,8 @@ from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, tally, values_of
-from learncost.proof.sample import small_sizes
+from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.sample import small_sizes
 
 SIZES = {"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 10}
 TOKENS = np.arange(24).reshape(4, 6) % 10

@@ -10,9 +10,9 @@ import learncost as lc
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.ops import entries
-from learncost.proof import verify as proof
-from learncost.proof.check import values_of
 from learncost.readings.price import running
+from learncost.verification import verify as proof
+from learncost.verification.check import values_of
 
 LAYER = """mine(X T; W C) -> Y S
   S[] = X[b d] X[b d]
@@ -85,7 +85,7 @@ def test_a_shipped_layer_without_a_foreign_implementation_fails():
         for check in proof.verify_table(shipped_layer("norm").table, "norm", required=True)
         if check.passed is False
     ]
-    assert [check.found for check in failed] == ["there is none in learncost.proof.references"]
+    assert [check.found for check in failed] == ["there is none in learncost.verification.references"]
 
 
 def test_without_torch_and_jax_their_comparisons_are_not_made(monkeypatch):

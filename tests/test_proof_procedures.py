@@ -8,8 +8,8 @@ import learncost as lc
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.procedures.procedure import LEARNING
-from learncost.proof import known as proof
-from learncost.proof.known_given import exact
+from learncost.verification import known as proof
+from learncost.verification.known_given import exact
 
 KNOWN = {
     "fa": "fa with bp, bit for bit",

@@ -15,12 +15,12 @@ from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.proof.placements import verify_placements
 from learncost.sharding.check import check_placed
 from learncost.sharding.collective import collectives
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
+from learncost.verification.placements import verify_placements
 
 
 def placed_of(family, grid="cp=4", plan="flash,ring", names="cp", **settings):

@@ -7,8 +7,8 @@ from learncost.models.families import FAMILIES
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.ops import entries
-from learncost.proof.round_trip import round_trip
-from learncost.proof.sample import small_sizes
+from learncost.verification.round_trip import round_trip
+from learncost.verification.sample import small_sizes
 
 UNREAD = {"key_distances", "places"}
 """Layers of which every line only makes constants: their programs alone take no array."""

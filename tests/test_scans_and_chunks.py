@@ -17,9 +17,9 @@ from learncost.models.model import build
 from learncost.models.presets import preset
 from learncost.models.small import small
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, tally, values_of
-from learncost.proof.sample import small_sizes
 from learncost.readings.price import parameters
+from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.sample import small_sizes
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["in_float64"]

@@ -15,9 +15,9 @@ from learncost.models.small import small
 from learncost.procedures.places import blocks
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, tally, values_of
-from learncost.proof.known import known
-from learncost.proof.sample import small_sizes
+from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.known import known
+from learncost.verification.sample import small_sizes
 
 FAMILIES = ["gpt2", "llama", "bert", "vit", "mixtral", "albert", "gemma2", "bart"]
 CUTTING = ["skip", "skip-blocks", "skip-branches", "skip-out", "dfa", "dfa-linear"]

@@ -19,9 +19,9 @@ from learncost.models.small import small
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.singular_vectors import singular_vectors
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, tally
 from learncost.readings.price import price
 from learncost.readings.run.interpreter import execute
+from learncost.verification.check import sound_arrays, tally
 
 RANK, HELD, RATE, SCALE = 3, 4, 0.05, 0.25
 SIZES = {"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 10}

@@ -11,9 +11,9 @@ from learncost.layers.stages import cut, even, turns_of
 from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.proof.placements import small_model
-from learncost.proof.sample import random_arrays
 from learncost.readings.run import execute
+from learncost.verification.placements import small_model
+from learncost.verification.sample import random_arrays
 from planned import OWN, sizes_of
 
 MODELS = ("gpt2", "llama-2-7b", "mixtral-8x7b", "bart-base", "gemma-2-2b")

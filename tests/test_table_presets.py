@@ -157,7 +157,7 @@ def test_the_table_of_a_small_model_of_its_type_is_its_module(kind):
     from learncost.models.imported.configured import inputs_of, module_of
     from learncost.models.imported.inputs import checked, tensors
     from learncost.models.imported.walk import read_module
-    from learncost.proof.imported import parity
+    from learncost.verification.imported import parity
 
     torch.manual_seed(0)
     module = module_of({"model_type": kind, "architectures": [CLASSES[kind]], **SMALL[kind]}).eval()

@@ -17,11 +17,11 @@ from learncost.models.small import small
 from learncost.ops import entries
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
-from learncost.proof.check import sound_arrays, tally, values_of
-from learncost.proof.sample import small_sizes
-from learncost.proof.tangents import along, with_tangent
-from learncost.proof.words import word_layer
 from learncost.readings.run import functions
+from learncost.verification.check import sound_arrays, tally, values_of
+from learncost.verification.sample import small_sizes
+from learncost.verification.tangents import along, with_tangent
+from learncost.verification.words import word_layer
 
 FORWARD = ["forward-gradient", "mezo", "evolution"]
 WORDS = [entry.name for entry in entries() if entry.gradient and not entry.inline]

@@ -12,10 +12,10 @@ import pytest
 
 import learncost as lc
 from learncost.layers.layer import shipped_layer
-from learncost.proof.check import sound_arrays
-from learncost.proof.sample import small_sizes
 from learncost.training.engines import engine
 from learncost.training.options import Options
+from learncost.verification.check import sound_arrays
+from learncost.verification.sample import small_sizes
 from sampling import LEARNING
 
 torch = pytest.importorskip("torch")

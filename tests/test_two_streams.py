@@ -9,8 +9,8 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.procedures.step import run_by, step
-from learncost.proof.check import tally, values_of
-from learncost.proof.stepped import arrays_of, sizes_of
+from learncost.verification.check import tally, values_of
+from learncost.verification.stepped import arrays_of, sizes_of
 
 PLANS = ["", "flash", "head", "in-product", "recompute=gelu+norm", "recompute=block/2", "flash,head,at-once,fused"]
 

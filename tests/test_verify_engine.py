@@ -19,10 +19,10 @@ from learncost.models.model import build, run_sizes
 from learncost.plans.flash import QUERIES
 from learncost.plans.plan import planned
 from learncost.procedures.step import step
-from learncost.proof import engine_operators
-from learncost.proof.engine import BLOCKS, places
-from learncost.proof.engine_in_place import Watch
 from learncost.training.verified import verify_engine
+from learncost.verification import engine_operators
+from learncost.verification.engine import BLOCKS, places
+from learncost.verification.engine_in_place import Watch
 from tiny_models import GPT2 as SHORT
 from tiny_models import LLAMA
 

@@ -10,7 +10,7 @@ import learncost as lc
 from learncost.faces.command import main
 from learncost.models.imported import rule
 from learncost.models.imported.rules import products
-from learncost.proof.live import verify_live
+from learncost.verification.live import verify_live
 
 FILE = """
 import torch

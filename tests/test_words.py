@@ -15,8 +15,8 @@ from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.plans.fused import fused
 from learncost.plans.plan import planned
-from learncost.proof.sample import random_arrays
 from learncost.readings.run import execute as execute_table
+from learncost.verification.sample import random_arrays
 from programs import execute
 
 SIZES = {"B": 3, "M": 5, "d": 4}

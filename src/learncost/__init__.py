@@ -65,20 +65,20 @@ if TYPE_CHECKING:
     from learncost.pictures.trace import trace as trace
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
-    from learncost.proof.check import check_layer as check_layer
-    from learncost.proof.verify import verify as verify
     from learncost.readings.live import Live as Live
     from learncost.readings.live import live as live
     from learncost.readings.price import Book as Book
     from learncost.readings.price import Price as Price
     from learncost.readings.run import run as run
     from learncost.training.train import train as train
+    from learncost.verification.check import check_layer as check_layer
+    from learncost.verification.verify import verify as verify
 
 # Public name -> the module that defines it; imported on first use, so that a name costs only what it needs.
 _PUBLIC = {
     "book": "learncost.books.book",
     "Book": "learncost.readings.price",
-    "check_layer": "learncost.proof.check",
+    "check_layer": "learncost.verification.check",
     "cluster": "learncost.devices.cluster",
     "Cluster": "learncost.devices.cluster",
     "compare": "learncost.ledger.compare",
@@ -135,7 +135,7 @@ _PUBLIC = {
     "Trace": "learncost.pictures.trace",
     "train": "learncost.training.train",
     "Training": "learncost.engines.numpy_engine",
-    "verify": "learncost.proof.verify",
+    "verify": "learncost.verification.verify",
 }
 
 __all__ = ["__version__", *_PUBLIC]

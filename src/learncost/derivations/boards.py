@@ -17,9 +17,9 @@ from learncost.engines.boards import BOARDS, Board, Built, build, run
 from learncost.engines.inputs import random_batch
 from learncost.ir.errors import InputError
 from learncost.models.made import names_made
-from learncost.proof.report import Check
 from learncost.readings.emit.c99.layout import given
 from learncost.readings.price import Book, price
+from learncost.verification.report import Check
 
 if TYPE_CHECKING:
     from learncost.derivations.emit_c99 import Program

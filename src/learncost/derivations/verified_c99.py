@@ -25,11 +25,11 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build, run_sizes
-from learncost.proof.report import Check, Report
 from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.layout import in_all, together
 from learncost.readings.price import Row, price
 from learncost.readings.run.functions import mixed
+from learncost.verification.report import Check, Report
 
 STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
 

@@ -10,8 +10,8 @@ from learncost.layers.layer import Layer, shipped
 from learncost.ledger.question import question
 from learncost.ledger.run import check_probability, lengths_of
 from learncost.models.argument import layer_or_model
-from learncost.proof.report import Report
-from learncost.proof.verify import verify as compute
+from learncost.verification.report import Report
+from learncost.verification.verify import verify as compute
 
 FEW = 20
 """Comparisons that are shown one by one unasked."""
@@ -156,7 +156,7 @@ def _of_placement(
     """A step over many devices; at small sizes that divide, so that lengths do not go with it."""
     from learncost.models.configuration import configure
     from learncost.models.model import build
-    from learncost.proof.placements import verify_placements
+    from learncost.verification.placements import verify_placements
 
     if length := next((name for name in ("batch_size", "seq_len") if name in settings), None):
         raise InputError(f"--mesh runs at small sizes that divide: leave --{length.replace('_', '-')} out")

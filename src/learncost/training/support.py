@@ -32,9 +32,9 @@ from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import INFERENCE, LEARNING
-from learncost.proof.verify import verify_table
 from learncost.training.engines import ENGINES, engine
 from learncost.training.options import Options
+from learncost.verification.verify import verify_table
 
 FILE = Path(__file__).with_name("support.json")
 

@@ -26,12 +26,12 @@ from learncost.models.model import Model, build
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, without_gradients
-from learncost.proof import engine_in_place as in_place
-from learncost.proof import engine_operators as operators
-from learncost.proof.check import survived
-from learncost.proof.engine import Lines
-from learncost.proof.report import Check, Report
 from learncost.readings.emit.c import source
+from learncost.verification import engine_in_place as in_place
+from learncost.verification import engine_operators as operators
+from learncost.verification.check import survived
+from learncost.verification.engine import Lines
+from learncost.verification.report import Check, Report
 
 if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof.modern_references import rms_normal
-from learncost.proof.plain import gelu_tanh, of, softmax
+from learncost.verification.modern_references import rms_normal
+from learncost.verification.plain import gelu_tanh, of, softmax
 
 Array = Any
 

@@ -12,14 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof import (
+from learncost.verification import (
     encoder_references,
     modern_references,
     position_references,
     scan_references,
     shared_references,
 )
-from learncost.proof.plain import erf, gelu, gelu_tanh, hashed, log_softmax, normal, of, shifted, sigmoid, softmax
+from learncost.verification.plain import (
+    erf,
+    gelu,
+    gelu_tanh,
+    hashed,
+    log_softmax,
+    normal,
+    of,
+    shifted,
+    sigmoid,
+    softmax,
+)
 
 Array = Any
 

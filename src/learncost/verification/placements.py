@@ -27,9 +27,6 @@ from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
-from learncost.proof.check import Values, sound_arrays, survived, values_of
-from learncost.proof.report import Check
-from learncost.proof.sample import small_sizes
 from learncost.sharding.clauses import Clause, parts_of
 from learncost.sharding.collective import collectives
 from learncost.sharding.devices import run_placed, together
@@ -39,6 +36,9 @@ from learncost.sharding.place import Placed, place
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of, place_stages
 from learncost.sharding.zigzag import put_back
+from learncost.verification.check import Values, sound_arrays, survived, values_of
+from learncost.verification.report import Check
+from learncost.verification.sample import small_sizes
 
 TOLERANCE = 1e-12
 """How far a value may be from that of one device, of the largest gradient or of the value's own largest number."""

@@ -24,10 +24,10 @@ from learncost.procedures.places import Place, linears, places
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.signals import signals
 from learncost.procedures.step import step
-from learncost.proof.check import values_of
-from learncost.proof.report import Check
-from learncost.proof.sample import small_sizes
-from learncost.proof.stepped import arrays_of, gradients_of, held, sizes_of
+from learncost.verification.check import values_of
+from learncost.verification.report import Check
+from learncost.verification.sample import small_sizes
+from learncost.verification.stepped import arrays_of, gradients_of, held, sizes_of
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from learncost.layers.layer import Layer, layer
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.cost import cost
 from learncost.models.imported.walk import read_module
-from learncost.proof.imported import Parity, parity
-from learncost.proof.sample import random_arrays
 from learncost.readings.emit import fill, program
 from learncost.readings.price import price
+from learncost.verification.imported import Parity, parity
+from learncost.verification.sample import random_arrays
 
 BOOKS = ("matmul", "run")
 

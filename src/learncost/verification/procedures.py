@@ -13,11 +13,11 @@ from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
-from learncost.proof.check import sound_arrays, survived, tally, values_of
-from learncost.proof.known import known
-from learncost.proof.report import Check
-from learncost.proof.sample import small_sizes
-from learncost.proof.stepped import arrays_of, sizes_of
+from learncost.verification.check import sound_arrays, survived, tally, values_of
+from learncost.verification.known import known
+from learncost.verification.report import Check
+from learncost.verification.sample import small_sizes
+from learncost.verification.stepped import arrays_of, sizes_of
 
 
 def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARNING) -> Iterator[Check]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from learncost.ir.count import shape_of
 from learncost.ir.table import Table
-from learncost.proof.foreign import Library, Tensor, evaluate, weighted
+from learncost.verification.foreign import Library, Tensor, evaluate, weighted
 
 
 @lru_cache(maxsize=1)

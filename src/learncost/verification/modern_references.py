@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof.plain import normal, of, sigmoid, softmax
+from learncost.verification.plain import normal, of, sigmoid, softmax
 
 Array = Any
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof.modern_references import best, gated, rms_normal, silu
-from learncost.proof.plain import of, sigmoid
+from learncost.verification.modern_references import best, gated, rms_normal, silu
+from learncost.verification.plain import of, sigmoid
 
 Array = Any
 

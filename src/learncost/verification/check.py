@@ -20,10 +20,10 @@ from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
 from learncost.ops import entry
-from learncost.proof.report import Check, Report
-from learncost.proof.sample import Array, random_arrays, small_sizes
-from learncost.proof.tally import Tally, tallied
 from learncost.readings.run import execute
+from learncost.verification.report import Check, Report
+from learncost.verification.sample import Array, random_arrays, small_sizes
+from learncost.verification.tally import Tally, tallied
 
 Values = dict[str, Array]
 Meaning = Callable[..., Any]  # a foreign implementation: from inputs and weights by name to the outputs in order

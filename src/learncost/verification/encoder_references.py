@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof.plain import gelu, normal, of, sigmoid, softmax
+from learncost.verification.plain import gelu, normal, of, sigmoid, softmax
 
 Array = Any
 

@@ -14,11 +14,11 @@ import numpy as np
 from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
-from learncost.proof.check import error, seeds_of, sound_arrays, survived, values_of, worst
-from learncost.proof.engine import Lines
-from learncost.proof.report import Check
-from learncost.proof.sample import small_sizes
 from learncost.readings.emit import Program, fill, program, unfold
+from learncost.verification.check import error, seeds_of, sound_arrays, survived, values_of, worst
+from learncost.verification.engine import Lines
+from learncost.verification.report import Check
+from learncost.verification.sample import small_sizes
 
 FILE = "<emitted by learncost>"
 BACKENDS = ("torch", "jax")

@@ -10,7 +10,7 @@ from learncost.ir.term import Operand, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer
 from learncost.ops import Entry
-from learncost.proof.report import Check
+from learncost.verification.report import Check
 
 # Operands that are numbers, and operands that the word asks for a logarithm, a root, a divisor or a condition of.
 ROWS = frozenset(("z",))  # operands with one number for all that the word acts along

@@ -11,7 +11,8 @@ from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.layers.tangent import MARK, along_inputs
-from learncost.proof.check import (
+from learncost.readings.run import execute
+from learncost.verification.check import (
     STEP,
     seeds_of,
     sound_arrays,
@@ -19,9 +20,8 @@ from learncost.proof.check import (
     tally,
     values_of,
 )
-from learncost.proof.report import Check
-from learncost.proof.sample import small_sizes
-from learncost.readings.run import execute
+from learncost.verification.report import Check
+from learncost.verification.sample import small_sizes
 
 ENOUGH = 1e-12
 """Of the sum of all parts of a slope, how far two orders of adding them may be apart."""

@@ -13,8 +13,8 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.products import skipping
-from learncost.proof.report import Check
 from learncost.readings.price import Row, price
+from learncost.verification.report import Check
 
 BLOCKS = replace(book("matmul"), name="blocks", causal="blocks")
 """Matrix products, causal attention at the blocks that kernels take; a table without kernels costs the same by both."""

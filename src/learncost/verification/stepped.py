@@ -10,9 +10,9 @@ import numpy as np
 from learncost.ir.count import shape_of
 from learncost.ir.table import Table
 from learncost.models.model import Model
-from learncost.proof.check import error, sound_arrays, values_of, worst
-from learncost.proof.report import Check
-from learncost.proof.sample import grouped, small_sizes
+from learncost.verification.check import error, sound_arrays, values_of, worst
+from learncost.verification.report import Check
+from learncost.verification.sample import grouped, small_sizes
 
 
 def sizes_of(model: Model, table: Table) -> dict[str, int]:

@@ -19,9 +19,9 @@ from learncost.models.imported.restored import copied, restored
 from learncost.models.imported.tried import size_of_example
 from learncost.models.imported.walk import Imported
 from learncost.models.imported.wrappers import plain
-from learncost.proof.imported import Ran, gradients_apart, products, ran_both, twin_of
-from learncost.proof.overwritten import has_repeated_places, overwriting
-from learncost.proof.report import Check
+from learncost.verification.imported import Ran, gradients_apart, products, ran_both, twin_of
+from learncost.verification.overwritten import has_repeated_places, overwriting
+from learncost.verification.report import Check
 
 WITHIN = 1e-6
 """Of the largest number, in float64: batch normalization over two numbers a channel is 2e-7 from itself."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.table import Table
-from learncost.proof.foreign import Library, Tensor, evaluate, weighted
+from learncost.verification.foreign import Library, Tensor, evaluate, weighted
 
 # One compilation of a whole table takes much less time than one of each operation, above all without optimizing what
 # runs once. A release of JAX that does not know one of the options compiles without them.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof.plain import of
+from learncost.verification.plain import of
 
 Array = Any
 

@@ -23,7 +23,7 @@ from learncost.models.model import Model, build
 from learncost.models.small import small
 from learncost.ops import Entry, entries
 from learncost.procedures.procedure import several
-from learncost.proof.check import (
+from learncost.verification.check import (
     LARGER,
     Meaning,
     Values,
@@ -35,13 +35,13 @@ from learncost.proof.check import (
     values_of,
     worst,
 )
-from learncost.proof.plain import under_where
-from learncost.proof.procedures import verify_procedures
-from learncost.proof.references import LAYERS, of_word
-from learncost.proof.report import Check, Report
-from learncost.proof.sample import small_sizes
-from learncost.proof.tangents import along
-from learncost.proof.words import consistent, word_layer
+from learncost.verification.plain import under_where
+from learncost.verification.procedures import verify_procedures
+from learncost.verification.references import LAYERS, of_word
+from learncost.verification.report import Check, Report
+from learncost.verification.sample import small_sizes
+from learncost.verification.tangents import along
+from learncost.verification.words import consistent, word_layer
 
 
 def verify(model: str | Model | Configuration | Layer | Table | None = None, procedure: str | None = None) -> Report:
@@ -97,7 +97,7 @@ def _checks(model: str | Model | Configuration | Layer | Table | None, procedure
         raise InputError("a procedure is proved on a model: name one, such as gpt2")
     if isinstance(model, Layer):
         if model.live is not None:
-            from learncost.proof.live import verify_live
+            from learncost.verification.live import verify_live
 
             yield from verify_live(model, model.live())
         yield from verify_table(model.table, model.name, LAYERS.get(model.name))
@@ -159,7 +159,9 @@ def verify_table(
     """All comparisons for one table; a `required` foreign implementation that is missing is a failure."""
     check_derived(table.lines, "nothing proves it")
     if meaning is None and required:
-        yield Check(name, "values with a foreign implementation", "there is none in learncost.proof.references", False)
+        yield Check(
+            name, "values with a foreign implementation", "there is none in learncost.verification.references", False
+        )
     yield from survived(name, checks(table, name, meaning, smallest=smallest, larger=larger))
     yield from survived(name, along(table, name, smallest))
     yield from survived(name, with_torch(table, name))
@@ -171,7 +173,7 @@ def with_torch(table: Table, name: str) -> Iterator[Check]:
     if find_spec("torch") is None:
         yield Check(name, "values, gradients and FLOPs with torch", "torch is not installed", None)
         return
-    from learncost.proof import torch_side
+    from learncost.verification import torch_side
 
     yield _autograd(table, name, "torch's autograd", torch_side.autograd)
     # The gradients of a product of three factors may be taken in several orders, and torch chooses its own.
@@ -199,7 +201,7 @@ def with_jax(table: Table, name: str) -> Iterator[Check]:
     if find_spec("jax") is None:
         yield Check(name, "values and gradients with jax's grad", "jax is not installed", None)
         return
-    from learncost.proof import jax_side
+    from learncost.verification import jax_side
 
     yield _autograd(table, name, "jax's grad", jax_side.autograd)
 

@@ -23,11 +23,11 @@ from learncost.procedures.procedure import Procedure
 from learncost.procedures.projection import with_projection
 from learncost.procedures.signals import signals
 from learncost.procedures.step import run_by, step, trained_by, turns_of
-from learncost.proof.check import sound_arrays, values_of
-from learncost.proof.known_given import exact, slope_of_activities
-from learncost.proof.report import Check
-from learncost.proof.sample import small_sizes
-from learncost.proof.stepped import arrays_of, gradients_of, held, sizes_of
+from learncost.verification.check import sound_arrays, values_of
+from learncost.verification.known_given import exact, slope_of_activities
+from learncost.verification.report import Check
+from learncost.verification.sample import small_sizes
+from learncost.verification.stepped import arrays_of, gradients_of, held, sizes_of
 
 
 def known(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:

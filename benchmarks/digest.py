@@ -112,7 +112,7 @@ def of_layers(layer: str) -> Iterator[Question]:
 
 def answer(asked: tuple[str, ...]) -> Any:
     """The command's JSON, or the line with which it refuses."""
-    from learncost.faces.command import main
+    from learncost.cli.command import main
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

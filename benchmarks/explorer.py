@@ -67,7 +67,7 @@ DRAG = """(moves) => new Promise((done) => {
 def started() -> tuple[subprocess.Popen[str], str, float]:
     """A server, its address, and the seconds until it answered."""
     begun = time.perf_counter()
-    command = [sys.executable, "-m", "learncost.faces.command", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "learncost.cli.command", "serve", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     told = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())

@@ -44,7 +44,7 @@ import numpy as np
 import torch.distributed as distributed
 import torch.distributed.checkpoint.state_dict_saver  # noqa: F401  # which takes as long as PyTorch itself
 
-from learncost.faces.command import main as command
+from learncost.cli.command import main as command
 from learncost.ir.precision import PRECISIONS
 from learncost.sharding.mesh import mesh
 from learncost.training.files import read_arrays

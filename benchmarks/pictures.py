@@ -25,7 +25,7 @@ from pathlib import Path
 
 from measure import show
 
-from learncost.faces.command import main as learncost
+from learncost.cli.command import main as learncost
 from learncost.models.presets import preset_names
 from learncost.pictures.figures import FIGURES
 

@@ -18,9 +18,9 @@ COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "python -c 'import numpy'": [sys.executable, "-c", "import numpy"],
     "python -c 'import learncost'": [sys.executable, "-c", "import learncost"],
-    "learncost --version": [sys.executable, "-m", "learncost.faces.command", "--version"],
-    "learncost cost gpt2": [sys.executable, "-m", "learncost.faces.command", "cost", "gpt2"],
-    "learncost cost gpt3-175b --json": [sys.executable, "-m", "learncost.faces.command", "cost", "gpt3-175b", "--json"],
+    "learncost --version": [sys.executable, "-m", "learncost.cli.command", "--version"],
+    "learncost cost gpt2": [sys.executable, "-m", "learncost.cli.command", "cost", "gpt2"],
+    "learncost cost gpt3-175b --json": [sys.executable, "-m", "learncost.cli.command", "cost", "gpt3-175b", "--json"],
 }
 
 

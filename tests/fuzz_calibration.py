@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.devices.calibration import Calibration, own_file, save
-from learncost.faces.command import main
 from timings import flat
 
 ODD = (

@@ -14,8 +14,8 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from commands.called import call, ending
+from learncost.cli.command import COMMANDS
 from learncost.derivations.subject import layers
-from learncost.faces.command import COMMANDS
 from learncost.models.families import FAMILIES
 from learncost.models.presets import presets
 from learncost.models.sizes import CANONICAL

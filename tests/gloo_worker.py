@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import learncost as lc
 import learncost.torch
+from learncost.cli.command import main
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
-from learncost.faces.command import main
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.layers.lower import lower

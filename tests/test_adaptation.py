@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.layers.layer import layer
 from learncost.ledger.run import rows_of
 from learncost.models.adaptation import adaptation, adapted

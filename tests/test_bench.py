@@ -14,7 +14,7 @@ from learncost.bench.check import TOLERANCES, difference
 from learncost.bench.process import Process, SideError
 from learncost.bench.result import Bench, Case, Memory, SideFound
 from learncost.bench.subject import Subject, shapes, subjects
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.training.memory import forget_highest, highest
 
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 9, "vocab_size": 13}

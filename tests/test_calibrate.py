@@ -8,10 +8,10 @@ import pytest
 
 import fuzz_calibration
 import learncost as lc
+from learncost.cli import calibrate as face
+from learncost.cli.command import main
 from learncost.devices.calibration import Calibration, calibration, load, own_file, save
 from learncost.devices.rates import rates
-from learncost.faces import calibrate as face
-from learncost.faces.command import main
 from learncost.hardware import calibrate as measuring
 from learncost.ops import canonical, entry
 from learncost.readings.time import Curve, Grid

@@ -9,9 +9,9 @@ import pytest
 
 import learncost as lc
 from learncost.autoshard.step import Spent
+from learncost.cli.command import main
 from learncost.devices.cluster import clusters, links
 from learncost.devices.collective import KINDS, WORDS, Group, algorithms, groups, transfer
-from learncost.faces.command import main
 from learncost.hardware.calibrate_links import Timed, fitted
 
 

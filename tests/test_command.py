@@ -11,11 +11,11 @@ import pytest
 
 import learncost
 from learncost.books.errata import errata
-from learncost.faces.command import COMMANDS, main
-from learncost.faces.help import page
-from learncost.faces.typed import read
+from learncost.cli.command import COMMANDS, main
+from learncost.cli.help import page
+from learncost.cli.typed import read
 
-COMMAND = [sys.executable, "-m", "learncost.faces.command"]
+COMMAND = [sys.executable, "-m", "learncost.cli.command"]
 ENCODER = "--num-hidden-layers 1 --hidden-size 8 --num-attention-heads 2 --intermediate-size 16 --vocab-size 10"
 
 
@@ -272,10 +272,10 @@ def test_errata_as_data(capsys):
     ("line", "doing"),
     [
         ("cost gpt2", "learncost.ledger.cost.prepare"),
-        ("calibrate --out own.json", "learncost.faces.calibrate.measure"),
-        ("sweep gpt2 --seq-len 1:100 --output rows.csv", "learncost.faces.sweep.compute"),
+        ("calibrate --out own.json", "learncost.cli.calibrate.measure"),
+        ("sweep gpt2 --seq-len 1:100 --output rows.csv", "learncost.cli.sweep.compute"),
         ("search gpt2 --on DGX-H100 --devices 8", "learncost.autoshard.search._look"),
-        ("verify", "learncost.faces.verify.compute"),
+        ("verify", "learncost.cli.verify.compute"),
     ],
 )
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -319,7 +319,7 @@ def test_mistakes_of_ours_are_not_hidden(monkeypatch):
 def test_cost_imports_little():
     heavy = "torch sympy jax pandas matplotlib scipy transformers numpy polars rich learncost.readings.run"
     code = (
-        "import sys; from learncost.faces.command import main; code = main(['cost', 'gpt2']);"
+        "import sys; from learncost.cli.command import main; code = main(['cost', 'gpt2']);"
         f"print(sorted(set(sys.modules) & set({heavy.split()!r})), file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.count import Count
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.models.small import contents

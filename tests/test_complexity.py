@@ -6,7 +6,7 @@ from math import log
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.layers.layer import shipped_layer
 from learncost.ledger.complexity import complexity
 

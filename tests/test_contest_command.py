@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from learncost.faces.command import main
+from learncost.cli.command import main
 
-COMMAND = [sys.executable, "-m", "learncost.faces.command", "contest"]
+COMMAND = [sys.executable, "-m", "learncost.cli.command", "contest"]
 QUICK = ["--rates", "0.1", "--seeds", "0", "--widths", "8"]
 
 

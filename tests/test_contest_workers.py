@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from contests import entrants, held
+from learncost.cli.command import main
 from learncost.contest.contest import Contest
 from learncost.contest.workers import workers
-from learncost.faces.command import main
 from learncost.ir.errors import InputError
 
 NAMES = entrants("bp,pepita:paper", "stable")

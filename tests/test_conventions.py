@@ -9,7 +9,7 @@ import pytest
 import learncost as lc
 from learncost.books.book import every
 from learncost.books.formula import formulas
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ledger.mine import typed
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES

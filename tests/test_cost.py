@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import learncost as lc
 from learncost.books.book import BOOKS
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ledger.sheet import joules_of, rounded, seconds_of, size_of
 from learncost.models.configuration import configure
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES

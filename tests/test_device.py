@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from learncost.cli.command import main
 from learncost.engines.inputs import random_data
-from learncost.faces.command import main
 from learncost.models.small import small
 from learncost.training.engines import engine
 from learncost.training.options import Options

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.devices.device import devices
-from learncost.faces.command import main
 from learncost.hardware import grid
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.count import shape_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
@@ -201,7 +201,7 @@ def test_the_library_is_not_needed_to_emit():
 
 
 def test_cost_does_not_import_it():
-    code = "import sys; from learncost.faces.command import main; main(['cost', 'gpt2', '--json']);"
+    code = "import sys; from learncost.cli.command import main; main(['cost', 'gpt2', '--json']);"
     code += "print([name for name in sys.modules if 'emit' in name], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"

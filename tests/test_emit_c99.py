@@ -13,13 +13,13 @@ import pytest
 
 import learncost as lc
 from kernels_in_c import needs_compiler
+from learncost.cli.command import main
 from learncost.derivations import boards
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.derivations.verified_c99 import ALLOWED, NEAR, checks, mask, parity
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
-from learncost.faces.command import main
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.parse import parse_line

@@ -31,7 +31,7 @@ SEEN = ("top", "memory", "time", "growth", "formulas")
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    command = [sys.executable, "-m", "learncost.faces.command", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "learncost.cli.command", "serve", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     announced = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from browsing import Watched, chromium
 from learncost.books.book import every
+from learncost.cli.command import main
 from learncost.devices.device import devices
-from learncost.faces.command import main
 from learncost.ir.precision import PRECISIONS
 from learncost.models.families import FAMILIES
 from learncost.models.small import contents

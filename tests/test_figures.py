@@ -18,7 +18,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.pictures import figures, terminal
 from learncost.pictures.data.curve import curve
 from learncost.pictures.figures import FIGURES

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.engines.emitted import Emitted
-from learncost.faces.command import main
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of

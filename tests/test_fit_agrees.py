@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 KINDS = {

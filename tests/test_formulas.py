@@ -13,10 +13,10 @@ import pytest
 import sympy
 
 from learncost.books.book import BOOKS
+from learncost.cli.command import main
 from learncost.derivations.explain import explain
 from learncost.derivations.formulas import Formulas, formulas
 from learncost.derivations.subject import layers
-from learncost.faces.command import main
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line

@@ -177,7 +177,7 @@ def test_one_run_has_the_gradients_that_it_takes():
 
 
 def test_without_values(tmp_path, capsys):
-    from learncost.faces.command import main
+    from learncost.cli.command import main
 
     file = tmp_path / "heat.py"
     file.write_text(

@@ -9,7 +9,7 @@ import pytest
 
 import learncost as lc
 from hugging_face import flops_of, module_of
-from learncost.faces.command import main
+from learncost.cli.command import main
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.models.imported.walk import read_module
 from learncost.verification.imported import parity
 

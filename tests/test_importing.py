@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from learncost.faces.importing.cache import Place, Remembered
-from learncost.faces.importing.user_file import target
+from learncost.cli.importing.cache import Place, Remembered
+from learncost.cli.importing.user_file import target
 from learncost.ir.errors import InputError
 from learncost.models.imported.inputs import attempts, parse_input, parse_inputs, symbols_of
 
 torch = pytest.importorskip("torch")
 
-from learncost.faces.importing.build import built  # noqa: E402 - it needs torch
-from learncost.faces.importing.user_file import watched  # noqa: E402
+from learncost.cli.importing.build import built  # noqa: E402 - it needs torch
+from learncost.cli.importing.user_file import watched  # noqa: E402
 from learncost.models.imported.inputs import checked, tensors  # noqa: E402
 
 TWO = """
@@ -293,7 +293,7 @@ FORMULA = (
 
 
 def read(folder: Path, name: str, *flags: str) -> int:
-    from learncost.faces.command import main
+    from learncost.cli.command import main
 
     formula = FORMULA.format(name=name) if "unknown" not in name else ""
     (folder / f"{name}.py").write_text(CUSTOM.format(name=name, formula=formula))
@@ -483,7 +483,7 @@ class Blocks(nn.Module):
 
 
 def test_equal_blocks_become_a_repeat_that_every_command_reads(folder, capsys):
-    from learncost.faces.command import main
+    from learncost.cli.command import main
 
     (folder / "two.py").write_text(BLOCKS)
     words = [f"{folder}/two.py:Blocks", "--input", "x: float B 4"]
@@ -503,7 +503,7 @@ def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder):
     (folder / "two.py").write_text(BLOCKS)
     program = """
 import sys
-from learncost.faces.command import main
+from learncost.cli.command import main
 assert main(["cost", sys.argv[1], "--input", "x: float B 4", "--B", "2"]) == 0
 print("torch" in sys.modules)
 """
@@ -534,7 +534,7 @@ print("torch" in sys.modules)
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, said, capsys):
-    from learncost.faces.command import main
+    from learncost.cli.command import main
 
     assert main(words) == 2
     captured = capsys.readouterr()
@@ -553,7 +553,7 @@ def test_a_file_runs_only_because_its_path_was_typed(folder):
 
 
 def test_pages_and_figures_quote_what_was_typed(folder, capsys, monkeypatch):
-    from learncost.faces.command import main
+    from learncost.cli.command import main
 
     (folder / "two.py").write_text(BLOCKS)
     monkeypatch.chdir(folder)

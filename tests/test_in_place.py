@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.engines.compiler import compiler
 from learncost.engines.numpy_engine import Training
-from learncost.faces.command import main
 from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
 from learncost.layers.lower import lower

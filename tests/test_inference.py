@@ -8,7 +8,7 @@ import pytest
 
 import learncost as lc
 from decoding import MODELS, llama, rewritten
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.count import Count, total
 from learncost.ir.repeat import walk
 from learncost.layers.layer import shipped_layer

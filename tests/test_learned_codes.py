@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.derivations.verified_c99 import NEAR, parity
 from learncost.engines.quantize import dequantized
-from learncost.faces.command import main
 from learncost.ir.errors import InputError
 from test_emit_c99 import MLP, made
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as distributed
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.plans.plan import planned

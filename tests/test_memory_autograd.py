@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import learncost as lc
 from allocator import apart, most
 from learncost.bench.torch_models import module
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.ledger.runners import autograd
 from learncost.models.configuration import configure

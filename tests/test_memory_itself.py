@@ -9,7 +9,7 @@ from torch import nn
 
 import learncost as lc
 from allocator import apart
-from learncost.faces.command import main
+from learncost.cli.command import main
 from sampling import sampled
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ledger.memory_published import conventions, exact, published_memory
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ledger.memory_measured import measured
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

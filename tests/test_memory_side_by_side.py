@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ledger import runners as package
 from learncost.ledger.memory_several import differences
 from learncost.ledger.runner import RULES

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from learncost.faces.command import COMMANDS, main
-from learncost.faces.typed import read
+from learncost.cli.command import COMMANDS, main
+from learncost.cli.typed import read
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ledger.question import flags_of
 from learncost.pictures.data.bridge import bridge
 from learncost.pictures.data.curve import curve

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, PRECISIONS, PRODUCTS_ALONE, ROLES, bytes_of_type
 from learncost.ledger.question import FLAGS

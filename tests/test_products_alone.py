@@ -7,9 +7,9 @@ import json
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.devices.device import devices
 from learncost.devices.sustained import sustained
-from learncost.faces.command import main
 from learncost.ir.precision import BYTES, PRECISIONS, PRODUCTS_ALONE
 from learncost.pictures.serve.choices import choices
 

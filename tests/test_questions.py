@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ledger.columns import write_csv
 from learncost.models.presets import preset
 from learncost.models.wording import BYTES, whole_number

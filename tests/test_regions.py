@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.derivations.boards import _read, files, inputs_of, on_host
 from learncost.derivations.emit_c99 import Source
 from learncost.devices.device import STACK, devices
 from learncost.engines.boards import BOARDS, build, run
-from learncost.faces.command import main
 from learncost.ir.errors import InputError
 from learncost.schedule.regions import Region, assigned, largest_assigned
 

@@ -14,8 +14,8 @@ import pytest
 
 import learncost as lc
 from browsing import Watched, chromium
+from learncost.cli.command import main
 from learncost.devices.calibration import Calibration, save
-from learncost.faces.command import main
 from learncost.pictures.data.curve import curve
 from learncost.pictures.report import Report, report
 from timings import flat

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.devices import assumptions
 from learncost.devices.figure import Figure, computed
-from learncost.faces.command import main
 from learncost.hardware.published import published_runs
 from learncost.ir.precision import PRECISIONS, precision_of
 
@@ -328,7 +328,7 @@ def test_bad_input_is_one_line(line, message, capsys):
 def test_nothing_heavy_is_imported():
     """What `cost` does without, run-cost does without."""
     program = (
-        "import sys; from learncost.faces.command import main; main(sys.argv[1:]); "
+        "import sys; from learncost.cli.command import main; main(sys.argv[1:]); "
         "print(*({'numpy', 'torch', 'jax', 'sympy', 'transformers', 'pynvml'} & set(sys.modules)), file=sys.stderr)"
     )
 

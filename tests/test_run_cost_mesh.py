@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 
 SMALL = {
     "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4,

@@ -10,8 +10,8 @@ from learncost.autoshard.candidates import MICROBATCHES, Reading, axes_of, meshe
 from learncost.autoshard.segments import parts_of
 from learncost.autoshard.spread import asked, spread
 from learncost.autoshard.step import Way, memory_of, step_of
+from learncost.cli.command import main
 from learncost.devices.sustained import sustained
-from learncost.faces.command import main
 from learncost.ir.precision import PRECISIONS
 from learncost.layers.stages import cut
 from learncost.models.configuration import configure

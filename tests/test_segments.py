@@ -7,7 +7,7 @@ import pytest
 
 import learncost as lc
 from counting import counting, tally_of
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import Repeat
 from learncost.plans.executed import executed

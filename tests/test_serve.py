@@ -19,7 +19,7 @@ from hypothesis import strategies as some
 from starlette.testclient import TestClient
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ledger.question import flags_of
 from learncost.models.presets import presets
 from learncost.pictures.data.growth import growth
@@ -710,7 +710,7 @@ def test_a_contest_is_a_curve_for_each_training(watched):
 
 def test_a_contest_is_written_after_every_training(tmp_path, monkeypatch):
     written_values = []
-    monkeypatch.setattr("learncost.faces.contest.write_json", lambda path, value: written_values.append(value))
+    monkeypatch.setattr("learncost.cli.contest.write_json", lambda path, value: written_values.append(value))
     flags = ["digits", "--budget", "steps:2", "--seeds", "0", "--rates", "0.1", "--procedure", "bp,pepita"]
     assert main(["contest", *flags, "--out", str(tmp_path / "contest.json")]) == 0
     assert [sum(len(result["trainings"]) for result in value["results"]) for value in written_values] == [1, 2, 2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.procedures.procedure import LEARNING, procedure

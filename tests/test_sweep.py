@@ -9,8 +9,8 @@ import pytest
 
 import learncost as lc
 from learncost.books.book import BOOKS
-from learncost.faces.sweep import notes
-from learncost.faces.sweep import sweep as command
+from learncost.cli.sweep import notes
+from learncost.cli.sweep import sweep as command
 from learncost.ledger import columns
 from learncost.ledger.grid import values
 from learncost.ledger.sweep import sweep

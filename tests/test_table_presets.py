@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.derivations import emit_c99
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import from_state
-from learncost.faces.command import main
 from learncost.ir.errors import InputError
 from learncost.models.argument import described_elsewhere
 from learncost.models.configuration import configure

@@ -83,7 +83,7 @@ def test_a_batch_by_its_letter_is_that_of_all_devices_under_every_placement(gpt2
 
 
 def test_a_table_over_devices_is_proved_as_a_model_is(mlp, capsys):
-    from learncost.faces.command import main
+    from learncost.cli.command import main
 
     assert main(["verify", str(mlp), "--mesh", "dp=2", "--placement", "ddp"]) == 0
     assert "new weights and states with those of one device" in " ".join(capsys.readouterr().out.split())

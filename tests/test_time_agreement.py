@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.devices.calibration import Calibration, save
-from learncost.faces.command import main
 from timings import flat
 
 # A preset of every kind, with lengths that are quick to price.

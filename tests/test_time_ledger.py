@@ -5,8 +5,8 @@ import json
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.devices.rates import TILE, published
-from learncost.faces.command import main
 from learncost.readings.time import time
 from timings import flat, model_rows
 

@@ -383,7 +383,7 @@ def test_weights_of_transformers(family, tmp_path):
 
 
 def test_torch_is_imported_by_name_alone():
-    code = "import sys, learncost, learncost.faces.command; print('torch' in sys.modules)"
+    code = "import sys, learncost, learncost.cli.command; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as perfetto
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 
 ON = "A100-SXM-80GB"
 SMALL = {"n_layer": 3, "seq_len": 32}

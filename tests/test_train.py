@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -427,7 +427,7 @@ def test_no_space_left(room, text, tmp_path):
     start(how, run, Silent(), lambda: next(stops))
     before = weights_of(run)
     limit = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))"
-    code = f"{limit}; from learncost.faces.command import main; sys.exit(main(['train', '--resume', {str(run)!r}]))"
+    code = f"{limit}; from learncost.cli.command import main; sys.exit(main(['train', '--resume', {str(run)!r}]))"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert failed.returncode == 2
     line = failed.stderr.splitlines()[-1]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.engines.compiler import compiler
-from learncost.faces.command import main
 from learncost.training.loop import start
 from learncost.training.options import Options
 from sampling import sampled

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from learncost.cli.command import main
 from learncost.engines import bfloat16, eight_bits
-from learncost.faces.command import main
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, PRECISIONS
 from learncost.models.configuration import configure

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.generate import Decoder, Sampling, continuation

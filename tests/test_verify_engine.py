@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from learncost.books.book import book, price
+from learncost.cli.command import main
 from learncost.engines import compiler
-from learncost.faces.command import main
 from learncost.ir.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer

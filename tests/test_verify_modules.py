@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from learncost.models.imported import rule
 from learncost.models.imported.rules import products
 from learncost.verification.live import verify_live

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
-from learncost.faces.lists.listing import listing
+from learncost.cli.lists.listing import listing
 from learncost.procedures import procedure
 
 PAGE = (Path(__file__).parents[1] / "docs" / "ways.md").read_text()

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 from safetensors.numpy import load_file
 
-COMMAND = [sys.executable, "-m", "learncost.faces.command"]
+COMMAND = [sys.executable, "-m", "learncost.cli.command"]
 TINY = ["--num-hidden-layers", "1", "--hidden-size", "8", "--num-attention-heads", "2", "--batch-size", "2"]
 TINY += ["--seq-len", "16", "--model", "gpt2"]
 SIZES = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import learncost as lc
-from learncost.faces.command import main
+from learncost.cli.command import main
 from reports.oracles import built, oracles
 
 HERE = Path(__file__).parent

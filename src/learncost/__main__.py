@@ -2,7 +2,7 @@
 
 import sys
 
-from learncost.faces.command import main
+from learncost.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,7 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
-from learncost.faces.command import main
+from learncost.cli.command import main
 
 MOST_SECONDS = 60.0
 """Of the processor for one command line, where the system can tell it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from learncost.faces.lists.listed import Cell, Known, Listed, cell_of
+from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
 
 
 def _devices() -> Listed:

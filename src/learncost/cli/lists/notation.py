@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from learncost.faces.lists.listed import Known, Listed, cell_of
+from learncost.cli.lists.listed import Known, Listed, cell_of
 
 
 def _layers() -> Listed:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
 
-from learncost.faces.lists.listed import Cell, Known, Listed, cell_of
+from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
 
 
 @cache

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from inspect import Parameter
 
-from learncost.faces.lists.listed import Cell, Known, Listed, cell_of
+from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
 
 
 def _commands() -> Listed:
-    from learncost.faces.command import COMMANDS
+    from learncost.cli.command import COMMANDS
 
     entries: list[Known] = [{"name": name, "about": command.about} for name, command in COMMANDS.items()]
     return Listed(entries, {"command": cell_of("name"), "what it does": cell_of("about")})
 
 
 def _flags() -> Listed:
-    from learncost.faces.command import COMMANDS
+    from learncost.cli.command import COMMANDS
     from learncost.ledger.question import typed
 
     entries: list[Known] = [

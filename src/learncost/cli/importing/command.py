@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learncost.faces.importing.flags import How, reading
-from learncost.faces.importing.reading import SEED, evaluation, imported, live, say, steps, values
-from learncost.faces.importing.user_file import target
+from learncost.cli.importing.flags import How, reading
+from learncost.cli.importing.reading import SEED, evaluation, imported, live, say, steps, values
+from learncost.cli.importing.user_file import target
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer

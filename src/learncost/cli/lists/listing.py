@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from learncost.faces.lists.commands import COMMANDS_AND_FLAGS
-from learncost.faces.lists.learning import LEARNING, procedures_of
-from learncost.faces.lists.listed import Known, Listed, cell_of
-from learncost.faces.lists.machines import MACHINES
-from learncost.faces.lists.models import MODELS, support_of_families
-from learncost.faces.lists.notation import NOTATION
+from learncost.cli.lists.commands import COMMANDS_AND_FLAGS
+from learncost.cli.lists.learning import LEARNING, procedures_of
+from learncost.cli.lists.listed import Known, Listed, cell_of
+from learncost.cli.lists.machines import MACHINES
+from learncost.cli.lists.models import MODELS, support_of_families
+from learncost.cli.lists.notation import NOTATION
 from learncost.ir.errors import InputError
 from learncost.ledger.question import question
 from learncost.models.wording import mentions, nearest, shown

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from learncost.faces.importing.cache import Place, Remembered
-from learncost.faces.importing.flags import How
-from learncost.faces.importing.user_file import Target
+from learncost.cli.importing.cache import Place, Remembered
+from learncost.cli.importing.flags import How
+from learncost.cli.importing.user_file import Target
 from learncost.ir.errors import InputError
 from learncost.models.files import read_path
 from learncost.models.imported.configured import check_installed
@@ -69,8 +69,8 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
 
 
 def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> tuple[Remembered, set[Path]]:
-    from learncost.faces.importing.build import built
-    from learncost.faces.importing.user_file import watched
+    from learncost.cli.importing.build import built
+    from learncost.cli.importing.user_file import watched
     from learncost.models.imported.refusals import NotExportedError, OnValuesError
     from learncost.models.imported.whole import table_of
 
@@ -105,7 +105,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
 
     saved  those of its state_dict alone
     """
-    from learncost.faces.importing.build import built
+    from learncost.cli.importing.build import built
     from learncost.models.imported.evaluated import saved_of, values_of
 
     if find_spec("torch") is None:
@@ -128,7 +128,7 @@ def steps(wanted: Target, how: How) -> Callable[..., None]:
 
     @cache
     def building() -> tuple[Any, Any]:
-        from learncost.faces.importing.build import built
+        from learncost.cli.importing.build import built
 
         if wanted.name:
             say(f"runs {printable(str(wanted.file))}")
@@ -153,7 +153,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
     """Builds the module with values in its parameters, for what runs it; its file is run then."""
 
     def build() -> Any:
-        from learncost.faces.importing.build import built
+        from learncost.cli.importing.build import built
         from learncost.models.imported.live import Live
 
         if find_spec("torch") is None:

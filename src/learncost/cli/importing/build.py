@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.faces.importing.user_file import Ran, Target, UserError, run, user_code
+from learncost.cli.importing.user_file import Ran, Target, UserError, run, user_code
 from learncost.ir.errors import InputError
 from learncost.models.files import read_path
 from learncost.models.imported.inputs import Input, examples

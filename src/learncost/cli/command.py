@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost import __version__
-from learncost.faces.typed import read
+from learncost.cli.typed import read
 from learncost.ir.errors import InputError
 from learncost.ledger.question import FLAGS, Flag, flags_of, schema_of
 from learncost.ledger.sheet import FORMATS, SPELLED
@@ -74,7 +74,7 @@ class Command:
         of_models = {flag.name for flag in flags_of(self.question) if flag.how in ("argument", "arguments")}
         if not self.modules or not of_models & {"model", "models", "subject"}:
             return ()
-        from learncost.faces.importing.flags import reading
+        from learncost.cli.importing.flags import reading
 
         return flags_of(reading)
 
@@ -100,7 +100,7 @@ _COMMANDS: Mapping[str, Command] = {
     "explain": Command(
         "derivations.explain:explain", "A layer, a word or a model's layer line by line, with its gradients."
     ),
-    "sweep": Command("faces.sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet.", (), False),
+    "sweep": Command("cli.sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet.", (), False),
     "rules": Command("ledger.rules:rules", "Rules of thumb set against the exact numbers."),
     "memory": Command(
         "ledger.memory:memory",
@@ -127,32 +127,32 @@ _COMMANDS: Mapping[str, Command] = {
         "autoshard.search:search", "How to spread a training over a cluster: meshes and schedules, the fastest first."
     ),
     "import": Command(
-        "faces.importing.command:import_module",
+        "cli.importing.command:import_module",
         "A PyTorch module of a file of yours as a table.",
         (),
         False,
     ),
     "calibrate": Command(
-        "faces.calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step.", (), False
+        "cli.calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step.", (), False
     ),
     "complexity": Command(
         "ledger.complexity:complexity", "Attention, recurrence, convolution: costs and where they cross.", plots=True
     ),
     "contest": Command(
-        "faces.contest:contest", "Learning procedures trained with equal budgets, and what came of it.", FORMATS, False
+        "cli.contest:contest", "Learning procedures trained with equal budgets, and what came of it.", FORMATS, False
     ),
     "train": Command(
         "training.train:train", "Train a model on plain files: texts, pairs, classes, images, sounds.", (), False, True
     ),
-    "sample": Command("faces.sample:sample", "Let a trained model go on with a text.", (), False),
+    "sample": Command("cli.sample:sample", "Let a trained model go on with a text.", (), False),
     "bench": Command(
-        "faces.bench:bench",
+        "cli.bench:bench",
         "The engine against PyTorch and JAX: time, memory, and the step's floor.",
         FORMATS,
         False,
         modules=False,
     ),
-    "verify": Command("faces.verify:verify", "Run the tables and prove the counts and the gradients."),
+    "verify": Command("cli.verify:verify", "Run the tables and prove the counts and the gradients."),
     "emit": Command(
         "derivations.emit:emit",
         "The step as source for NumPy, PyTorch or JAX, or as C99 for a microcontroller.",
@@ -161,8 +161,8 @@ _COMMANDS: Mapping[str, Command] = {
     "report": Command(
         "pictures.report:report", "One file to look at: cost, memory, time and formulas, with sliders.", (), False
     ),
-    "errata": Command("faces.errata:errata", "What the publications print wrong, and what it does to a total."),
-    "list": Command("faces.lists.listing:listing", "Models, sizes, price books, procedures, layers, words and more."),
+    "errata": Command("cli.errata:errata", "What the publications print wrong, and what it does to a total."),
+    "list": Command("cli.lists.listing:listing", "Models, sizes, price books, procedures, layers, words and more."),
 }
 
 _SOURCES = Path(__file__).parents[1]
@@ -219,7 +219,7 @@ def _help(words: Sequence[str]) -> Any:
             schema_of(name, command.question) for name, command in COMMANDS.items() if name in (names or COMMANDS)
         ]
         return json.dumps(schemas[0] if names else schemas, indent=2)
-    from learncost.faces.help import overview, page
+    from learncost.cli.help import overview, page
 
     if names:
         return page(names[0], COMMANDS[names[0]])
@@ -274,8 +274,8 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
             flag = next(iter(flags_given)).replace("_", "-")
             raise InputError(f"--{flag} is about a module that is read: name it as FILE.py:NAME, or a config.json")
         return [*arguments]
-    from learncost.faces.importing.command import layer_of
-    from learncost.faces.importing.flags import reading
+    from learncost.cli.importing.command import layer_of
+    from learncost.cli.importing.flags import reading
     from learncost.models.argument import NamedLayer
 
     how = reading(**flags_given)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
-    from learncost.faces.command import Command
+    from learncost.cli.command import Command
 
 WIDEST = 100
 """Columns that a page takes at most: longer lines are hard to read."""

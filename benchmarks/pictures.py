@@ -27,7 +27,7 @@ from measure import show
 
 from learncost.cli.command import main as learncost
 from learncost.models.presets import preset_names
-from learncost.pictures.figures import FIGURES
+from learncost.viz.figures import FIGURES
 
 DEVICE = "A100-SXM-80GB"
 SOON = 5.0

@@ -12,8 +12,8 @@ from learncost.contest.budget import budget
 from learncost.contest.contest import contest
 from learncost.contest.entrant import Setting, entrants
 from learncost.contest.images import mlp
-from learncost.pictures.figures import FIGURES, module_of
-from learncost.pictures.figures.make import plotted, save, sentences
+from learncost.viz.figures import FIGURES, module_of
+from learncost.viz.figures.make import plotted, save, sentences
 
 GALLERY = {
     "procedures": (["gpt2"], {"procedures": "bp,recompute,pepita,mempepita"}),

@@ -26,9 +26,9 @@ import numpy as np
 
 from commands.called import Called, call, ending
 from fuzz_calibration import OTHERS, changed_value, good_calibration
-from learncost.pictures.serve.runs import Runs
 from learncost.training.files import read_arrays, write_arrays
 from learncost.training.folder import LOGS
+from learncost.viz.serve.runs import Runs
 
 TEXT = "".join(f"line {number} of a text that can be learned\n" for number in range(60))
 MODEL = "--model gpt2 --num-hidden-layers 1 --hidden-size 8 --num-attention-heads 2 --batch-size 2 --seq-len 8"

@@ -9,7 +9,7 @@ import pytest
 import learncost as lc
 from contests import held
 from learncost.contest.entrant import entrants
-from learncost.pictures.figures import module_of
+from learncost.viz.figures import module_of
 
 
 def test_a_sweep_is_a_line_for_each_procedure_and_other_size() -> None:

@@ -13,7 +13,7 @@ from learncost.books.book import BOOKS
 from learncost.books.errata import errata
 from learncost.derivations.subject import layers
 from learncost.ops import entries
-from learncost.pictures.figures import FIGURES
+from learncost.viz.figures import FIGURES
 
 DOCS = Path(__file__).parent.parent / "docs"
 

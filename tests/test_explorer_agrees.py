@@ -20,11 +20,11 @@ from learncost.devices.device import devices
 from learncost.ir.precision import PRECISIONS
 from learncost.models.families import FAMILIES
 from learncost.models.small import contents
-from learncost.pictures.page import page as page_of
-from learncost.pictures.serve.app import application
-from learncost.pictures.serve.pool import Here
 from learncost.procedures.optimizer_state import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
+from learncost.viz.page import page as page_of
+from learncost.viz.serve.app import application
+from learncost.viz.serve.pool import Here
 from sampling import sampled
 
 PORT = 8642

@@ -19,11 +19,11 @@ from PIL import Image
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.pictures import figures, terminal
-from learncost.pictures.data.curve import curve
-from learncost.pictures.figures import FIGURES
-from learncost.pictures.figures.make import DPI
-from learncost.pictures.figures.style import PASSES, WIDTHS
+from learncost.viz import figures, terminal
+from learncost.viz.data.curve import curve
+from learncost.viz.figures import FIGURES
+from learncost.viz.figures.make import DPI
+from learncost.viz.figures.style import PASSES, WIDTHS
 
 DECODER = {
     "num_hidden_layers": 2,

@@ -14,13 +14,13 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.ledger.question import flags_of
-from learncost.pictures.data.bridge import bridge
-from learncost.pictures.data.curve import curve
-from learncost.pictures.data.growth import growth
-from learncost.pictures.data.procedures import procedures
-from learncost.pictures.data.roofline import roofline
-from learncost.pictures.document import document
 from learncost.schedule.log import Log
+from learncost.viz.data.bridge import bridge
+from learncost.viz.data.curve import curve
+from learncost.viz.data.growth import growth
+from learncost.viz.data.procedures import procedures
+from learncost.viz.data.roofline import roofline
+from learncost.viz.document import document
 
 SMALL = {"seq_len": 32, "num_hidden_layers": 3}
 DECODER = {

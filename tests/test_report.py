@@ -16,8 +16,8 @@ import learncost as lc
 from browsing import Watched, chromium
 from learncost.cli.command import main
 from learncost.devices.calibration import Calibration, save
-from learncost.pictures.data.curve import curve
-from learncost.pictures.report import Report, report
+from learncost.viz.data.curve import curve
+from learncost.viz.report import Report, report
 from timings import flat
 
 DEVICE = "A100-SXM-40GB"
@@ -380,7 +380,7 @@ def test_models_of_other_kinds(
 ) -> None:
     if model != "mixtral-8x7b":  # what is the same for every procedure takes the longest, and is drawn of this one
         nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
-        monkeypatch.setattr("learncost.pictures.document.comparisons", lambda *_: nothing)
+        monkeypatch.setattr("learncost.viz.document.comparisons", lambda *_: nothing)
     path = tmp_path / "report.html"
     report(model, procedure=procedure, on=DEVICE, output=str(path), **given)
     watched = Watched(browser, 900)
@@ -398,7 +398,7 @@ def test_models_of_other_kinds(
 def test_a_device_that_queues(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: float) -> None:
     """Calls are hidden behind kernels, or kernels behind calls; attention's words were timed with it."""
     nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
-    monkeypatch.setattr("learncost.pictures.document.comparisons", lambda *_: nothing)
+    monkeypatch.setattr("learncost.viz.document.comparisons", lambda *_: nothing)
     rates = flat(1e12, 1e11, launch, words={"gelu_tanh": 1e-9, "softmax": 1e-9}, queues=True)
     device = str(tmp_path / "gpu.json")
     save(Calibration("A GPU", "2026-11-26", "PyTorch 9", {"operators": {"fp32": rates}}, 1), Path(device))
@@ -458,18 +458,18 @@ def test_a_step_of_many_turns_is_not_run_through_the_usual_runner(monkeypatch: p
     sizes = {"num_hidden_layers": 2, "seq_len": 4, "procedure": "bp", "output": None}
     told = '"usual":{"engine":"autograd","runs":'
     assert '"peak":' in report("gpt2", **sizes).html.partition(told)[2][:40]
-    monkeypatch.setattr("learncost.pictures.report.MOST", 3)
+    monkeypatch.setattr("learncost.viz.report.MOST", 3)
     assert '"peak":' not in report("gpt2", **sizes).html.partition(told)[2][:40]
 
 
 def test_usual_procedures_that_make_a_report_too_large_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
-    monkeypatch.setattr("learncost.pictures.document.comparisons", lambda *_: nothing)
-    monkeypatch.setattr("learncost.pictures.report._add_usual", lambda *_: None)
+    monkeypatch.setattr("learncost.viz.document.comparisons", lambda *_: nothing)
+    monkeypatch.setattr("learncost.viz.report._add_usual", lambda *_: None)
     usual = ("bp", "recompute", "pepita", "mempepita")
     every = report("vit-b-16", output=None, num_hidden_layers=1)
     assert every.procedures == usual
-    monkeypatch.setattr("learncost.pictures.report.LARGEST", len(every.html.encode()) - 1)
+    monkeypatch.setattr("learncost.viz.report.LARGEST", len(every.html.encode()) - 1)
     smaller = report("vit-b-16", output=None, num_hidden_layers=1)
     assert smaller.procedures == usual[:-1]
     assert any("by mempepita: the report would be larger than" in why for why in smaller.refused)

@@ -22,17 +22,17 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.ledger.question import flags_of
 from learncost.models.presets import presets
-from learncost.pictures.data.growth import growth
-from learncost.pictures.document import document
-from learncost.pictures.serve import connection, guard, worker
-from learncost.pictures.serve.app import application
-from learncost.pictures.serve.command import _listening as listening
-from learncost.pictures.serve.command import server as making
-from learncost.pictures.serve.guard import BODY
-from learncost.pictures.serve.pool import BESIDE, Here, Kept, Pool
-from learncost.pictures.serve.replies import Answer
-from learncost.pictures.serve.runs import thinned
-from learncost.pictures.views import VIEWS
+from learncost.viz.data.growth import growth
+from learncost.viz.document import document
+from learncost.viz.serve import connection, guard, worker
+from learncost.viz.serve.app import application
+from learncost.viz.serve.command import _listening as listening
+from learncost.viz.serve.command import server as making
+from learncost.viz.serve.guard import BODY
+from learncost.viz.serve.pool import BESIDE, Here, Kept, Pool
+from learncost.viz.serve.replies import Answer
+from learncost.viz.serve.runs import thinned
+from learncost.viz.views import VIEWS
 
 PORT = 8642
 BASE = f"http://127.0.0.1:{PORT}"
@@ -441,7 +441,7 @@ def test_a_worker_ends_for_want_of_memory_alone(raised, status, monkeypatch):
     def fail(*_):
         raise raised
 
-    monkeypatch.setattr("learncost.pictures.serve.answers.answer", fail)
+    monkeypatch.setattr("learncost.viz.serve.answers.answer", fail)
     answers = io.BytesIO()
     if status is None:
         with pytest.raises(MemoryError):  # which ends it without a word
@@ -463,7 +463,7 @@ def here(monkeypatch):
     monkeypatch.setattr(connection, "HEADER", 0.5)
     monkeypatch.setattr(connection, "READING", 0.5)
     monkeypatch.setattr(guard, "SECONDS", 0.5)
-    monkeypatch.setattr("learncost.pictures.serve.app.Pool", Here)
+    monkeypatch.setattr("learncost.viz.serve.app.Pool", Here)
     with listening(0) as listener:
         port = listener.getsockname()[1]
         running = making(port)
@@ -608,7 +608,7 @@ def test_what_cannot_be_served_is_one_line(flags, message, capsys):
 
 
 def test_without_the_extra_one_line_names_it(monkeypatch, capsys):
-    monkeypatch.setattr("learncost.pictures.serve.command.find_spec", lambda name: None)
+    monkeypatch.setattr("learncost.viz.serve.command.find_spec", lambda name: None)
     assert main(["serve"]) == 2
     assert "pip install 'learncost[serve]'" in capsys.readouterr().err
 

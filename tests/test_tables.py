@@ -14,10 +14,10 @@ import learncost as lc
 from learncost.ir.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.pictures.document import document
-from learncost.pictures.serve.answers import answer
 from learncost.readings.rooms import Account, Array
 from learncost.verification.sample import small_sizes
+from learncost.viz.document import document
+from learncost.viz.serve.answers import answer
 from tables import text_of
 
 SIZES = {"n_layer": 3, "n_embd": 24, "n_head": 3, "vocab_size": 50}

@@ -156,11 +156,11 @@ def test_lines_stand_in_layers_of_blocks_of_passes():
 
 
 def test_many_turns_of_an_inner_repeat_are_one_that_says_so(monkeypatch):
-    monkeypatch.setattr("learncost.pictures.predicted.MOST", 300)
+    monkeypatch.setattr("learncost.viz.predicted.MOST", 300)
     albert, _ = traced("albert-base-v2", {})
     (turns,) = {part.facts["turns"] for part in albert.timeline.processes[0].walk() if part.kind == "turn"} - {1}
     assert turns == 3
-    monkeypatch.setattr("learncost.pictures.predicted.MOST", 10)
+    monkeypatch.setattr("learncost.viz.predicted.MOST", 10)
     for on in (None, ON):
         trace, keywords = traced("gpt2", {"on": on})
         assert {part.name for part in trace.timeline.processes[0].walk() if part.kind == "turn"} == {"3 turns"}
@@ -330,7 +330,7 @@ def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
 
 
 def test_the_predicted_step_stands_beside_where_the_machine_is_known(text, tmp_path, monkeypatch):
-    monkeypatch.setattr("learncost.pictures.measured.HERE", ON)
+    monkeypatch.setattr("learncost.viz.measured.HERE", ON)
     run = tmp_path / "run"
     lc.train(text, engine="numpy", num_hidden_layers=1, batch_size=2, seq_len=8, steps=2, out=run, trace=1)
     answer = json.loads((run / "trace.json").read_text())

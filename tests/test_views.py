@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 import learncost as lc
 from learncost.ir.errors import InputError
 from learncost.ledger.runners import runners
-from learncost.pictures.serve.app import application
-from learncost.pictures.serve.pool import Here
-from learncost.pictures.views import VIEWS, pictures
+from learncost.viz.serve.app import application
+from learncost.viz.serve.pool import Here
+from learncost.viz.views import VIEWS, pictures
 
 PORT = 8642
 SMALL = {"n_layer": 1, "n_embd": 32, "n_head": 4, "vocab_size": 64, "n_positions": 16}

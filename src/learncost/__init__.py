@@ -59,10 +59,6 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import sweep as sweep
     from learncost.ledger.thumbs import Rules as Rules
     from learncost.models.from_module import from_module as from_module
-    from learncost.pictures.report import Report as Report
-    from learncost.pictures.report import report as report
-    from learncost.pictures.trace import Trace as Trace
-    from learncost.pictures.trace import trace as trace
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
     from learncost.readings.live import Live as Live
@@ -73,6 +69,10 @@ if TYPE_CHECKING:
     from learncost.training.train import train as train
     from learncost.verification.check import check_layer as check_layer
     from learncost.verification.verify import verify as verify
+    from learncost.viz.report import Report as Report
+    from learncost.viz.report import report as report
+    from learncost.viz.trace import Trace as Trace
+    from learncost.viz.trace import trace as trace
 
 # Public name -> the module that defines it; imported on first use, so that a name costs only what it needs.
 _PUBLIC = {
@@ -129,10 +129,10 @@ _PUBLIC = {
     "Search": "learncost.autoshard.search",
     "Sweep": "learncost.ledger.sweep",
     "sweep": "learncost.ledger.sweep",
-    "report": "learncost.pictures.report",
-    "Report": "learncost.pictures.report",
-    "trace": "learncost.pictures.trace",
-    "Trace": "learncost.pictures.trace",
+    "report": "learncost.viz.report",
+    "Report": "learncost.viz.report",
+    "trace": "learncost.viz.trace",
+    "Trace": "learncost.viz.trace",
     "train": "learncost.training.train",
     "Training": "learncost.engines.numpy_engine",
     "verify": "learncost.verification.verify",

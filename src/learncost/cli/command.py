@@ -114,12 +114,10 @@ _COMMANDS: Mapping[str, Command] = {
         "ledger.placed:place", "The table that each of many devices runs, and why every collective is in it."
     ),
     "figure": Command(
-        "pictures.figure:figure", "A figure for a paper: memory, roofline, procedures, crossover and others.", (), False
+        "viz.figure:figure", "A figure for a paper: memory, roofline, procedures, crossover and others.", (), False
     ),
-    "trace": Command(
-        "pictures.trace:trace", "The predicted step as a trace for Perfetto, line by line.", FORMATS, False
-    ),
-    "serve": Command("pictures.serve.command:serve", "The explorer in a browser, and how a training goes.", (), False),
+    "trace": Command("viz.trace:trace", "The predicted step as a trace for Perfetto, line by line.", FORMATS, False),
+    "serve": Command("viz.serve.command:serve", "The explorer in a browser, and how a training goes.", (), False),
     "run-cost": Command(
         "hardware.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
     ),
@@ -159,7 +157,7 @@ _COMMANDS: Mapping[str, Command] = {
         (),
     ),
     "report": Command(
-        "pictures.report:report", "One file to look at: cost, memory, time and formulas, with sliders.", (), False
+        "viz.report:report", "One file to look at: cost, memory, time and formulas, with sliders.", (), False
     ),
     "errata": Command("cli.errata:errata", "What the publications print wrong, and what it does to a total."),
     "list": Command("cli.lists.listing:listing", "Models, sizes, price books, procedures, layers, words and more."),
@@ -306,7 +304,7 @@ class _Plotted:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
 
-        from learncost.pictures.terminal import plot
+        from learncost.viz.terminal import plot
 
         yield self.answer
         try:

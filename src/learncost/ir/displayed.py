@@ -12,7 +12,7 @@ class Framed:
     __slots__ = ()
 
     def _rows(self) -> Any:
-        return import_module("learncost.pictures.displays").rows_of(self)
+        return import_module("learncost.viz.displays").rows_of(self)
 
     def to_polars(self) -> Any:
         """Its rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
@@ -29,5 +29,5 @@ class Displayed(Framed):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        html: str = import_module("learncost.pictures.displays").html_of(self)
+        html: str = import_module("learncost.viz.displays").html_of(self)
         return html

@@ -146,7 +146,7 @@ class Drawn(Shown):
         InputError
             Where matplotlib is not installed, and for a kind that the answer has not the data of.
         """
-        return import_module("learncost.pictures.figures.make").of_answer(figure or self._figure, self, columns)
+        return import_module("learncost.viz.figures.make").of_answer(figure or self._figure, self, columns)
 
     @property
     def _figure(self) -> str:
@@ -160,7 +160,7 @@ class Drawn(Shown):
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         picture = ""
         if self.beside:
-            picture = import_module("learncost.pictures.figures.make").as_html(self.beside, self)
+            picture = import_module("learncost.viz.figures.make").as_html(self.beside, self)
         return {"text/plain": str(self), "text/html": picture + self._repr_html_()}
 
 

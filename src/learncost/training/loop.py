@@ -45,7 +45,7 @@ from learncost.training.traced import Tracer
 INTERRUPTED = 130
 """The exit code of a command that was asked to stop, by convention of shells."""
 
-TRACES = "learncost.pictures.measured"
+TRACES = "learncost.viz.measured"
 """The module that writes traces."""
 
 SHOWN = 4

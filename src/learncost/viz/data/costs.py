@@ -1,0 +1,242 @@
+"""The cost of a step line by line: the rows of `cost --by equation`, with formulas and the table that they are from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from learncost.books.errata import errata
+from learncost.ir.count import Count, total
+from learncost.ir.line import Line
+from learncost.ir.precision import BYTES
+from learncost.ir.repeat import walk
+from learncost.layers.layer import shipped, shipped_layer, usual_names
+from learncost.layers.parts import shown_layer
+from learncost.ledger.record import Cost
+from learncost.ledger.rows import lines_by
+from learncost.models.compose import plan
+from learncost.models.model import Model
+from learncost.readings import write
+from learncost.readings.price import Price, Row
+from learncost.viz.data.polynomials import Monomials, as_count
+
+QUANTITIES = ("maccs", "flops", "bytes", "parameters")
+
+
+@dataclass(frozen=True)
+class CostLine:
+    """A line of a step, all its turns and those of equal layers together.
+
+    macro, block, layer, line, equation  as the ledger has them; repeat, how many equal layers there are
+    text, mathml   the line in the notation, and as a formula
+    module         the path of the module that it is of, where a program was read that says so
+    table          the name of the shipped layer that it is from or was derived from
+    counts         exact values of `QUANTITIES`; `formulas`, the same as polynomials, `written` as MathML
+    seconds        on the device, where one is given; None where it runs inside of the kernel of the line `inside`
+    rows           the places of its priced lines among all
+    """
+
+    macro: str
+    block: str | None
+    layer: str
+    line: str
+    equation: str
+    repeat: int
+    text: str
+    mathml: str
+    table: str
+    counts: Mapping[str, int]
+    formulas: Mapping[str, Count]
+    errata: tuple[str, ...] = ()
+    outside_paper: bool = False
+    seconds: float | None = None
+    bound: str = ""
+    inside: str = ""
+    joules: float | None = None
+    rows: tuple[int, ...] = ()
+    module: str = ""
+
+    def to_dict(self, monomials: Monomials, symbols: Mapping[str, str]) -> dict[str, Any]:
+        """As the document has it; what is empty is left out. `symbols` of axes, as `symbols_of` a model."""
+        fields: dict[str, Any] = {
+            "macro": self.macro,
+            "block": self.block,
+            "layer": self.layer,
+            "module": self.module,
+            "line": self.line,
+            "equation": self.equation,
+            "repeat": self.repeat,
+            "text": self.text,
+            "mathml": self.mathml,
+            "table": self.table,
+            "errata": list(self.errata),
+            "outside_paper": self.outside_paper,
+            **self.counts,
+            "seconds": self.seconds,
+            "joules": self.joules,
+            "bound": self.bound,
+            "inside": self.inside,
+            "formulas": {
+                name: {"count": monomials.exported(count), "mathml": _count_written(count, symbols)}
+                for name, count in self.formulas.items()
+                if count
+            },
+        }
+        always = ("macro", "layer", "line", "repeat", "formulas")
+        return {name: value for name, value in fields.items() if name in always or value not in (None, "", [], False)}
+
+
+def cost_lines(step: Cost) -> tuple[CostLine, ...]:
+    """The lines of a step that was asked for `by` equation, in the order of its rows."""
+    assert step.by == "equation"
+    assert step.priced is not None
+    assert step.built is not None
+    price, model = step.priced, step.built
+    axis_names = frozenset(model.table.axes)
+    weights = _weights(model)
+    called = () if model.configuration.layer else plan(model.configuration).layers
+    bases = {layer.name: layer.base for layer in called}
+    watts = step.timing.rates.watts if step.timing else None
+    result = []
+    groups = lines_by(price, "equation", step.timing)
+    for (_, rows), row in zip(groups, step.rows, strict=True):
+        first = rows[0]
+        formulas = dict(_formulas(price, rows))
+        place = first.layer, first.block, row.line
+        if row.macro_operation == "forward" and place in weights:
+            formulas["parameters"] = weights.pop(place)
+        text, mathml = _text_and_formula(first, axis_names)
+        counts = {name: getattr(row, name) for name in ("maccs", "flops", "bytes") if getattr(row, name) is not None}
+        if "parameters" in formulas:
+            counts["parameters"] = _at(formulas["parameters"], price)
+        result.append(
+            CostLine(
+                macro=row.macro_operation,
+                block=row.block,
+                layer=row.layer or "",
+                line=row.line,
+                equation=row.equation if row.equation != row.line else "",
+                repeat=row.repeat,
+                text=text,
+                mathml=mathml,
+                table=_table(first.layer, bases),
+                counts=counts,
+                formulas=formulas,
+                errata=_errata_of(_table(first.layer, bases), row.macro_operation, row.equation),
+                outside_paper=row.outside_paper,
+                seconds=row.seconds,
+                bound=row.bound,
+                inside=", ".join(row.time.inside) if row.time and row.seconds is None else "",
+                joules=row.seconds * watts[1] if watts and row.seconds is not None else None,
+                rows=tuple(row.place for row in rows),
+                module=first.module.strip("."),
+            )
+        )
+    return (*result, *_stored(model, weights, price))
+
+
+def _formulas(price: Price, rows: list[Row]) -> Iterator[tuple[str, Count]]:
+    """What rows cost together, as polynomials in the axes."""
+    part = Price(price.book, tuple(rows), {}, price.dtype)
+    for name in ("maccs", "flops", *(["bytes"] if price.dtype in BYTES else [])):
+        yield name, as_count(getattr(part, name))
+
+
+def _at(count: Count, price: Price) -> int:
+    return int(count.at(price.sizes)) if count else 0
+
+
+_Place = tuple[str, str | None, str]
+
+
+def _weights(model: Model) -> dict[_Place, Count]:
+    """The elements of every weight, at the first line that reads it."""
+    outer: dict[str, str] = {}
+
+    def inside(lines: Any) -> None:
+        for statement in lines:
+            if not isinstance(statement, Line):
+                outer.update(dict(statement.each))
+                inside(statement.lines)
+
+    inside(model.table.lines)
+    left, counts = dict.fromkeys(model.table.weights), dict[_Place, Count]()
+    for line, _ in walk(model.table.lines):
+        for name in line.reads:
+            while name not in model.table.weights and outer.get(name, name) != name:
+                name = outer[name]
+            if name in left:
+                del left[name]
+                place = line.tag.layer, line.tag.block, line.tag.local or line.name
+                counts[place] = counts.get(place, Count()) + Count.of(model.table.axes[name])
+    unread = total(Count.of(model.table.axes[name]) for name in left) + Count.of((), model.configuration.unread)
+    return counts | ({("", None, ""): unread} if unread else {})
+
+
+def _stored(model: Model, left: Mapping[_Place, Count], price: Price) -> Iterator[CostLine]:
+    """Weights that no priced line of the forward pass reads."""
+    for (layer, block, line), count in left.items():
+        formulas = {"parameters": count}
+        counts = dict.fromkeys(QUANTITIES, 0) | {"parameters": _at(count, price)}
+        name = line or "stored, read by no line"
+        yield CostLine("forward", block, shown_layer(layer), name, "", 1, "", "", "", counts, formulas)
+
+
+def _text_and_formula(row: Row, axis_names: frozenset[str]) -> tuple[str, str]:
+    """A line in the notation, and as a formula; what prices a whole model has no line."""
+    line = row.source
+    if not isinstance(line, Line):
+        return str(line), ""
+    bare = replace(line, tag=replace(line.tag, equation=""))
+    return str(bare), write.mathml(bare, axis_names)
+
+
+@lru_cache(maxsize=4096)
+def _written(terms: tuple[tuple[tuple[str, ...], Any], ...], symbols: tuple[tuple[str, str], ...]) -> str:
+    return write.breakable(Count(dict(terms)), dict(symbols))
+
+
+def _count_written(count: Count, symbols: Mapping[str, str]) -> str:
+    return _written(tuple(count.terms.items()), tuple(symbols.items()))
+
+
+def symbols_of(model: Model) -> Mapping[str, str]:
+    """What axes are called in formulas: as in the paper, but for a table of one's own, whose letters are its own."""
+    layer = model.configuration.layer
+    return write.SYMBOLS if layer is None or layer.name in shipped() else {}
+
+
+def _table(layer: str, bases: Mapping[str, str]) -> str:
+    """The shipped layer of a line's layer."""
+    name = bases.get(layer, layer)
+    return name if name in shipped() else ""
+
+
+def tables(lines: tuple[CostLine, ...]) -> dict[str, dict[str, str]]:
+    """The shipped layers that lines are from: their files, their sources and their text."""
+    names = dict.fromkeys(line.table for line in lines if line.table)
+    return {
+        name: {
+            "file": f"layers/tables/{name}.table",
+            "source": shipped_layer(name).source,
+            "text": shipped_layer(name).text,
+        }
+        for name in names
+    }
+
+
+_NUMBERS = re.compile(r"\((\d+)\)")
+
+
+def _errata_of(table: str, macro: str, equation: str) -> tuple[str, ...]:
+    """The errata that name the equation of a line, or its layer's totals."""
+    numbers = set(_NUMBERS.findall(equation)) | set(re.findall(r"\d+", equation))
+    identifiers = []
+    for erratum in errata():
+        layer = usual_names().get((erratum.layer or "").replace("_", ""), erratum.layer)
+        if layer == table and erratum.macro_operation == macro and numbers & set(_NUMBERS.findall(erratum.where)):
+            identifiers.append(erratum.id)
+    return tuple(identifiers)

@@ -1,0 +1,88 @@
+"""The memory of a step at any sizes: its arrays over the moments of its lines, each as bytes that a page evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from learncost.ir.count import size_of
+from learncost.ledger.memory_step import Step
+from learncost.ledger.runners.table import part_of
+from learncost.readings.live import Instant, Stretch
+from learncost.schedule.lifetimes import FEW
+from learncost.viz.data.curve import KINDS, brackets, kind_of
+from learncost.viz.data.polynomials import Monomials
+
+
+@dataclass
+class _Places:
+    """Things by their places: each written once, in the order in which they were met."""
+
+    of: dict[Any, int] = field(default_factory=dict)
+
+    def __call__(self, thing: Any) -> int:
+        return self.of.setdefault(thing, len(self.of))
+
+
+def stretches(step: Step) -> dict[str, Any] | None:
+    """The arrays of a step over its moments; None where bytes are no polynomials.
+
+    few       up to how many turns of a repeat all are walked; of more the first two and the last two
+    turns     the sizes that say how often blocks run, with the counts that are in them: n with n and n/2
+    lines     every line once: its name, layer, block and pass
+    brackets  lines that run in turns
+    kinds     of arrays, in the order in which they stand on each other
+    sources   of arrays: name, layer, block, pass, and their kind
+    shapes    the axes of arrays
+    walks     for numbers of turns (None: more than few) the places of the lines at every moment, and arrays as
+              (source, shape, bytes of an element, how many alike, first moment, last moment), moments from 1
+    beside    what is there throughout and in no line, by what it is
+    """
+    beside = step.beside_by_axes
+    if beside is None or step.accumulate > 1 or "B" in step.turns:
+        return None
+    monomials, sources, shapes = Monomials(), _Places(), _Places()
+    walks, lines = list[dict[str, Any]](), dict[int, Instant]()
+    for turns in _turns(step):
+        instants, arrays = step.stretches(turns)
+        lines |= {at.place: at for at in instants}
+        rows = [_row(step, array, sources, shapes, monomials) for array in arrays]
+        walks.append({"turns": list(turns), "moments": [at.place for at in instants], "arrays": rows})
+    ordered = [lines[place] for place in sorted(lines)]
+    return {
+        "few": FEW,
+        "turns": step.turns,
+        "lines": [_line(at) for at in ordered],
+        "brackets": [asdict(bracket) for bracket in brackets([(at.loops, at.line.tag.block) for at in ordered])],
+        "kinds": list(KINDS),
+        "sources": list(sources.of),
+        "shapes": list(shapes.of),
+        "walks": walks,
+        "beside": [[kind, monomials.exported(count)] for kind, count in beside.items() if count],
+        "monomials": monomials.to_list(),
+    }
+
+
+def _turns(step: Step) -> Iterator[tuple[int | None, ...]]:
+    """Which numbers of turns are walked: as many as there are, more than few, and of one repeat all up to few."""
+    sizes = step.sizes()
+    as_it_is = tuple(
+        None if all(size_of(count, sizes) >= FEW for count in counts) else sizes[name]
+        for name, counts in step.turns.items()
+    )
+    yield from dict.fromkeys((as_it_is, (None,) * len(as_it_is)))
+    if len(as_it_is) == 1:
+        yield from ((turns,) for turns in range(1, FEW) if (turns,) != as_it_is)
+
+
+def _line(at: Instant) -> dict[str, Any]:
+    tag = at.line.tag
+    return {"line": at.line.name, "layer": tag.layer, "block": tag.block, "macro_operation": tag.macro}
+
+
+def _row(step: Step, array: Stretch, sources: _Places, shapes: _Places, monomials: Monomials) -> list[Any]:
+    kind = kind_of(part_of(step, array), array.macro_operation)
+    source = array.name.rstrip("*"), array.layer, array.block, array.macro_operation, kind
+    times = array.times if isinstance(array.times, int) else monomials.exported(array.times)
+    return [sources(source), shapes(array.axes), array.width, times, array.first, array.last]

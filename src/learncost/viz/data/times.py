@@ -1,0 +1,109 @@
+"""What the time of a step is made of, by axes: a page without Python gives the same seconds for other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from learncost.ir.count import Count, total
+from learncost.ledger.record import Cost
+from learncost.readings.price import Row
+from learncost.readings.time.rates import FRESH, Grid, Rates
+from learncost.readings.time.work import Extent, WorkAxes, works_axes
+from learncost.viz.data.costs import CostLine
+from learncost.viz.data.polynomials import Monomials
+
+
+def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
+    """The rates of the device, and every work of the step with the lines that it stands at.
+
+    A work has its lines by their places among the document's; its bytes, points and products by places among the
+    monomials here.
+    """
+    assert step.timing is not None
+    assert step.priced is not None
+    rates, rows = step.timing.rates, step.priced.rows
+    places = {row: place for place, line in enumerate(lines) for row in line.rows}
+    monomials = Monomials()
+    works = [
+        _work(work, rows, places, monomials)
+        for work in works_axes(rows, step.priced.dtype, rates.operators, rates.words)
+    ]
+    return {
+        "device": rates.name,
+        "low": rates.low,
+        "high": rates.high,
+        "watts": rates.watts,
+        "rates": _rates(rates),
+        "works": works,
+        "monomials": monomials.to_list(),
+    }
+
+
+def _work(work: WorkAxes, rows: tuple[Row, ...], places: dict[int, int], monomials: Monomials) -> dict[str, Any]:
+    def axes(of: Iterable[str]) -> int:
+        return monomials.places.setdefault(tuple(sorted(of)), len(monomials.places))
+
+    def extent(of: Extent) -> list[int]:
+        return [axes(of[0]), of[1]]
+
+    result: dict[str, Any] = {
+        "lines": [
+            {
+                "line": places[line.place],
+                **(
+                    {
+                        "product": [
+                            *map(axes, (product.batch, product.rows, product.columns, product.summed)),
+                            product.orientation,
+                        ]
+                    }
+                    if (product := line.product)
+                    else {}
+                ),
+                **({"points": [[name, *extent(of)] for name, of in line.points]} if line.points else {}),
+            }
+            for line in work.lines
+        ],
+        "repeat": monomials.exported(work.repeat),
+        "flops": monomials.exported(total(rows[line.place].flops for line in work.lines) or Count()),
+        "macro": work.macro,
+        "bytes": [
+            [name, work.bits[name], [[*extent(part[:2]), axes(part[2])] for part in parts]]
+            for name, parts in work.bytes.items()
+        ],
+        "made": [[extent(part)[0], work.width] for part in work.made.values()],
+    }
+    if work.kernel is not None:
+        result["kernel"] = axes(work.kernel)
+    if blocks := work.blocks:
+        windows = [axes((window,)) for window in blocks.windows]
+        result["blocks"] = {
+            "axis": axes((blocks.axis,)),
+            "most": blocks.most,
+            "ordered": blocks.ordered,
+            "windows": windows,
+        }
+    return result
+
+
+def _rates(rates: Rates) -> dict[str, Any]:
+    grids: list[Grid] = []
+    for grid in (*rates.products.values(), rates.inner):
+        if grid not in grids:
+            grids.append(grid)
+    return {
+        "products": {name: grids.index(grid) for name, grid in rates.products.items()},
+        "inner": grids.index(rates.inner),
+        "grids": [{"sizes": grid.sizes, "rates": grid.rates} for grid in grids],
+        "bandwidth": {"places": rates.bandwidth.places, "values": rates.bandwidth.values},
+        "words": dict(rates.words),
+        "launch": rates.launch,
+        "launch_backward": rates.launch_backward,
+        "optimizer": rates.optimizer,
+        "fresh": rates.fresh,
+        "fresh_from": FRESH,
+        "step": rates.step,
+        "queues": rates.queues,
+        "threads": rates.threads,
+    }

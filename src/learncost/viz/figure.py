@@ -1,0 +1,132 @@
+"""`learncost figure KIND MODEL...`: a figure for a paper, with its numbers beside it where they are wanted."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.ir.errors import InputError, named_one
+from learncost.ledger.cost import cost
+from learncost.ledger.question import flags_typed, question
+from learncost.ledger.sheet import Sheet, Shown
+from learncost.models.wording import counted, shown
+from learncost.training.files import path_of
+from learncost.viz.figures import FIGURES, module_of
+from learncost.viz.figures.make import (
+    ENDINGS,
+    check_data,
+    check_no_path,
+    needs_matplotlib,
+    plotted,
+    save,
+    save_data,
+    sentences,
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Saved(Shown):
+    """A figure that was written: where, what it shows, and what it rests on."""
+
+    kind: str
+    files: tuple[str, ...]
+    finding: str
+    conventions: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "figure": self.kind,
+            "files": list(self.files),
+            "finding": self.finding,
+            "conventions": self.conventions,
+        }
+
+    def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
+        """The finding, the files, the conventions."""
+        return (Sheet(f"{self.finding}.", (), (), (f"In {', '.join(self.files)}.", self.conventions)),)
+
+
+@question(
+    cost,
+    "price_book batch_size seq_len target_len optimizer dropout dtype train train_layers lora lora_rank lora_alpha "
+    "plan on precision",
+)
+def figure(
+    kind: str,
+    *models: str,
+    output: str,
+    columns: int | str = 1,
+    data: bool = False,
+    procedures: str | None = None,
+    engine: str | None = None,
+    along: str | None = None,
+    against: str | None = None,
+    **given: Any,
+) -> Saved:
+    """A figure for a paper: vector or pixels, one or two columns wide, legible in grey.
+
+    The kinds are macro-operations, scaling, crossover, memory, roofline, procedures and conventions. What a figure
+    rests on, its price book and its sources, stands in the file's metadata. It needs matplotlib: pip install
+    'learncost[figures]'.
+
+    Parameters
+    ----------
+    kind
+        Which figure: macro-operations, scaling, crossover, memory, roofline, procedures or conventions.
+    models
+        Presets, paths of a config.json, or the generic encoder, decoder, encoder-decoder with all sizes as flags.
+    output
+        The file to write, which ends in .pdf, .svg or .png.
+    columns
+        How many columns of a page it is wide: 1 (88 mm) or 2 (180 mm).
+    data
+        Writes the figure's numbers beside it, too: as .csv and as .json.
+    procedures
+        How the model learns: {choices} (`learncost list procedures`); several with commas between.
+    engine
+        Who runs the step whose memory is drawn: table, autograd, autograd-foreach and others that have an account of
+        every line. The default is that of `learncost memory`.
+    along
+        What scaling grows along: length, batch, depth, width, with commas between. The default is all of them.
+    against
+        The price book that conventions start from; they lead to `price_book`. The default is matmul.
+    given
+        Any size or setting of the models.
+
+    Commands
+    --------
+    learncost figure crossover gpt2 -o crossover.pdf
+        From which length on forward learning is cheaper than backpropagation.
+    learncost figure memory gpt2 bert-base --columns 2 --data -o memory.svg
+        The memory over a step of two models, and the numbers as CSV and JSON.
+    learncost figure roofline gpt2 --on A100-SXM-80GB -o roofline.png
+        What limits every line of a step on a device.
+    """
+    named_one("figure", kind, FIGURES)
+    if not models:
+        raise InputError("figure needs MODEL; see its --help")
+    path, wide = path_of("figure", ENDINGS, output), counted(columns)
+    if wide not in (1, 2):
+        raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
+    if data:
+        check_no_path(models, path)
+        check_data(path)
+    needs_matplotlib()
+    drawing = {"procedures": procedures, "engine": engine, "along": along, "against": against}
+    arguments = given | {name: value for name, value in drawing.items() if value is not None}
+    panels = module_of(kind).ask(models, arguments)
+    command = _command(kind, models, output, wide, data, arguments)
+    save(plotted(kind, panels, wide), path, command)
+    files = (path, *(save_data(kind, panels, path, command) if data else ()))
+    finding = "; ".join(each.finding for each in panels)
+    return Saved(kind, tuple(map(str, files)), finding, sentences(kind, panels))
+
+
+def _command(
+    kind: str, models: tuple[str, ...], output: str, columns: int, data: bool, arguments: dict[str, Any]
+) -> str:
+    """The command that makes the same figure."""
+    more = ["--columns", str(columns), *(["--data"] if data else []), "-o", output]
+    return shlex.join(["learncost", "figure", kind, *models, *flags_typed(arguments), *more])

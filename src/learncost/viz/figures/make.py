@@ -1,0 +1,175 @@
+"""A figure of panels, and the files that hold it: with sources and conventions, whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from learncost.ir.errors import InputError
+from learncost.models.wording import shown
+from learncost.training.files import written
+from learncost.version import __version__
+from learncost.viz.figures import module_of
+from learncost.viz.figures.panel import Panel
+from learncost.viz.figures.style import RC, WIDTHS
+
+ENDINGS = (".pdf", ".svg", ".png")
+"""How a file's name ends in each form."""
+
+GAP, MARGIN = 0.16, 0.04
+"""Inches between panels, and around all of them."""
+
+DPI = 300
+
+
+def needs_matplotlib() -> None:
+    """Raises `InputError` where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError("a figure needs matplotlib: pip install 'learncost[figures]'") from None
+
+
+def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
+    """A matplotlib Figure of a kind, a panel for each of the data; a notebook shows it.
+
+    columns  of a page that it takes, 1 or 2
+    Raises `InputError` where matplotlib is not installed.
+    """
+    needs_matplotlib()
+    from matplotlib import rc_context
+
+    from learncost.viz.figures.shown import Plot
+
+    if columns not in WIDTHS:
+        raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
+    module, width = module_of(kind), WIDTHS[columns]
+    heights = [module.height(each, columns) for each in data]
+    height = sum(heights) + GAP * (len(heights) - 1) + 2 * MARGIN
+    with rc_context(RC):
+        figure = Plot(figsize=(width, height), facecolor="white")
+        bottom = height - MARGIN
+        for each, high in zip(data, heights, strict=True):
+            bottom -= high
+            module.draw(_drawable(each), Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
+            bottom -= GAP
+        figure.rests_on = {"Title": "; ".join(each.finding for each in data), "Sentences": sentences(kind, data)}
+    return figure
+
+
+LARGEST = 2**62
+"""The largest whole number that matplotlib takes; larger ones are drawn as floating-point numbers."""
+
+
+def _drawable(data: Any) -> Any:
+    """Data of a figure without whole numbers that matplotlib cannot draw; itself where there are none."""
+    if isinstance(data, int):
+        return data if abs(data) <= LARGEST else float(data)
+    if isinstance(data, tuple | list):
+        parts = [_drawable(part) for part in data]
+        same = all(new is old for new, old in zip(parts, data, strict=True))
+        return data if same else type(data)(parts)
+    if isinstance(data, Mapping):
+        changed = {name: _drawable(part) for name, part in data.items()}
+        return data if all(changed[name] is part for name, part in data.items()) else changed
+    if is_dataclass(data) and not isinstance(data, type):
+        named = {each.name: getattr(data, each.name) for each in fields(data) if each.init}
+        changed = {name: _drawable(part) for name, part in named.items()}
+        return replace(data, **{name: part for name, part in changed.items() if part is not named[name]})
+    return data
+
+
+def of_answer(kind: str, answer: Any, columns: int = 1) -> Any:
+    """A Figure of one answer. Raises `InputError` for a kind that the answer has not the data of."""
+    if kind not in answer.figures:
+        raise InputError(f"{type(answer).__name__} has the figures {', '.join(answer.figures)}, not {shown(kind)}")
+    return plotted(kind, tuple(map(module_of(kind).of, answer.panels)), columns)
+
+
+def as_html(kind: str, answer: Any) -> str:
+    """The picture for a notebook, as wide as its page; nothing where matplotlib is missing, or the data of it."""
+    try:
+        figure = of_answer(kind, answer, 2)
+    except InputError:
+        return ""
+    image = base64.b64encode(figure._repr_png_()).decode()
+    return f'<img alt="{escape(figure.rests_on["Title"])}" style="max-width:100%" src="data:image/png;base64,{image}"/>'
+
+
+def sentences(kind: str, data: Iterable[Any]) -> str:
+    """The conventions and sources that a figure rests on."""
+    texts = dict.fromkeys(text for each in data for text in module_of(kind).notes(each) if text)
+    return ". ".join(text.rstrip(".") for text in texts) + "."
+
+
+def save(figure: Any, path: Path, command: str) -> None:
+    """Write a figure that `plotted` made, with what it rests on in the file's metadata. Raises `InputError`."""
+    from matplotlib import rc_context
+
+    title, basis = figure.rests_on["Title"], figure.rests_on["Sentences"]
+    creator = f"learncost {__version__}"
+    facts: Mapping[str, Mapping[str, Any]] = {
+        ".pdf": {"Title": title, "Subject": basis, "Keywords": command, "Creator": creator, "CreationDate": None},
+        ".png": {"Title": title, "Description": basis, "Source": command, "Software": creator},
+        ".svg": {"Title": title, "Description": basis, "Source": command, "Creator": creator, "Date": None},
+    }
+    with rc_context(RC), written(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=DPI, metadata=dict(facts[path.suffix]))
+
+
+def _data_paths(path: Path) -> tuple[Path, Path]:
+    return path.with_suffix(".csv"), path.with_suffix(".json")
+
+
+def check_data(path: Path) -> None:
+    """Refuse to write over files beside a figure that are not its own numbers. Raises `InputError`."""
+    table_path, data_path = _data_paths(path)
+    try:
+        content = json.loads(data_path.read_text(encoding="utf-8"))
+        is_own = isinstance(content, dict) and {"figure", "made_by", "panels"} <= content.keys()
+    except (OSError, ValueError):
+        is_own = False
+    others = [] if is_own else [other.name for other in (table_path, data_path) if other.exists()]
+    if others:
+        there = f"{' and '.join(others)} {'are' if len(others) > 1 else 'is'}"
+        raise InputError(f"{there} there already and no numbers of a figure: give -o another name, or leave --data out")
+
+
+def check_no_path(models: Sequence[object], path: Path) -> None:
+    """Refuse a path where --data takes none: it would be read as a model. Raises `InputError`."""
+    beside = _data_paths(path)
+    for model in models:
+        name = Path(model) if isinstance(model, str) else None
+        if name and (name.suffix == ".csv" or name in beside or (name.suffix == ".json" and not name.exists())):
+            written_to = " and ".join(other.name for other in beside)
+            raise InputError(f"--data takes no path, so {name} is none of the models: the numbers go to {written_to}")
+
+
+def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple[Path, Path]:
+    """Write the numbers of a figure beside it: a table as .csv, everything as .json. Raises `InputError`."""
+    rows = [row for each in data for row in each.rows()]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    everything = {
+        "schema": 1,
+        "figure": kind,
+        "made_by": f"learncost {__version__}",
+        "command": command,
+        "conventions": sentences(kind, data),
+        "panels": [each.to_dict() | {"finding": each.finding} for each in data],
+    }
+    table_path, data_path = _data_paths(path)
+    for target, content in ((table_path, text.getvalue()), (data_path, json.dumps(everything, indent=2) + "\n")):
+        with written(target) as temporary:
+            temporary.write_text(content, encoding="utf-8")
+    return table_path, data_path

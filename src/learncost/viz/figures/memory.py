@@ -1,0 +1,248 @@
+"""The bytes at every line of a step as stairs, the passes above, the repeats below, the arrays of the peak beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from learncost.ledger.memory import Memory, memory
+from learncost.ledger.sheet import size_of
+from learncost.viz.data.curve import Curve, curve
+from learncost.viz.figures.ask import keywords_of, procedures_of
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, sizes_of, step_of
+from learncost.viz.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
+
+SAID = {
+    "forward": "made forward",
+    "recomputation": "made by recomputing",
+    "backward": "made backward",
+    "error projection": "made by projecting the error",
+    "weight update": "made by the update",
+    "optimizer step": "new weights",
+}
+"""What a pass made, in words; other kinds are called by their names."""
+
+LISTED = 7
+"""Arrays of the peak that are listed; the others are summed."""
+
+LIST = 2.05
+"""Inches that the list takes."""
+
+
+def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Curve]:
+    """A panel for each model and procedure, run by who `learncost memory` has run it."""
+    keywords = keywords_of("memory", memory, arguments, "procedures", "price_book")
+    answers = (memory(model, name, **keywords) for model in models for name in procedures_of(arguments))
+    return [of(panel) for answer in answers for panel in answer.panels if isinstance(panel, Memory)]
+
+
+def of(answer: Memory) -> Curve:
+    """The data of a panel, of an answer."""
+    return curve(answer)
+
+
+def height(data: Curve, columns: int) -> float:
+    """Inches that the panel is high."""
+    return 2.2 if columns == 1 else 2.35
+
+
+def draw(data: Curve, panel: Panel) -> None:
+    """Draw the panel."""
+    listed = LIST if panel.columns == 2 else 0.0
+    about = step_of(
+        data,
+        data.procedure,
+        data.dtype,
+        data.plan,
+        f"run by {data.engine}",
+    )
+    panel.heading(data.model, about)
+    count = len(data.lines)
+    margins = {"left": 0.42, "bottom": 0.36, "right": listed + 0.03, "top": HEADING + 0.24}
+    axes = panel.axes(**margins)
+    wide = (panel.width - margins["left"] - margins["right"]) * POINTS
+    high = (panel.height - margins["bottom"] - margins["top"]) * POINTS
+    top = data.peak * 1.12 or 1
+    axes.set_xlim(0, count)
+    axes.set_ylim(0, top)
+    missing = _stairs(axes, data, wide / count, high / top)
+    axes.yaxis.set_major_formatter(lambda value, _: tick(value, "B"))
+    axes.yaxis.set_major_locator(_locator())
+    axes.grid(axis="y", color=GRID, linewidth=0.5)
+    axes.set_xticks([])
+    _passes(axes, data, wide / count)
+    _brackets(axes, data, wide / count)
+    x = data.peak_at + 0.5
+    axes.plot([x, x], [0, data.peak], color=INK, linewidth=0.7)
+    axes.plot([x], [data.peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8)
+    text = f"peak {size_of(data.peak)}"
+    side = "left" if (count - x) * wide / count > width_of(text, SMALL, True) + 8 else "right"
+    axes.annotate(
+        text, (x, data.peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
+        va="bottom", size=SMALL, weight="bold",
+    )  # fmt: skip
+    if listed:
+        _list(panel.part(panel.width - LIST + 0.1, 0, LIST - 0.1, panel.height), data)
+    if missing:
+        panel.key(0.42, 0.02, [(SAID.get(kind, kind), KINDS[kind]) for kind in missing])
+
+
+def _locator() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])
+
+
+def _stairs(axes: Any, data: Curve, across: float, up: float) -> list[str]:
+    """The kinds on each other, named where a name fits in them; those that matter and could not be named.
+
+    across, up  points of a line, and of a byte
+    """
+    below, missing = [0] * len(data.lines), []
+    for kind, sizes in data.kinds.items():
+        above = [low + size for low, size in zip(below, sizes, strict=True)]
+        look = KINDS[kind]
+        axes.stairs(
+            above, range(len(above) + 1), baseline=below, fill=True, facecolor=look.fill, alpha=0.88,
+            hatch=look.hatch, edgecolor=INK if look.hatch else look.fill, linewidth=0,
+        )  # fmt: skip
+        name = SAID.get(kind, kind)
+        place = _room(below, above, width_of(name, SMALL) + 5, across, up, data.peak_at)
+        if place is not None:
+            plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.6} if look.hatch else None
+            axes.text(*place, name, size=SMALL, color=look.text, va="center", bbox=plate)
+        elif max(sizes) * up > 1.0:
+            missing.append(kind)
+        below = above
+    return missing
+
+
+def _room(
+    below: Sequence[int], above: Sequence[int], points: float, across: float, up: float, peak_at: int
+) -> tuple[float, float] | None:
+    """Where a text of so many points fits between two stairs, not at the peak: its left end and its middle's height."""
+    needed = int(points / across) + 1
+    best, place = (SMALL + 1.0) / up, None
+    for start in range(len(below) - needed + 1):
+        if start <= peak_at < start + needed:
+            continue
+        low, high = max(below[start : start + needed]), min(above[start : start + needed])
+        if high - low > best * 1.02:
+            best, place = high - low, (start + 2.5 / across, (low + high) / 2)
+    return place
+
+
+def _passes(axes: Any, data: Curve, across: float) -> None:
+    """The passes above the chart: stretches of lines; those that take turns in one repeat stand together."""
+    inside = [
+        next(
+            (
+                place
+                for place, bracket in enumerate(data.brackets)
+                if bracket.depth == 0 and bracket.first <= at <= bracket.last
+            ),
+            -1,
+        )
+        for at in range(len(data.lines))
+    ]
+    stretches: list[tuple[int, int, dict[str, None]]] = []
+    for _, several in groupby(
+        range(len(data.lines)), lambda at: (inside[at], "" if inside[at] >= 0 else data.lines[at].macro_operation)
+    ):
+        places = list(several)
+        names = dict.fromkeys(data.lines[at].macro_operation.replace("_", " ") for at in places)
+        joins = stretches and (names.keys() <= stretches[-1][2].keys() or stretches[-1][2].keys() <= names.keys())
+        together = bool(stretches) and not {"forward", "optimizer step"} & ({*names} ^ {*stretches[-1][2]})
+        if joins or together:
+            stretches[-1] = (stretches[-1][0], places[-1], stretches[-1][2] | names)
+        else:
+            stretches.append((places[0], places[-1], names))
+    for first, last, passes in stretches:
+        first_of, *others = passes
+        all_names = " and ".join(filter(None, (", ".join((first_of, *others)[:-1]), (first_of, *others)[-1])))
+        text = fitting((all_names, first_of, first_of.partition(" ")[0]), (last + 1 - first) * across - 2, SMALL)
+        across_axes = axes.get_xaxis_transform()
+        axes.plot(
+            [first + 1.2 / across, last + 1 - 1.2 / across],
+            [1.0, 1.0],
+            transform=across_axes,
+            color=MUTED,
+            linewidth=0.7,
+            clip_on=False,
+        )
+        axes.annotate(
+            text, (first + 1.2 / across, 1.0), xycoords=across_axes, xytext=(0, 2.5), textcoords="offset points",
+            size=SMALL, color=MUTED, va="bottom", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _brackets(axes: Any, data: Curve, across: float) -> None:
+    """Below the chart, which lines run many times."""
+    for bracket in data.brackets:
+        if bracket.depth:
+            continue
+        start, end = bracket.first, bracket.last + 1
+        text = fitting(
+            (bracket.title, f"runs {bracket.turns:,} ×", f"{bracket.turns:,} ×"), (end - start) * across + 10, SMALL
+        )
+        where = axes.get_xaxis_transform()
+        axes.plot(
+            [start, start, end, end], [-0.012, -0.035, -0.035, -0.012], transform=where,
+            color=FAINT, linewidth=0.6, clip_on=False,
+        )  # fmt: skip
+        axes.annotate(
+            text, ((start + end) / 2, -0.035), xycoords=where, xytext=(0, -2), textcoords="offset points", size=SMALL,
+            color=FAINT, ha="center", va="top", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _list(panel: Panel, data: Curve) -> None:
+    """The largest arrays of the peak, with bars in the colours of what they are."""
+    from matplotlib.patches import Rectangle
+
+    at = data.lines[data.peak_at]
+    where = ", ".join(filter(None, (at.layer.replace("_", " "), at.macro_operation.replace("_", " "))))
+    y = panel.height - HEADING + 0.05
+    titles = (f"At the peak, while {at.line} runs", f"At the peak: {at.line}", f"At {at.line}", "At the peak")
+    panel.text(0, y, fitting(titles, panel.width * POINTS, SMALL, bold=True), size=SMALL, weight="bold")
+    panel.text(0, y - 0.13, where, size=SMALL, color=FAINT)
+    alive = [array for array in data.alive(data.peak_at) if array.bytes]
+    step = (y - 0.3) / (LISTED + 1)
+    y -= 0.36
+    largest = alive[0].bytes if alive else 1
+    wide, high = panel.figure.get_size_inches()
+    for array in alive[:LISTED]:
+        size = size_of(array.bytes)
+        shape = " × ".join(f"{part:,}" for part in ((array.number,) if array.number > 1 else ()) + array.shape)
+        if array.shape == (array.bytes // array.number,):  # only its bytes are known
+            shape = f"{array.number:,} ×" if array.number > 1 else ""
+        room = panel.width * POINTS - width_of(size, SMALL) - width_of(array.name, SMALL) - 10
+        panel.text(0, y, array.name, size=SMALL)
+        panel.text(
+            (width_of(array.name, SMALL) + 4) / POINTS, y, fitting((shape,), room, SMALL), size=SMALL, color=FAINT
+        )
+        panel.text(panel.width, y, size, size=SMALL, ha="right")
+        look = KINDS[array.kind]
+        bar = Rectangle(
+            (panel.left / wide, (panel.bottom + y - 0.06) / high),
+            panel.width * array.bytes / largest / wide,
+            0.035 / high,
+            transform=panel.figure.transFigure,
+            facecolor=look.fill,
+            hatch=look.hatch * 2,
+            linewidth=0,
+        )
+        panel.figure.add_artist(bar)
+        y -= step
+    if rest := alive[LISTED:]:
+        panel.text(0, y, f"{len(rest)} more", size=SMALL, color=FAINT)
+        panel.text(panel.width, y, size_of(sum(array.bytes for array in rest)), size=SMALL, ha="right", color=FAINT)
+
+
+def notes(data: Curve) -> Iterator[str]:
+    """What the panel rests on, in sentences."""
+    yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
+    yield f"optimizer {data.optimizer}; run by {data.engine}"
+    yield data.convention
+    yield "a line of a repeat stands once, with the bytes of the turn in which most is there"

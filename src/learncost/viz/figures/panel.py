@@ -1,0 +1,127 @@
+"""A panel: a part of a figure, in inches, in which axes are put and headings written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from learncost.viz.figures.style import FAINT, INK, NORMAL, SMALL, Look, width_of
+
+POINTS = 72.0
+"""Of an inch."""
+
+HEADING = 0.17
+"""Inches that a heading takes."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A rectangle of a figure: `bottom` and `left` of its lower left corner, `width` and `height`, in inches."""
+
+    figure: Any
+    left: float
+    bottom: float
+    width: float
+    height: float
+    columns: int = 1
+
+    def part(self, left: float, bottom: float, width: float, height: float) -> Panel:
+        """A rectangle in it."""
+        return Panel(self.figure, self.left + left, self.bottom + bottom, width, height, self.columns)
+
+    def axes(self, left: float = 0.0, bottom: float = 0.0, right: float = 0.0, top: float = 0.0, **more: Any) -> Any:
+        """Axes with so many inches around them; bare of all but the line below."""
+        wide, high = self.figure.get_size_inches()
+        place = (
+            (self.left + left) / wide,
+            (self.bottom + bottom) / high,
+            max(0.1, self.width - left - right) / wide,
+            max(0.1, self.height - bottom - top) / high,
+        )
+        axes = self.figure.add_axes(place, **more)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        return axes
+
+    def text(self, x: float, y: float, text: str, **more: Any) -> Any:
+        """Text at inches from the lower left corner."""
+        wide, high = self.figure.get_size_inches()
+        return self.figure.text((self.left + x) / wide, (self.bottom + y) / high, text, **more)
+
+    def heading(self, name: str, about: str = "") -> None:
+        """What the panel is of: a name, and as much about it as there is room for."""
+        y = self.height - HEADING + 0.05
+        self.text(0, y, name, weight="bold", size=NORMAL)
+        start = width_of(name, NORMAL, True) + 6
+        parts = about.split(" · ") if about else []
+        while parts and start + width_of(" · ".join(parts), SMALL) > self.width * POINTS:
+            parts.pop()
+        self.text(start / POINTS, y, " · ".join(parts), size=SMALL, color=FAINT)
+
+    def key(self, x: float, y: float, looks: Iterable[tuple[str, Look]]) -> None:
+        """Swatches with names, one beside the other, in as many rows as they need downwards."""
+        from matplotlib.patches import Rectangle
+
+        wide, high = self.figure.get_size_inches()
+        across = x
+        for name, look in looks:
+            needed = 0.13 + width_of(name, SMALL) / POINTS
+            if across > x and across + needed > self.width:
+                across, y = x, y - 0.13
+            patch = Rectangle(
+                ((self.left + across) / wide, (self.bottom + y) / high),
+                0.09 / wide,
+                0.07 / high,
+                transform=self.figure.transFigure,
+                facecolor=look.fill,
+                edgecolor=INK if look.hatch else "none",
+                hatch=look.hatch * 2,
+                linewidth=0,
+            )
+            self.figure.add_artist(patch)
+            self.text(across + 0.12, y, name, size=SMALL, color=INK, va="bottom")
+            across += needed + 0.1
+
+
+def rows_of_key(looks: Sequence[tuple[str, Look]], width: float) -> int:
+    """How many rows a key of swatches needs in so many inches."""
+    rows, across = 1, 0.0
+    for name, _ in looks:
+        needed = 0.13 + width_of(name, SMALL) / POINTS
+        if across and across + needed > width:
+            rows, across = rows + 1, 0.0
+        across += needed + 0.1
+    return rows
+
+
+def fitting(texts: Iterable[str], points: float, size: float = NORMAL, bold: bool = False) -> str:
+    """The first of several texts that fits; nothing where none does."""
+    return next((text for text in texts if width_of(text, size, bold) <= points), "")
+
+
+class Step(Protocol):
+    """What is shown of one step: its sizes, `letters` as a table calls them."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def seq_len(self) -> int: ...
+
+    @property
+    def target_len(self) -> int | None: ...
+
+    @property
+    def letters(self) -> str: ...
+
+
+def step_of(step: Step, *more: str) -> str:
+    """What step it is, in parts with points between."""
+    sides = "" if step.target_len is None else f" and {step.target_len:,}"
+    tokens = step.letters or f"{step.batch_size:,} × {step.seq_len:,}{sides} tokens"
+    return " · ".join(filter(None, (tokens, *more)))
+
+
+def sizes_of(step: Step) -> str:
+    """The sizes of a step, as a note says them."""
+    return step.letters or f"batch {step.batch_size:,}, {step.seq_len:,} tokens"

@@ -1,0 +1,351 @@
+"""The step as it is expected to run: every line of every block, as long as it takes, and the memory beside it."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, groupby
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from learncost.ir.count import size_of
+from learncost.ir.line import Line, alias
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.layers.parts import shown_layer
+from learncost.ledger.timing import Timing
+from learncost.procedures.procedure import MACRO_OPERATIONS
+from learncost.readings.price import Price, Row
+from learncost.schedule.groups import groups
+from learncost.schedule.lifetimes import Turn, Walked, every_turn, some_turns
+from learncost.viz.timeline import Counter, Pen, Process, changes
+
+MOST = 100_000
+"""Lines that a trace has at most. Of more, an inner repeat is one turn that stands for all, and then every repeat."""
+
+LONGEST = 10**15
+"""Nanoseconds that FLOPs are drawn as at most: viewers count in numbers that are exact up to 9 x 10^15."""
+
+Part = TypeVar("Part")
+
+Path: TypeAlias = "tuple[int, ...]"
+"""The turns around a line, the outermost first."""
+
+
+class Memory(Protocol):
+    """What a step has in memory, line by line."""
+
+    @property
+    def table(self) -> Table:
+        """What its lines are."""
+
+    def moments(self, turns: Walked) -> Iterable[tuple[Line, Path, int]]:
+        """Every line as it runs, with the turns around it, and the bytes that are alive."""
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """A step that is priced: its table with a row for each line, and the sizes of all axes.
+
+    timing  of the rows on a device, where one is given
+    """
+
+    name: str
+    table: Table
+    rows: Sequence[Row]
+    axes: Mapping[str, int]
+    dtype: str
+    timing: Timing | None = None
+    memory: Memory | None = None
+
+    @property
+    def flops(self) -> int:
+        """Of the whole step."""
+        return int(Price("run", tuple(self.rows), self.axes).flops)
+
+    @property
+    def scale(self) -> int:
+        """FLOPs that a nanosecond stands for where there is no device: a power of a thousand."""
+        return next(scale for power in count() if self.flops <= LONGEST * (scale := int(1000**power)))
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A line of the table, and its row."""
+
+    row: Row
+    line: Line
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A repeat with its turns, what they are called, and which of them are drawn."""
+
+    repeat: Repeat
+    parts: tuple[_Node, ...]
+    count: int
+    names: _Names
+
+
+_Node: TypeAlias = "_Leaf | _Loop"
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What the turns of a repeat are called: blocks by their numbers in the model, several of them in a turn."""
+
+    block: str
+    first: int
+    several: int
+
+    def of(self, turn: int) -> str:
+        if not self.block:
+            return f"turn {turn}"
+        first = self.first + turn * self.several
+        return f"{self.block}s {first} to {first + self.several - 1}" if self.several > 1 else f"{self.block} {first}"
+
+
+def process(step: PricedStep) -> Process:
+    """The step as a process: its passes, in these blocks, layers and lines, and the memory as a counter."""
+    return _Drawing(step).process()
+
+
+class _Drawing:
+    """A step that is drawn line by line."""
+
+    def __init__(self, step: PricedStep) -> None:
+        self.step, self.pen = step, Pen()
+        self.known = frozenset(step.table.weights)
+        self.groups: dict[str, list[tuple[frozenset[str], int, int]]] = {}  # by block: its weights, the first, how many
+        self.blocks = len({row.block for row in step.rows if row.block}) > 1
+        self.nodes = self._nodes(step.table.lines, iter(step.rows), True)
+        self.outer = _lines(self.nodes, False, True) <= MOST
+        self.inner = _lines(self.nodes, True, True) <= MOST
+        self.seconds = _by_line(step.timing)
+        self.levels = self._levels()
+        self.memory: list[tuple[int, int]] = []
+        self.drawn: dict[tuple[int, int], tuple[float, str, dict[str, Any]]] = {}
+
+    # The table, with its rows and the names of its blocks.
+
+    def _nodes(self, lines: Iterable[Statement], rows: Iterator[Row], outermost: bool) -> tuple[_Node, ...]:
+        return tuple(
+            self._loop(line, rows, outermost) if isinstance(line, Repeat) else _Leaf(next(rows), line) for line in lines
+        )
+
+    def _loop(self, repeat: Repeat, rows: Iterator[Row], outermost: bool) -> _Loop:
+        turns, parts = int(size_of(repeat.count, self.step.axes)), self._nodes(repeat.lines, rows, False)
+        blocks = {leaf.row.block for leaf in _leaves(parts)} - {None}
+        names = _Names("", 0, 1)
+        if outermost and len(blocks) == 1:
+            names = self._blocks(f"{blocks.pop()} block" if self.blocks else "block", repeat, turns)
+        return _Loop(repeat, parts, turns, names)
+
+    def _blocks(self, block: str, repeat: Repeat, turns: int) -> _Names:
+        """Repeats that read the same weights are the same blocks; others of the kind come behind those before."""
+        weights_read = frozenset(outer for _, outer in repeat.each if outer in self.known)
+        several = max(
+            Tally(name.rpartition(".")[2] for name in weights_read if "attn" in name.split(".")).values(), default=1
+        )
+        groups = self.groups.setdefault(block, [])
+        number = next(
+            (number for number, (weights, _, _) in enumerate(groups) if not weights_read or weights & weights_read),
+            None,
+        )
+        if number is None:
+            first = sum(many for _, _, many in groups)
+            groups.append((weights_read, first, turns * several))
+            return _Names(block, first, several)
+        weights, first, many = groups[number]
+        groups[number] = weights | weights_read, first, many
+        return _Names(block, first, max(1, many // turns))
+
+    # What is known of a line as it runs.
+
+    def _turns(self, loop: _Loop | Repeat, outermost: bool) -> bool:
+        """Whether the turns of a repeat are drawn one by one."""
+        return self.outer if outermost else self.inner
+
+    def _levels(self) -> dict[tuple[Path, str, str], int]:
+        """Bytes by turns, pass and name of the line."""
+        if self.step.memory is None:
+            return {}
+        outermost = {id(line) for line in self.step.memory.table.lines}
+
+        def turns(repeat: Repeat, many: int | None) -> tuple[Turn, ...]:
+            return (every_turn if self._turns(repeat, id(repeat) in outermost) else some_turns)(repeat, many)
+
+        moments = self.step.memory.moments(turns)
+        return {(path, line.tag.macro, line.name): level for line, path, level in moments}
+
+    def _length(self, row: Row, times: int) -> float:
+        """Nanoseconds of a line that runs so many times of its turns."""
+        turns = int(row.repeat.at(self.step.axes))
+        if self.step.timing is None:
+            return int(row.flops.at(self.step.axes)) * times / turns / self.step.scale
+        return self.seconds.get(row.place, 0.0) * 1e9 * times / turns
+
+    # Drawing.
+
+    def process(self) -> Process:
+        for passes, nodes in phases(self.nodes, _passes):
+            name = ", ".join(_spaced(category) for category in passes)
+            with self.pen.around(name, "pass", ",".join(passes)):
+                self._scope(nodes, (), 1, True)
+        timing = self.step.timing
+        if timing is not None and timing.time.step:
+            self.pen.draw(timing.time.step * 1e9, "beside the lines", "rest", "rest", seconds=timing.time.step)
+        counters = (Counter("memory, predicted", "bytes", changes(self.memory)),) if self.memory else ()
+        return Process(self.step.name, tuple(self.pen.slices), counters)
+
+    def _scope(self, nodes: Sequence[_Node], path: Path, times: int, outermost: bool) -> None:
+        """The lines of one scope, `times` of them at once, in layers, and the turns of its repeats."""
+        for is_loop, group in groupby(nodes, lambda node: isinstance(node, _Loop)):
+            if is_loop:
+                for loop in group:
+                    assert isinstance(loop, _Loop)
+                    self._loops(loop, path, times, outermost)
+                continue
+            leaves = [leaf for leaf in group if isinstance(leaf, _Leaf)]
+            for layer, same_layer in groupby(leaves, lambda leaf: leaf.row.layer):
+                lines = list(same_layer)
+                passes = ",".join(_ordered(leaf.row.macro_operation for leaf in lines))
+                with self.pen.around(shown_layer(layer), "layer", passes):
+                    self._layer(lines, path, times)
+
+    def _loops(self, loop: _Loop, path: Path, times: int, outermost: bool) -> None:
+        passes = ",".join(_ordered(leaf.row.macro_operation for leaf in _leaves(loop.parts)))
+        if not self._turns(loop, outermost):
+            with self.pen.around(f"{loop.count:,} turns", "turn", passes, turns=loop.count):
+                self._scope(loop.parts, (*path, 0), times * loop.count, False)
+            return
+        for turn in reversed(range(loop.count)) if loop.repeat.reverse else range(loop.count):
+            with self.pen.around(loop.names.of(turn), "block" if loop.names.block else "turn", passes):
+                self._scope(loop.parts, (*path, turn), times, False)
+
+    def _layer(self, leaves: Sequence[_Leaf], path: Path, times: int) -> None:
+        """Lines of a layer; those that run at once in a kernel."""
+        timing = self.step.timing
+        if timing is None:
+            for leaf in leaves:
+                self._line(leaf, path, times)
+            return
+        for group in groups(leaves, self._at_once):
+            self._kernel(group, path, times)
+
+    def _at_once(self, group: Sequence[_Leaf], leaf: _Leaf) -> bool:
+        """Whether a line runs in the kernel of those before it, or makes nothing run."""
+        assert self.step.timing is not None
+        kernels = self.step.timing.kernels
+        mine, others = kernels.get(leaf.row.place), (kernels.get(other.row.place) for other in group)
+        kernel_before = next((kernel for kernel in others if kernel), None)
+        return mine is None or kernel_before is None or mine is kernel_before
+
+    def _kernel(self, leaves: Sequence[_Leaf], path: Path, times: int) -> None:
+        assert self.step.timing is not None
+        working = [leaf for leaf in leaves if leaf.row.place in self.step.timing.kernels]
+        if len(working) < 2:
+            for leaf in leaves:
+                self._line(leaf, path, times)
+            return
+        kernel = self.step.timing.kernels[working[0].row.place]
+        turns = int(kernel.main.repeat.at(self.step.axes))
+        name = ", ".join(_named(leaf) for leaf in working)
+        passes = ",".join(_ordered(leaf.row.macro_operation for leaf in working))
+        share = kernel.seconds * times / turns
+        with self.pen.around(name, "kernel", passes, seconds=share, bound=kernel.bound):
+            for leaf in leaves:
+                self._line(leaf, path, times)
+
+    def _line(self, leaf: _Leaf, path: Path, times: int) -> None:
+        row = leaf.row
+        if (level := self.levels.get((path, row.macro_operation, leaf.line.name))) is not None:
+            self.memory.append((round(self.pen.at), level))
+        key = row.place, times
+        if key not in self.drawn:
+            self.drawn[key] = self._length(row, times), _named(leaf), self._facts(leaf, times)
+        length, name, facts = self.drawn[key]
+        more = {} if level is None else {"memory": level}
+        self.pen.draw(length, name, "line", row.macro_operation, **facts, **more)
+
+    def _facts(self, leaf: _Leaf, times: int) -> dict[str, Any]:
+        """What a line costs that runs so many times of its turns, and what it is."""
+        row, axes, timing = leaf.row, self.step.axes, self.step.timing
+        turns = int(row.repeat.at(axes))
+        price = Price("run", (row,), axes, self.step.dtype)
+        counts = {"maccs": price.maccs, "flops": price.flops, "bytes": price.bytes}
+        facts: dict[str, Any] = {name: amount * times // turns for name, amount in counts.items()}
+        if timing is not None:
+            facts["seconds"] = self.seconds.get(row.place, 0.0) * times / turns
+            if kernel := timing.kernels.get(row.place):
+                facts["bound"] = kernel.bound
+        if times > 1:
+            facts["turns"] = times
+        if row.equation:
+            facts["equation"] = row.equation
+        if alias(leaf.line):
+            facts["runs"] = "nothing: another name of an array"
+        return facts | {"array": leaf.line.name, "line": str(leaf.line)}
+
+
+def _by_line(timing: Timing | None) -> dict[int, float]:
+    """Seconds of every row: of a kernel's its share of the operations."""
+    if timing is None:
+        return {}
+    return {place: kernel.seconds * timing.shares[place] for place, kernel in timing.kernels.items()}
+
+
+def _leaves(nodes: Iterable[_Node]) -> Iterator[_Leaf]:
+    for node in nodes:
+        if isinstance(node, _Loop):
+            yield from _leaves(node.parts)
+        else:
+            yield node
+
+
+def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
+    """Lines as they run, with the turns of outermost repeats, and of those inside of them, or without."""
+    lines = 0
+    for node in nodes:
+        turns = node.count if isinstance(node, _Loop) and outer else 1
+        lines += turns * _lines(node.parts, inner, inner) if isinstance(node, _Loop) else 1
+    return lines
+
+
+def phases(
+    parts: Sequence[Part], passes_of: Callable[[Part], Iterable[str]]
+) -> Iterator[tuple[tuple[str, ...], list[Part]]]:
+    """A step in passes; those whose lines stand among each other are one, as backward and weight update."""
+    spans: dict[str, list[int]] = {}
+    for place, part in enumerate(parts):
+        for name in passes_of(part):
+            spans.setdefault(name, [place, place])[1] = place
+    end, passes, group = -1, list[str](), list[Part]()
+    for place, part in enumerate(parts):
+        new = [name for name, span in spans.items() if span[0] == place]
+        if place > end and group:
+            yield _ordered(passes), group
+            passes, group = [], []
+        passes += new
+        group.append(part)
+        end = max([end, *(spans[name][1] for name in new)])
+    if group:
+        yield _ordered(passes), group
+
+
+def _ordered(passes: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in the order of a step."""
+    return tuple(sorted(set(passes), key=MACRO_OPERATIONS.index))
+
+
+def _passes(node: _Node) -> list[str]:
+    return [leaf.row.macro_operation for leaf in _leaves((node,))]
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _named(leaf: _Leaf) -> str:
+    """A line as its layer calls it; of the optimizer what it makes."""
+    return leaf.line.name if leaf.row.layer == "optimizer" else leaf.row.line

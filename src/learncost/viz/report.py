@@ -1,0 +1,191 @@
+"""`learncost report`: the page with the documents of models and procedures inside of it, as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from learncost.ir.errors import InputError
+from learncost.layers.layer import Layer
+from learncost.ledger.memory import Memory, memory
+from learncost.ledger.question import question
+from learncost.ledger.sheet import Readable
+from learncost.models.argument import NamedLayer
+from learncost.models.wording import shown
+from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
+from learncost.training.files import written
+from learncost.viz.document import document
+from learncost.viz.page import page
+from learncost.viz.views import VIEWS, pictures
+
+MOST = 50_000
+"""Lines that a step may run for its memory under the usual runner to be told, which goes through each of them: 96
+blocks run some ten thousand, the turns of a Mamba many more, which takes minutes."""
+
+LARGEST = 6_000_000
+"""Bytes of a report at most: what a browser opens from a disk at once."""
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Readable):
+    """A report that was made.
+
+    Attributes
+    ----------
+    html
+        The page.
+    path
+        The file that it was written to; None where it was not.
+    models
+        The models in it.
+    procedures
+        The procedures in it.
+    refused
+        Why a model is not there under a procedure.
+
+    Examples
+    --------
+    >>> report = lc.report("distilgpt2", procedure="bp", output=None)
+    >>> report.models, report.procedures, report.html.startswith("<!doctype html>")
+    (('distilgpt2',), ('bp',), True)
+    """
+
+    html: str
+    path: Path | None
+    models: tuple[str, ...]
+    procedures: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        frame = 'sandbox="allow-scripts allow-downloads" style="width:100%;height:900px;border:0"'
+        return f'<iframe title="{escape(", ".join(self.models))}" {frame} srcdoc="{escape(self.html)}"></iframe>'
+
+    def __str__(self) -> str:
+        size = f"{len(self.html.encode()) / 1000:,.0f} kB"
+        where = f"{self.path}: {size}" if self.path else size
+        refusals = "".join(f"\nLeft out: {refusal}" for refusal in self.refused)
+        return f"{where}, {', '.join(self.models)} by {', '.join(self.procedures)}. Open it in any browser.{refusals}"
+
+
+@question(
+    document,
+    "price_book batch_size seq_len target_len optimizer dropout dtype context precision plan "
+    "train train_layers lora lora_rank lora_alpha",
+)
+def report(
+    *models: str,
+    procedure: str | None = None,
+    on: str | None = None,
+    output: str | None = "report.html",
+    **sizes: Any,
+) -> Report:
+    """One file to look at: what a step costs, by layer and line, its memory, its time, and every formula.
+
+    It opens in any browser, without a network; its sliders count exactly.
+
+    Parameters
+    ----------
+    models
+        Presets, or files of configurations. A report of several chooses among them.
+    procedure
+        How they learn, with commas between: {choices}. The default is bp, recompute, pepita and mempepita where a model
+        can learn so. Inference is prefill or decode.
+    on
+        The device whose time and energy are told (`learncost list devices`), or here.
+    output
+        The file to write. The default is report.html.
+    sizes
+        Any size or setting of the models, such as `num_hidden_layers` 4.
+
+    Returns
+    -------
+    Report
+        The page, and where it is.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`; for no model at all, and for a file that cannot be written.
+
+    Examples
+    --------
+    >>> gpt2 = lc.report("gpt2", procedure="bp", output=None, num_hidden_layers=1, seq_len=8)
+    >>> gpt2.models, gpt2.procedures, gpt2.html.startswith("<!doctype html>")
+    (('gpt2',), ('bp',), True)
+
+    Commands
+    --------
+    learncost report gpt2 --on A100-SXM-40GB -o gpt2.html
+        GPT-2 on a GPU, under four learning procedures.
+    learncost report gpt2 gpt2-medium --procedure bp,pepita
+        Two models to choose between, under two procedures.
+    """
+    if not models:
+        raise InputError("a report is of a model: name one, such as gpt2 (learncost list models)")
+    models = tuple(map(_called, models))
+    names = several(procedure) or tuple(PROCEDURES)
+    learning = [name for name in names if name not in INFERENCE] if procedure else []
+    side_by_side = ",".join(learning) if len(learning) > 1 else None
+    documents, refused = [], []
+    for model in dict.fromkeys(models):
+        of_model: list[dict[str, Any]] = []
+        refusals: list[InputError] = []
+        for name in names:
+            try:
+                of_model.append(document(model, name, on=on, side_by_side=side_by_side, **sizes))
+                _add_usual(of_model[-1], model, sizes)
+                if len(of_model) == 1:  # the others have the same modules, and a program is laid out for one
+                    of_model[-1]["views"] = pictures({"model": model, "procedure": name, "on": on, **sizes})
+            except InputError as error:
+                if not procedure and name == "bp":
+                    raise
+                refusals.append(error)
+                refused.append(f"{model} by {name}: {error}")
+        if not of_model:
+            raise refusals[0]
+        documents += of_model
+    html = page(documents)
+    while len(html.encode()) > LARGEST and len(documents) > 1 and not procedure:
+        said = documents.pop()["said"]
+        refused.append(f"{said['model']} by {said['procedure']}: the report would be larger than {LARGEST / 1e6:g} MB")
+        html = page(documents)
+    if len(html.encode()) > LARGEST:
+        raise InputError(
+            f"{len(documents)} steps make a report of {len(html.encode()) / 1e6:.1f} MB, "
+            f"more than {LARGEST / 1e6:g} MB: name fewer models or procedures"
+        )
+    path = None if output is None else Path(output)
+    if path is not None:
+        with written(path) as temporary:
+            temporary.write_text(html, encoding="utf-8")
+    procedures = tuple(dict.fromkeys(each["said"]["procedure"] for each in documents))
+    named = dict.fromkeys(each["asked"]["model"] for each in documents)
+    return Report(html, path, tuple(named), procedures, tuple(refused))
+
+
+def _called(model: object) -> str:
+    """A model as a report quotes it: by its name or its path."""
+    if isinstance(model, Layer):
+        return NamedLayer(model.name, model)
+    if isinstance(model, str):
+        return model
+    if isinstance(model, PathLike):
+        return str(model)
+    raise InputError(f"a report quotes what its models are called: a name, a path or a table, not {shown(model)}")
+
+
+def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> None:
+    """Beside the memory of the table what the usual runner takes, as `learncost memory` tells it."""
+    if step["memory"].get("usual", {"runs": MOST + 1})["runs"] > MOST:
+        return
+    taken = {**VIEWS["runners"].taken(sizes), "procedure": step["said"]["procedure"]}
+    taken = {name: value for name, value in taken.items() if name not in ("on", "dtype", "engine")}
+    with suppress(InputError):
+        usual = memory(model, **taken | {"precision": step["said"]["dtype"]})
+        assert isinstance(usual, Memory)
+        step["memory"]["usual"] |= {"engine": usual.engine, "peak": usual.peak, "module": usual.module}

@@ -1,0 +1,217 @@
+"""Workers that answer requests beside each other, each within a limit of time, and what they answered before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Protocol
+
+from learncost.viz.serve.replies import Answer, Pairs, refusal
+from learncost.viz.serve.worker import ROOM
+
+SECONDS = 20.0
+"""How long a processor may work on an answer."""
+
+PATIENCE = 6
+"""How many times as long an answer may take on a machine that is at work on something else."""
+
+WAITING = 32
+"""Requests that wait for a worker at most; what comes then is told to come again."""
+
+KEPT = 64 * 2**20
+"""Bytes of answers that are kept."""
+
+BESIDE = 1024
+"""Bytes that a kept answer takes beside its content: the key, the entry, Python's objects."""
+
+LASTING = (200, 400)
+"""Statuses that the same question has again: an answer, and a refusal of what is asked; others pass."""
+
+OFTEN = 20_000
+"""Answers after which a worker makes room for a new one."""
+
+
+class Answers(Protocol):
+    """Who answers."""
+
+    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
+        """The answer to a request."""
+
+    async def close(self) -> None:
+        """No more are asked for."""
+
+
+class Here:
+    """Answers in this very process, without limits."""
+
+    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
+        from learncost.viz.serve.answers import answer  # with all that counts
+
+        return answer(route, pairs, config)
+
+    async def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Kept:
+    """Answers that were given before are given again: the latest ones, within so many bytes."""
+
+    def __init__(self, others: Answers, most: int = KEPT) -> None:
+        self.others, self.most = others, most
+        self.bytes = 0
+        self._known: OrderedDict[bytes, Answer] = OrderedDict()
+        self._coming: dict[bytes, asyncio.Task[Answer]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
+        """The answer to a request, from before where there is one, and the same one for all who ask at once."""
+        key = blake2b(json.dumps([route, sorted(pairs), config]).encode(), digest_size=16).digest()
+        if (answer := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return answer
+        if (coming := self._coming.get(key)) is None:
+            coming = self._coming[key] = asyncio.create_task(self.others.answer(route, pairs, config))
+            coming.add_done_callback(lambda _: self._coming.pop(key, None))
+        answer = await asyncio.shield(coming)  # who asked may go, others may wait for it
+        room = len(answer.content) + BESIDE
+        if answer.status in LASTING and room <= self.most and key not in self._known:
+            self._known[key] = answer
+            self.bytes += room
+            while self.bytes > self.most:
+                _, old = self._known.popitem(last=False)
+                self.bytes -= len(old.content) + BESIDE
+        return answer
+
+    async def close(self) -> None:
+        """Nor are the others asked."""
+        for coming in [*self._coming.values()]:
+            coming.cancel()
+        await self.others.close()
+
+
+class Pool:
+    """Processes that answer beside each other, each answer within so many seconds and bytes."""
+
+    def __init__(self, several: int = 2, seconds: float = SECONDS, room: int = ROOM) -> None:
+        self.seconds = seconds
+        self._free: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._workers = [_Worker(room) for _ in range(several)]
+        for worker in self._workers:
+            self._free.put_nowait(worker)
+        self._waiting = 0
+
+    async def start(self) -> None:
+        """Begin before anybody asks."""
+        await asyncio.gather(*(worker.start() for worker in self._workers))
+
+    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
+        """The answer to a request; a refusal where it takes too long, or where too many wait."""
+        if self._waiting >= WAITING:
+            return refusal(503, "too many requests at once: ask again in a moment")
+        self._waiting += 1
+        try:
+            worker = await self._free.get()
+        finally:
+            self._waiting -= 1
+        try:
+            return await self._within(worker, worker.ask(route, pairs, config))
+        except TimeoutError:
+            await worker.end()
+            return refusal(422, f"this takes more than {self.seconds:g} seconds to count: take smaller sizes")
+        except (OSError, EOFError, asyncio.IncompleteReadError):
+            await worker.end()
+            return refusal(422, "this takes more memory than an answer may: take smaller sizes")
+        except asyncio.CancelledError:
+            await worker.end()  # whoever asked has gone, and half an answer is on its way
+            raise
+        finally:
+            self._free.put_nowait(worker)
+
+    async def _within(self, worker: _Worker, answer: Coroutine[None, None, Answer]) -> Answer:
+        """The answer, where no more of the processor's time is taken than may be. Raises `TimeoutError`."""
+        task = asyncio.create_task(answer)
+        began, before = time.monotonic(), worker.worked
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=min(0.25, self.seconds))
+                waited = time.monotonic() - began
+                worked = waited if worker.worked is None else worker.worked - (before or 0.0)
+                if not task.done() and (worked > self.seconds or waited > PATIENCE * self.seconds):
+                    raise TimeoutError
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def close(self) -> None:
+        """End all processes."""
+        await asyncio.gather(*(worker.end() for worker in self._workers))
+
+
+class _Worker:
+    """A process that answers one request after the other, and is begun again where it ended."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._process: asyncio.subprocess.Process | None = None
+        self._answered = 0
+
+    @property
+    def worked(self) -> float | None:
+        """Seconds that a processor has worked for it (proc(5), stat: fields 14 and 15); None where nobody says."""
+        if self._process is None:
+            return 0.0
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError, ValueError):
+            return None
+
+    async def start(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            command = sys.executable, "-m", "learncost.viz.serve.worker", str(self._room)
+            pipe, nobody = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL  # libraries that find no room print it
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=nobody, env=_environment()
+            )
+            self._answered = 0
+        return self._process
+
+    async def ask(self, route: str, pairs: Pairs, config: str) -> Answer:
+        if self._answered >= OFTEN:
+            await self.end()
+        process = await self.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([route, list(pairs), config]).encode() + b"\n")
+        await process.stdin.drain()
+        line = await process.stdout.readline()
+        if not line:
+            raise EOFError
+        head = json.loads(line)
+        content = await process.stdout.readexactly(head.pop("length"))
+        self._answered += 1
+        return Answer(content=content, **head)
+
+    async def end(self) -> None:
+        """End the process, at once."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """That of this process; a worker computes on one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

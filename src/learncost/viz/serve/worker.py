@@ -1,0 +1,61 @@
+"""A process that answers requests: one that takes too long or too much is ended, and another takes its place.
+
+It reads a request from standard input, as a line of JSON, and writes a line of JSON with the answer's length and the
+answer behind it, again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import BinaryIO
+
+from learncost.viz.serve.replies import Answer, refusal
+
+ROOM = 4 * 2**30
+"""Bytes of address space that an answer may take."""
+
+WANT = (MemoryError, ImportError)
+"""What want of memory raises: a library that cannot be mapped is one that cannot be imported."""
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until there are no more requests."""
+    for line in requests:
+        reply = _answer(line)
+        head = {"status": reply.status, "kind": reply.kind, "name": reply.name, "length": len(reply.content)}
+        answers.write(json.dumps(head).encode() + b"\n" + reply.content)
+        answers.flush()
+
+
+def _answer(request: bytes) -> Answer:
+    """The answer to a request; of a mistake in this package, its name. Raises what want of memory raises."""
+    try:
+        from learncost.viz.serve.answers import answer
+
+        route, pairs, config = json.loads(request)
+        return answer(route, [(name, value) for name, value in pairs], config)
+    except WANT:
+        raise
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        return refusal(500, f"learncost made a mistake here, please report it: {what}")
+
+
+def main(room: int = ROOM) -> None:
+    """Answer what comes from standard input, in so many bytes; where they do not do, end without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends this process then
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    with suppress(BrokenPipeError, *WANT), os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # whatever is printed goes to standard error
+        serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,255 @@
+"""`learncost trace MODEL`: the predicted step as a trace that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import either, precision_of
+from learncost.ir.repeat import check_known
+from learncost.ir.table import Table
+from learncost.layers.layer import Layer
+from learncost.ledger.inference import served
+from learncost.ledger.memory_step import Step
+from learncost.ledger.question import question
+from learncost.ledger.run import adaptation_of, prepare
+from learncost.ledger.sheet import Row, Sheet, Shown, number, seconds_of
+from learncost.ledger.timing import timing
+from learncost.models.configuration import Configuration
+from learncost.procedures.optimizer import default_optimizer
+from learncost.procedures.procedure import INFERENCE
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.readings.live import moments
+from learncost.schedule.lifetimes import Walked
+from learncost.training.files import path_of, written
+from learncost.version import __version__
+from learncost.viz.perfetto import perfetto
+from learncost.viz.predicted import Memory, PricedStep, process
+from learncost.viz.timeline import Slice, Timeline
+from learncost.viz.trace_event import trace_events
+
+if TYPE_CHECKING:
+    from learncost.devices.device import Device
+    from learncost.readings.time import Rates
+
+ENDINGS = (".json", ".pftrace")
+"""How a file's name ends in each form: of the Trace Event Format, of Perfetto's protobuf."""
+
+OPENS = "https://ui.perfetto.dev or chrome://tracing open it."
+
+
+@dataclass(frozen=True, repr=False)
+class Trace(Shown):
+    """A timeline of a step, with what it is of.
+
+    Attributes
+    ----------
+    title
+        What it is of, in a line.
+    timeline
+        Its slices and counters; all times are in nanoseconds.
+    path
+        The file that it was written to, where one was named.
+
+    Examples
+    --------
+    >>> predicted = lc.trace("gpt2", on="A100-SXM-80GB")
+    >>> [part.name for part in predicted.timeline.processes[0].slices]
+    ['forward', 'backward, weight update', 'optimizer step']
+    >>> predicted.to_dict()["otherData"]["length"]
+    'seconds, modelled'
+    """
+
+    title: str
+    timeline: Timeline
+    path: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trace in the Trace Event Format, as its file has it."""
+        return trace_events(self.timeline)
+
+    def to_bytes(self, ending: str) -> bytes:
+        """The trace as a file holds it whose name ends so: .json or .pftrace."""
+        if ending == ".pftrace":
+            return perfetto(self.timeline)
+        return (json.dumps(self.to_dict(), separators=(",", ":")) + "\n").encode()
+
+    def write(self, path: str | Path) -> None:
+        """Write it into a file, whole or not at all. Raises `InputError`."""
+        with written(path_of("trace", ENDINGS, path)) as temporary:
+            temporary.write_bytes(self.to_bytes(Path(path).suffix))
+
+    def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
+        """The passes with what they take, and the file."""
+        facts, parts = self.timeline.facts, [part for process in self.timeline.processes for part in process.slices]
+        rows = [Row((part.name, number(_lines(part)), _length(part.length, facts))) for part in parts]
+        sums = number(sum(map(_lines, parts))), _length(sum(part.length for part in parts), facts)
+        where = f"In {self.path}: {OPENS}" if self.path else "Give -o trace.json or -o trace.pftrace to write it."
+        notes = (where, *(f"{name.capitalize()}: {facts[name]}." for name in _NOTED if name in facts))
+        return (Sheet(self.title, ("", "lines", "length"), (*rows, Row(("total", *sums), "bold")), notes),)
+
+
+_NOTED = ("length", "device", "memory")
+
+
+def _lines(part: Slice) -> int:
+    return sum(inner.kind == "line" for inner in part.walk())
+
+
+def _length(length: int, facts: Mapping[str, str]) -> str:
+    if "nanosecond" not in facts:
+        return seconds_of(length / 1e9)
+    return f"{length * int(facts['nanosecond'].split()[0].replace(',', '')):,} FLOPs"
+
+
+@question()
+def trace(
+    model: str | Configuration | Layer,
+    procedure: str = "bp",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    optimizer: str | None = None,
+    dropout: float | str = 0.0,
+    dtype: str | None = None,
+    context: int | str | None = None,
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    lora_rank: object = None,
+    lora_alpha: object = None,
+    plan: str | None = None,
+    on: str | Device | Rates | None = None,
+    precision: str | None = None,
+    output: str | None = None,
+    **sizes: Any,
+) -> Trace:
+    """The predicted step as a trace: every line of every block as a slice, and the memory as a counter.
+
+    Perfetto (https://ui.perfetto.dev) and chrome://tracing open it.
+
+    Parameters
+    ----------
+    procedure
+        What the step is: learning by {choices} (`learncost list procedures`); inference as prefill (the prompt's pass)
+        or decode (one new token).
+    context
+        With decode, how many tokens the cache holds before the step. The default is as many as the model has positions
+        for.
+    on
+        The device whose time a line's length is: here (after learncost calibrate), a file of learncost calibrate `out`,
+        or a published device (`learncost list devices`). Without it a line is as long as it has FLOPs.
+    precision
+        Which type each role has, for the bytes: {choices} (`learncost list precisions`). The default is fp32; with
+        `on` a published device it is what one trains in on it: bf16, fp16 or fp32, the first that it has.
+    output
+        The file to write: .json for the Trace Event Format, .pftrace for Perfetto's protobuf.
+
+    Returns
+    -------
+    Trace
+        The slices and counters, which can be written to a file.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`, and for a file that cannot be written.
+
+    Examples
+    --------
+    >>> predicted = lc.trace("gpt2", n_layer=2, seq_len=64)
+    >>> passes = predicted.timeline.processes[0].slices
+    >>> [part.name for part in passes]
+    ['forward', 'backward, weight update', 'optimizer step']
+    >>> passes[0].length == lc.cost("gpt2", n_layer=2, seq_len=64).macro_operations["forward"][1].flops
+    True
+
+    Commands
+    --------
+    learncost trace gpt2 --on A100-SXM-80GB -o trace.json
+        The predicted step of GPT-2 on a device, for Perfetto.
+    learncost trace gpt2 -o trace.pftrace
+        The same without a device: a line is as long as it has FLOPs.
+    """
+    path = None if output is None else path_of("trace", ENDINGS, output)
+    find_procedure(procedure, INFERENCE)
+    kind = None if dtype is None and precision is None else either(dtype, precision)
+    rates = None
+    if on is not None:
+        from learncost.devices.rates import rates as attained
+
+        rates = attained(on, kind.values if kind else None, "kernels" if plan else "operators")
+    type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
+    adaptation = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
+    lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    if procedure in INFERENCE:
+        if adaptation is not None or plan:
+            raise InputError(f"plan, train and lora are of a training step; {procedure} is none")
+        training = {"tokens": None, "optimizer": optimizer, "dropout": dropout}
+        inference_sizes = {**lengths, "context": context}
+        served_step = served(model, INFERENCE[procedure], "run", inference_sizes, training, type_name, sizes, rates)
+        run, table, rows, axes, timed = (
+            served_step.run,
+            served_step.table,
+            served_step.rows,
+            served_step.axes,
+            served_step.timed,
+        )
+        memory: Memory = _Pass(table, axes, type_name)
+    else:
+        if context is not None:
+            raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
+        several = batch_size, seq_len, target_len
+        run = prepare(
+            model, "run", *several, None, optimizer, dropout, type_name, sizes, (procedure,), adaptation, plan
+        )
+        check_known(run.model.table.lines, "a trace")
+        table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
+        timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
+        memory = Step(run, procedure, precision_of(type_name), optimizer or default_optimizer(run.book))
+    step = PricedStep(f"{run.model.configuration.name}, {procedure}", table, rows, axes, run.dtype, timed, memory)
+    drawn = Trace(f"{step.name}, as predicted", Timeline((process(step),), _facts(step, type_name, rates)), output)
+    if path is not None:
+        drawn.write(path)
+    return drawn
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The memory of a pass of inference, as its table says."""
+
+    table: Table
+    axes: Mapping[str, int]
+    precision: str
+
+    def moments(self, turns: Walked) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+        yield from moments(self.table, self.axes, precision_of(self.precision).values, turns=turns)
+
+
+def _facts(step: PricedStep, precision: str, rates: Rates | None) -> dict[str, str]:
+    """What must be known to read the file."""
+    facts = {
+        "made by": f"learncost {__version__}, learncost trace",
+        "what": f"one step of {step.name}, predicted",
+        "sizes": ", ".join(f"{name} {size:,}" for name, size in step.axes.items() if size is not None),
+        "precision": precision,
+        "flops": f"{step.flops:,} as executed (price book run); one MACC is two FLOPs",
+        "bytes": "every operand read once and every result written once, line by line",
+    }
+    if rates is None or step.timing is None:
+        facts["length"] = f"FLOPs, no time: a second stands for {step.scale * 10**9:,} FLOPs, as no device is given"
+        facts["nanosecond"] = f"{step.scale:,} FLOPs"
+    else:
+        low, high = step.timing.time.low, step.timing.time.high
+        facts["length"] = "seconds, modelled"
+        facts |= {"device": rates.name, "source": rates.source}
+        facts["seconds"] = f"{step.timing.seconds!r}, {low:.4g} to {high:.4g}"
+        facts["kernels"] = "a kernel's lines share its time by their FLOPs"
+    if step.memory is not None:
+        facts["memory"] = "predicted as the table says, line by line, as `learncost memory --engine table` has it"
+    return facts

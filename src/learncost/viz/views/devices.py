@@ -1,0 +1,290 @@
+"""A step over many devices: memory of each, time by cause, the pipeline's schedule, the placed table."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from learncost.autoshard.candidates import KEEPING_ALL, structures
+from learncost.autoshard.search import Found, Search, said_of, search
+from learncost.autoshard.spread import Spread, asked, described, spread, usual
+from learncost.autoshard.step import ASSUMED, PIPELINE, StepTakes
+from learncost.devices.cluster import Cluster, cluster_with
+from learncost.devices.cluster import cluster as find_cluster
+from learncost.devices.device import device as find_device
+from learncost.ir.errors import InputError
+from learncost.ir.line import Word
+from learncost.ir.precision import precision_of
+from learncost.ir.repeat import Repeat
+from learncost.ledger.placed import place as placed_table
+from learncost.ledger.question import question
+from learncost.ledger.sheet import number, seconds_of, size_of
+from learncost.models.wording import counted, shown
+from learncost.ops.collectives import is_collective
+from learncost.schedule.pipeline import run
+from learncost.schedule.pipeline import schedule as schedule_of
+from learncost.sharding.mesh import mesh as parse_mesh
+from learncost.viz.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of
+
+DEVICES = 8
+"""Devices that are looked at first."""
+
+USUAL = "DGX H100"
+"""The cluster that is looked at first, where the device has none of its own."""
+
+PASSES = {"F": "forward", "B": "backward", "W": "weight update"}
+
+
+@question()
+def over_devices(
+    model: Any,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
+    cluster: str | None = None,
+    devices: int | str | None = None,
+    schedule: str = "1f1b",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    precision: str | None = None,
+    on: str | None = None,
+    procedure: str = "bp",
+    target_len: int | str | None = None,
+    optimizer: str | None = None,
+    dropout: float | str | None = None,
+    plan: str | None = None,
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    **sizes: Any,
+) -> Picture:
+    """A training step over many devices: over a mesh, or over the fastest that are found.
+
+    Parameters
+    ----------
+    mesh
+        The devices, as axes with how many there are along each, such as pp=2,dp=2,tp=2. Without it the fastest ways
+        are shown to spread the step over `devices`.
+    cluster
+        The cluster whose devices and links these are. The default is one of the device of the page.
+    devices
+        How many devices there are, where no mesh is given. The default is 8.
+    schedule
+        The schedule of the pipeline, pp of the mesh: gpipe, 1f1b, interleaved, with two stages on a device, or
+        zb-h1.
+    batch_size
+        Sequences of a step, of all devices together. The default is about 4 million tokens.
+    on
+        The device of the page.
+
+    Raises
+    ------
+    InputError
+        As for `lc.search` and `lc.place`.
+    """
+    others = {"target_len": target_len, "optimizer": optimizer, "dropout": dropout, "plan": plan, "train": train}
+    others |= {"train_layers": train_layers, "lora": lora}
+    if named := [name for name, value in others.items() if value is not None]:
+        raise InputError(f"{named[0]} is not counted over a mesh of devices: leave it out")
+    if procedure != "bp":
+        raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
+    group = _cluster(cluster, on)
+    several = counted(devices) if devices else DEVICES
+    if not several:
+        raise InputError(f"devices must be a whole number, not {shown(devices)}")
+    settings = {"batch_size": batch_size, "seq_len": seq_len, **sizes}
+    given = {name: value for name, value in settings.items() if value is not None}
+    kind = precision or "bf16"
+    if mesh is None and not place and not placement:
+        try:
+            answer = search(model, group, several, precision=kind, **given)
+        except InputError:
+            mesh = f"dp={several}"  # the simplest, where nothing is searched
+        else:
+            return _searched(model, answer, {"precision": precision, **given})
+    many = spread(model, group, 1, mesh, place, placement, asked(schedule), kind, given)
+    step = many.step
+    notes = (
+        f"Over {described(step)} on {group.name}; cut by: {many.placed}.",
+        f"Time is modelled: {step.low:.2g} to {step.high:.2g} of what stands here. {'; '.join(ASSUMED.values())}.",
+    )
+    flags = {"on": group.name, "mesh": mesh, "place": place, "placement": placement, "schedule": schedule}
+    command = command_of(("run-cost",), model, {"tokens": "1e12", **flags, "precision": precision, **given})
+    title = (
+        f"Over {step.way.devices:,} devices a step of {step.tokens:,} tokens takes {seconds_of(step.seconds)}, "
+        f"and a device holds {size_of(step.peak)}"
+    )
+    lead = "Every device runs the same table on its part: what is cut over the mesh says what it does, holds and sends."
+    return Picture(title, lead, (*_taken(many), *_placed(model, many, place, placement, kind, given)), notes, command)
+
+
+def _cluster(name: str | None, on: str | None) -> Cluster:
+    if name:
+        return find_cluster(name)
+    try:
+        return cluster_with(find_device(on)) if on else find_cluster(USUAL)
+    except InputError:  # its links are not known
+        return find_cluster(USUAL)
+
+
+def _causes(step: StepTakes) -> dict[str, float]:
+    """Seconds by what they go to; what rounding left is none."""
+    return {name: seconds for name, seconds in step.causes.items() if seconds > 1e-9 * step.seconds}
+
+
+def _searched(model: Any, answer: Search, given: dict[str, Any]) -> Picture:
+    """The ways that fit, the fastest first."""
+    command = command_of(("search",), model, {"on": answer.cluster.name, "devices": answer.devices, **given})
+    sequences = f"{answer.batch_size:,} sequence{'s' if answer.batch_size > 1 else ''}"
+    what = f"{sequences} of {answer.seq_len:,} tokens a step on {answer.cluster.name}"
+    if not answer.found:
+        raise InputError(str(answer.sheets()[0].notes[0]))
+    best = answer.found[0]
+    way = f"{best.step.way} with {best.zero}"
+    title = f"Over {answer.devices:,} devices {way} is fastest: {seconds_of(best.step.seconds)} a step"
+    lead = f"The fastest of {answer.fit:,} ways that fit, for {what}. Choose one, or set the mesh yourself."
+    picks = [_pick(model, each) for each in answer.found]
+    names = [_name(each) for each in answer.found]
+    time = Bars(
+        "Time of a step by cause",
+        "seconds",
+        tuple(
+            Bar(name, _causes(each.step), choose=pick)
+            for name, each, pick in zip(names, answer.found, picks, strict=True)
+        ),
+    )
+    memory = Bars(
+        "Memory of the fullest device",
+        "bytes",
+        tuple(
+            Bar(name, _held(each.step), choose=pick)
+            for name, each, pick in zip(names, answer.found, picks, strict=True)
+        ),
+        (answer.memory, f"A device has {size_of(int(answer.memory))}"),
+        MADE,
+    )
+    notes = (
+        *(f"{name} is {each.worse}." for name, each in zip(names, answer.found, strict=True) if each.worse),
+        *answer.refused,
+        "zero-1 cuts the optimizer's states over dp, zero-3 weights and gradients, too.",
+    )
+    return Picture(title, lead, (time, memory), notes, command)
+
+
+def _name(answer: Found) -> str:
+    """A way in words."""
+    way = answer.step.way
+    schedule = "" if way.stages == 1 else way.schedule + (f" x {way.chunks}" if way.chunks > 1 else "")
+    return ", ".join(filter(None, (f"{way} {answer.zero}", schedule, said_of(answer.plan))))
+
+
+def _pick(model: Any, answer: Found) -> dict[str, str]:
+    """What is chosen with a way; nothing where its plan is another than that of a mesh that is asked for."""
+    if said_of(answer.plan):
+        return {}
+    axes = [axis for axis in answer.step.way.mesh if axis != PIPELINE]
+    texts = {each.zero: each.text for each in structures(model, [precision_of(answer.precision)], [KEEPING_ALL], axes)}
+    place = ", ".join(text for text in texts[answer.zero].split(", ") if text.split(" over ")[1].split()[0] in axes)
+    way = answer.step.way
+    return {"mesh": str(way), "place": place} | ({"schedule": way.schedule} if way.stages > 1 else {})
+
+
+def _held(step: StepTakes, device: int | None = None) -> dict[str, float]:
+    """Bytes of a device by what they are for; by default of the fullest."""
+    stage = max(step.stages, key=lambda stage: stage.peak) if device is None else step.stages[device]
+    static = stage.static
+    parts = {
+        "weights": static.weights,
+        "master weights": static.masters,
+        "optimizer state": static.states,
+        "gradients": static.gradients,
+        "activations": stage.activations,
+        "workspace": stage.workspace,
+    }
+    return {name: int(size) for name, size in parts.items() if size}
+
+
+def _taken(many: Spread) -> list[Chart]:
+    """The step's time by cause, the memory of each device, the pipeline, and what is sent."""
+    step = many.step
+    held = [_held(step, device) for device in range(len(step.stages))]
+    word = "stage" if step.way.chunks == 1 else "device"
+    rows = list[Bar]()
+    for parts, group in groupby(range(len(held)), held.__getitem__):
+        places = list(group)
+        name = f"{word} {places[0] + 1}" + (f" to {places[-1] + 1}" if len(places) > 1 else "")
+        rows.append(Bar(name if len(held) > 1 else "every device", parts))
+    charts: list[Chart] = [
+        Bars("Time of a step by cause", "seconds", (Bar("a step", _causes(step)),)),
+        Bars(
+            "Memory of a device",
+            "bytes",
+            tuple(rows),
+            (many.memory, f"A device has {size_of(int(many.memory))}"),
+            MADE,
+        ),
+    ]
+    if step.way.stages > 1:
+        charts.append(_pipeline(step))
+    if step.sent:
+        sent = tuple(
+            (row.mesh_axis, row.word, row.role, row.calls, row.sent, row.link, row.seconds)
+            for row in sorted(step.sent, key=lambda row: -row.sent)
+        )
+        columns = (
+            ("mesh axis", ""),
+            ("collective", ""),
+            ("of", ""),
+            ("calls", "times"),
+            ("sent", "bytes"),
+            ("over", ""),
+            ("time", "seconds"),
+        )
+        charts.append(Rows("What a device sends in a step", columns, sent))
+    return charts
+
+
+def _pipeline(step: StepTakes) -> Lanes:
+    """The passes of the first microbatches on every stage."""
+    way = step.way
+    few = min(way.microbatches, 2 * way.stages + (2 if way.chunks == 1 else 0))
+    order = schedule_of(way.schedule, way.stages, few, way.chunks)
+    forward, backward, update = (step.passes[name] for name in "FBW")
+    ran = run(order, forward, backward, update, step.stages[0].sent)
+    word = "stage" if way.chunks == 1 else "stages"
+    lanes = tuple(
+        (
+            f"{word} {' and '.join(str(chunk * way.stages + device + 1) for chunk in range(way.chunks))}",
+            tuple((PASSES[each.kind], str(each.microbatch + 1), begin, end) for each, begin, end in times),
+        )
+        for device, times in enumerate(ran.times)
+    )
+    which = f"the first {few} of {way.microbatches:,} microbatches" if few < way.microbatches else "all microbatches"
+    return Lanes(f"The pipeline, {way.schedule}: {which}, by their numbers", "seconds", lanes)
+
+
+def _placed(
+    model: Any, many: Spread, place: str | None, placement: str | None, kind: str, given: dict[str, Any]
+) -> list[Chart]:
+    """The table of every device, with what its collectives move."""
+    inner = {axis: size for axis, size in many.step.way.mesh.items() if axis != PIPELINE and size > 1}
+    if not inner:
+        return []
+    text = ",".join(f"{axis}={size}" for axis, size in inner.items())
+    clauses = place if place or placement else usual(parse_mesh(text).names)
+    placing = {name: value for name, value in given.items() if name != "batch_size"}
+    try:
+        answer = placed_table(model, text, clauses, placement, precision=kind, **placing)
+    except InputError as error:
+        return [Lines(f"The table of every device is not shown: {error}", "bytes", ())]
+    rows, macro = list[tuple[int, str, bool, int | None, str]](), ""
+    for depth, line, collective in answer.statements():
+        if not isinstance(line, Repeat) and line.tag.macro != macro:
+            macro = line.tag.macro
+            rows.append((0, macro.replace("_", " "), False, None, ""))
+        moves = is_collective(line)
+        why = line.tag.why if isinstance(line, Word) else ""
+        times = f", {number(collective.times)} times" if collective and collective.times > 1 else ""
+        amount = collective.payload_bytes if collective else None
+        rows.append((depth + 1, str(line).partition("\n")[0], moves, amount, f"{why}{times}" if moves else ""))
+    return [Lines(f"The table of every device over {text}, with its collectives", "bytes", tuple(rows))]

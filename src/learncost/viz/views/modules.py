@@ -1,0 +1,72 @@
+"""The tree of a table's modules, each with what its lines cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.ledger.cost import cost
+from learncost.ledger.question import question
+from learncost.ledger.record import Cost, LedgerRow
+from learncost.viz.views.picture import Picture, Tree, command_of
+
+WHOLE = "."
+"""The path of a line that is of no module but the whole."""
+
+
+@dataclass
+class _Node:
+    values: list[float]
+    parts: dict[str, _Node] = field(default_factory=dict)
+
+
+@question(cost, "procedure price_book batch_size seq_len target_len optimizer dropout dtype context precision plan on "
+    "train train_layers lora lora_rank lora_alpha")  # fmt: skip
+def modules(model: Any, **sizes: Any) -> Picture:
+    """The cost of a step by the modules that a table's lines say they are of, as a tree.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`, and for a table whose lines say no modules.
+    """
+    step = cost(model, **sizes, by="module")
+    timed = step.timing is not None
+    columns = [
+        ("FLOPs", "FLOPs"),
+        ("MACCs", "MACCs"),
+        ("bytes moved", "bytes"),
+        *([("time", "seconds")] if timed else []),
+    ]
+    root = _Node([0] * len(columns))
+    for row in step.rows:
+        node, values = root, _values(row, timed)
+        for name in ("", *filter(None, (row.module or "").split(WHOLE))):
+            node = node if not name else node.parts.setdefault(name, _Node([0] * len(columns)))
+            node.values = [before + more for before, more in zip(node.values, values, strict=True)]
+    rows = list[tuple[int, str, tuple[float, ...]]]()
+    _walk(root, step.model, 0, rows)
+    largest = max(root.parts, key=lambda name: root.parts[name].values[0], default="")
+    share = root.parts[largest].values[0] / root.values[0] if largest and root.values[0] else 0
+    title = f"{100 * share:.0f} % of the FLOPs are in the module {largest}" if largest else "The step by modules"
+    depth = f"{max(depth for depth, *_ in rows)} parts deep"
+    lead = (
+        f"The step by the modules of the program that the table was read from, {depth}. Open one to see what is in it."
+    )
+    command = command_of(("cost",), model, {**sizes, "by": "module"})
+    return Picture(title, lead, (Tree("", tuple(columns), tuple(rows)),), (), command)
+
+
+def of_modules(step: Cost) -> bool:
+    """Whether lines of a step say modules."""
+    return step.priced is not None and any(row.module for row in step.priced.rows)
+
+
+def _values(row: LedgerRow, timed: bool) -> list[float]:
+    return [row.flops, row.maccs, row.bytes, *([row.seconds or 0.0] if timed else [])]
+
+
+def _walk(node: _Node, name: str, depth: int, rows: list[tuple[int, str, tuple[float, ...]]]) -> None:
+    rows.append((depth, name, tuple(node.values)))
+    for part, inner in sorted(node.parts.items(), key=lambda pair: -pair[1].values[0]):
+        _walk(inner, part, depth + 1, rows)

@@ -17,11 +17,11 @@ from typing import Any
 from measure import milliseconds, show
 
 from learncost.books.book import book, price
-from learncost.ledger.rows import ledger
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.procedures.procedure import procedure
 from learncost.procedures.step import step
+from learncost.reports.rows import ledger
 
 REPEATS = 41
 

@@ -14,7 +14,7 @@ from typing import Any
 from docstring_parser import Docstring, DocstringStyle, parse
 
 import learncost as lc
-from learncost.ledger.question import docstring_parts
+from learncost.reports.question import docstring_parts
 
 _ELSEWHERE = re.compile(r"mean\s+what\s+they\s+mean\s+in\s+`lc\.(\w+)`")
 """How a docstring says where arguments that it does not list are described."""

@@ -271,7 +271,7 @@ def test_errata_as_data(capsys):
 @pytest.mark.parametrize(
     ("line", "doing"),
     [
-        ("cost gpt2", "learncost.ledger.cost.prepare"),
+        ("cost gpt2", "learncost.reports.cost.prepare"),
         ("calibrate --out own.json", "learncost.cli.calibrate.measure"),
         ("sweep gpt2 --seq-len 1:100 --output rows.csv", "learncost.cli.sweep.compute"),
         ("search gpt2 --on DGX-H100 --devices 8", "learncost.autoshard.search._look"),
@@ -297,7 +297,9 @@ def test_a_signal_ends_every_command_as_ctrl_c_does(name, line, doing, monkeypat
 
 def test_what_nohup_has_ignored_stays_so(monkeypatch):
     heard = []
-    monkeypatch.setattr("learncost.ledger.cost.prepare", lambda *_, **__: heard.append(signal.getsignal(signal.SIGHUP)))
+    monkeypatch.setattr(
+        "learncost.reports.cost.prepare", lambda *_, **__: heard.append(signal.getsignal(signal.SIGHUP))
+    )
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with pytest.raises(AttributeError):  # of what the pretended run is not
@@ -311,7 +313,7 @@ def test_mistakes_of_ours_are_not_hidden(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("learncost.ledger.cost.prepare", fail)
+    monkeypatch.setattr("learncost.reports.cost.prepare", fail)
     with pytest.raises(ZeroDivisionError):
         main(["cost", "gpt2"])
 

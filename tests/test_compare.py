@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import learncost as lc
 from learncost.cli.command import main
 from learncost.ir.count import Count
-from learncost.ledger.crossing import coefficients, stretches
 from learncost.models.small import contents
 from learncost.procedures.procedure import PROCEDURES
+from learncost.reports.crossing import coefficients, stretches
 
 GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 100}
 ENCODER = {**GENERIC, "num_hidden_layers": 3, "seq_len": 4}

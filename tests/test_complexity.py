@@ -8,7 +8,7 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.layers.layer import shipped_layer
-from learncost.ledger.complexity import complexity
+from learncost.reports.complexity import complexity
 
 SIZES = {"seq_len": 100, "hidden_size": 512, "num_attention_heads": 8, "kernel_size": 3, "window": 5}
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.cli.command import main
-from learncost.ledger.sheet import joules_of, rounded, seconds_of, size_of
 from learncost.models.configuration import configure
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
+from learncost.reports.sheet import joules_of, rounded, seconds_of, size_of
 
 SMALL = {
     "num_hidden_layers": 1,

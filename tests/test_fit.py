@@ -18,12 +18,12 @@ from learncost.engines.emitted import Emitted
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
-from learncost.ledger.memory_fit import fit
-from learncost.ledger.memory_inference import Serving
-from learncost.ledger.search import largest_batch, longest_within
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.readings.live import live
+from learncost.reports.memory_fit import fit
+from learncost.reports.memory_inference import Serving
+from learncost.reports.search import largest_batch, longest_within
 
 MIB = 2**20
 MODEL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 500}

@@ -23,10 +23,10 @@ from learncost.ir.line import Line
 from learncost.ir.parse import parse_line
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped, shipped_layer, usual_names
-from learncost.ledger.cost import cost
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.ops import plain, word_called
 from learncost.readings import write
+from learncost.reports.cost import cost
 from sampling import sampled
 
 ROWS = json.loads((Path(__file__).parent / "printed" / "formulas.json").read_text(encoding="utf-8"))["entries"]

@@ -13,10 +13,10 @@ from allocator import apart, most
 from learncost.bench.torch_models import module
 from learncost.cli.command import main
 from learncost.ir.errors import InputError
-from learncost.ledger.runners import autograd
 from learncost.models.configuration import configure
 from learncost.models.model import build, masks_of, run_sizes
 from learncost.models.module import module_of
+from learncost.reports.runners import autograd
 from learncost.schedule.autograd import Asked, Tape, run_step
 from sampling import sampled
 from unrolled import unrolled

@@ -7,8 +7,8 @@ from learncost.engines import in_place
 from learncost.engines.compiler import compiler
 from learncost.ir.count import base
 from learncost.ir.precision import precision_of
-from learncost.ledger.memory_step import Step
-from learncost.ledger.run import prepare
+from learncost.reports.memory_step import Step
+from learncost.reports.run import prepare
 from sampling import sampled
 
 torch = pytest.importorskip("torch")

@@ -8,11 +8,11 @@ import pytest
 import learncost as lc
 from learncost.ir.count import shape_of
 from learncost.ir.precision import precision_of
-from learncost.ledger.memory_step import Step
-from learncost.ledger.run import prepare
 from learncost.readings import rooms
 from learncost.readings.emit import fill, leaves, program
 from learncost.readings.rooms.layout import chosen
+from learncost.reports.memory_step import Step
+from learncost.reports.run import prepare
 from sampling import sampled
 
 torch = pytest.importorskip("torch")

@@ -8,9 +8,9 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.ledger.memory_published import conventions, exact, published_memory
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
+from learncost.reports.memory_published import conventions, exact, published_memory
 
 AUTHORS = conventions()["pau-aymone"]
 PROCEDURES = ("bp", "pepita", "mempepita")

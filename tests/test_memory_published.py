@@ -7,12 +7,12 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.ledger.memory_measured import measured
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.live import live
+from learncost.reports.memory_measured import measured
 
 LAYERS, BATCH, LENGTH, HEADS, WIDTH = 7, 2, 5, 3, 12
 SBH = LENGTH * BATCH * WIDTH

@@ -9,8 +9,8 @@ import pytest
 import test_paper_book
 from learncost.books.book import BOOKS
 from learncost.ir.count import Count
-from learncost.ledger import run
 from learncost.readings.price import Override, WordPrice
+from learncost.reports import run
 from sampling import sampled
 
 PRINTED = [name for name, book in BOOKS.items() if book.rule == "printed"]

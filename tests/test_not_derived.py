@@ -8,10 +8,10 @@ import torch
 
 import learncost as lc
 from learncost.ir.count import Count
-from learncost.ledger.rows import ledger
-from learncost.ledger.run import rows_of
 from learncost.models.from_layer import from_layer
 from learncost.procedures.procedure import procedure
+from learncost.reports.rows import ledger
+from learncost.reports.run import rows_of
 
 LINES = """net(X targets share; W V) -> loss
   targets: index of v

@@ -12,10 +12,10 @@ import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.ir.count import Count
 from learncost.layers.layer import shipped_layer
-from learncost.ledger.run import rows_of
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build
 from learncost.readings.price import Price
+from learncost.reports.run import rows_of
 from printed import equations as e
 from printed.equations import Cost, total
 from printed.models import CORRECTED, LAYERS, PARTS, encoder_decoder, encoder_only, nothing, training

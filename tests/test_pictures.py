@@ -13,7 +13,7 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.ledger.question import flags_of
+from learncost.reports.question import flags_of
 from learncost.schedule.log import Log
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.curve import curve

@@ -8,7 +8,7 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, PRECISIONS, PRODUCTS_ALONE, ROLES, bytes_of_type
-from learncost.ledger.question import FLAGS
+from learncost.reports.question import FLAGS
 
 SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 96, "n_positions": 32}
 

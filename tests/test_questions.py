@@ -14,10 +14,10 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.ledger.columns import write_csv
 from learncost.models.presets import preset
 from learncost.models.wording import BYTES, whole_number
 from learncost.procedures.optimizer_state import STATES
+from learncost.reports.columns import write_csv
 from learncost.training.progress import Lines
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "questions.md"

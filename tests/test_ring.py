@@ -9,12 +9,12 @@ from learncost.ir.count import came_from, first_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Sum, Word
 from learncost.ir.repeat import Repeat, walk
-from learncost.ledger.over import in_a_ring
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
+from learncost.reports.over import in_a_ring
 from learncost.sharding.check import check_placed
 from learncost.sharding.collective import collectives
 from learncost.sharding.mesh import mesh

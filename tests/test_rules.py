@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 
 import learncost as lc
-from learncost.ledger.rules import rules
-from learncost.ledger.thumbs import evaluate, thumbs
 from learncost.models.configuration import configure
+from learncost.reports.rules import rules
+from learncost.reports.thumbs import evaluate, thumbs
 
 GENERIC = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "vocab_size": 11, "seq_len": 5}
 MODELS = {

@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.ledger.question import flags_of
 from learncost.models.presets import presets
+from learncost.reports.question import flags_of
 from learncost.viz.data.growth import growth
 from learncost.viz.document import document
 from learncost.viz.serve import connection, guard, worker

@@ -11,9 +11,9 @@ import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.cli.sweep import notes
 from learncost.cli.sweep import sweep as command
-from learncost.ledger import columns
-from learncost.ledger.grid import values
-from learncost.ledger.sweep import sweep
+from learncost.reports import columns
+from learncost.reports.grid import values
+from learncost.reports.sweep import sweep
 from sampling import sampled
 
 SIZES = {

@@ -10,7 +10,7 @@ import torch
 from conformance.cases import Case
 from conformance.counter import Counter
 from conformance.verdict import QUANTITIES, Result
-from learncost.ledger.sheet import WIDTH, Row, Sheet, number
+from learncost.reports.sheet import WIDTH, Row, Sheet, number
 
 _HEADS = {"forward": "forward", "training": "both passes", "parameters": "parameters", "trained": "trained"}
 _LEGEND = (

@@ -41,23 +41,6 @@ if TYPE_CHECKING:
     from learncost.layers.layer import Layer as Layer
     from learncost.layers.layer import layer as layer
     from learncost.layers.lower import lower as lower
-    from learncost.ledger.compare import Comparison as Comparison
-    from learncost.ledger.compare import compare as compare
-    from learncost.ledger.complexity import complexity as complexity
-    from learncost.ledger.conventions import Conventions as Conventions
-    from learncost.ledger.conventions import conventions as conventions
-    from learncost.ledger.cost import cost as cost
-    from learncost.ledger.memory import Memory as Memory
-    from learncost.ledger.memory import memory as memory
-    from learncost.ledger.memory_fit import Fit as Fit
-    from learncost.ledger.memory_fit import fit as fit
-    from learncost.ledger.placed import PlacedStep as PlacedStep
-    from learncost.ledger.placed import place as place
-    from learncost.ledger.record import Cost as Cost
-    from learncost.ledger.rules import rules as rules
-    from learncost.ledger.sweep import Sweep as Sweep
-    from learncost.ledger.sweep import sweep as sweep
-    from learncost.ledger.thumbs import Rules as Rules
     from learncost.models.from_module import from_module as from_module
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
@@ -66,6 +49,23 @@ if TYPE_CHECKING:
     from learncost.readings.price import Book as Book
     from learncost.readings.price import Price as Price
     from learncost.readings.run import run as run
+    from learncost.reports.compare import Comparison as Comparison
+    from learncost.reports.compare import compare as compare
+    from learncost.reports.complexity import complexity as complexity
+    from learncost.reports.conventions import Conventions as Conventions
+    from learncost.reports.conventions import conventions as conventions
+    from learncost.reports.cost import cost as cost
+    from learncost.reports.memory import Memory as Memory
+    from learncost.reports.memory import memory as memory
+    from learncost.reports.memory_fit import Fit as Fit
+    from learncost.reports.memory_fit import fit as fit
+    from learncost.reports.placed import PlacedStep as PlacedStep
+    from learncost.reports.placed import place as place
+    from learncost.reports.record import Cost as Cost
+    from learncost.reports.rules import rules as rules
+    from learncost.reports.sweep import Sweep as Sweep
+    from learncost.reports.sweep import sweep as sweep
+    from learncost.reports.thumbs import Rules as Rules
     from learncost.training.train import train as train
     from learncost.verification.check import check_layer as check_layer
     from learncost.verification.verify import verify as verify
@@ -81,13 +81,13 @@ _PUBLIC = {
     "check_layer": "learncost.verification.check",
     "cluster": "learncost.devices.cluster",
     "Cluster": "learncost.devices.cluster",
-    "compare": "learncost.ledger.compare",
-    "Comparison": "learncost.ledger.compare",
-    "complexity": "learncost.ledger.complexity",
-    "conventions": "learncost.ledger.conventions",
-    "Conventions": "learncost.ledger.conventions",
-    "cost": "learncost.ledger.cost",
-    "Cost": "learncost.ledger.record",
+    "compare": "learncost.reports.compare",
+    "Comparison": "learncost.reports.compare",
+    "complexity": "learncost.reports.complexity",
+    "conventions": "learncost.reports.conventions",
+    "Conventions": "learncost.reports.conventions",
+    "cost": "learncost.reports.cost",
+    "Cost": "learncost.reports.record",
     "derive": "learncost.layers.derive",
     "Derived": "learncost.layers.derive",
     "device": "learncost.devices.device",
@@ -100,8 +100,8 @@ _PUBLIC = {
     "Formulas": "learncost.derivations.formulas",
     "ModelFormulas": "learncost.derivations.of_model",
     "Figure": "learncost.devices.figure",
-    "fit": "learncost.ledger.memory_fit",
-    "Fit": "learncost.ledger.memory_fit",
+    "fit": "learncost.reports.memory_fit",
+    "Fit": "learncost.reports.memory_fit",
     "inference": "learncost.procedures.inference",
     "Inference": "learncost.procedures.inference",
     "from_module": "learncost.models.from_module",
@@ -112,23 +112,23 @@ _PUBLIC = {
     "Live": "learncost.readings.live",
     "live": "learncost.readings.live",
     "lower": "learncost.layers.lower",
-    "memory": "learncost.ledger.memory",
-    "Memory": "learncost.ledger.memory",
+    "memory": "learncost.reports.memory",
+    "Memory": "learncost.reports.memory",
     "NotationError": "learncost.ir.errors",
-    "place": "learncost.ledger.placed",
-    "PlacedStep": "learncost.ledger.placed",
+    "place": "learncost.reports.placed",
+    "PlacedStep": "learncost.reports.placed",
     "price": "learncost.books.book",
     "Price": "learncost.readings.price",
     "rates": "learncost.devices.rates",
-    "rules": "learncost.ledger.rules",
-    "Rules": "learncost.ledger.thumbs",
+    "rules": "learncost.reports.rules",
+    "Rules": "learncost.reports.thumbs",
     "run": "learncost.readings.run",
     "run_cost": "learncost.hardware.run_cost",
     "RunCost": "learncost.hardware.record",
     "search": "learncost.autoshard.search",
     "Search": "learncost.autoshard.search",
-    "Sweep": "learncost.ledger.sweep",
-    "sweep": "learncost.ledger.sweep",
+    "Sweep": "learncost.reports.sweep",
+    "sweep": "learncost.reports.sweep",
     "report": "learncost.viz.report",
     "Report": "learncost.viz.report",
     "trace": "learncost.viz.trace",

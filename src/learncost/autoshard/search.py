@@ -28,13 +28,13 @@ from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError
 from learncost.ir.precision import stored
 from learncost.layers.layer import Layer
-from learncost.ledger.memory_types import bytes_of
-from learncost.ledger.question import question
-from learncost.ledger.run import check_tokens, prepare
-from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
 from learncost.models.configuration import Configuration
 from learncost.models.wording import counted, shown
 from learncost.readings.time import Rates
+from learncost.reports.memory_types import bytes_of
+from learncost.reports.question import question
+from learncost.reports.run import check_tokens, prepare
+from learncost.reports.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""

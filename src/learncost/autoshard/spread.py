@@ -16,9 +16,9 @@ from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
-from learncost.ledger.run import prepare
 from learncost.models.model import Model
 from learncost.models.wording import counted, shown
+from learncost.reports.run import prepare
 from learncost.schedule.pipeline import KINDS
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh

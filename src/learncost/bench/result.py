@@ -10,7 +10,7 @@ from typing import Any
 from learncost.bench.check import Difference
 from learncost.bench.sides import ENGINE, FLOOR
 from learncost.bench.subject import Subject
-from learncost.ledger.sheet import Shown
+from learncost.reports.sheet import Shown
 
 PARAMETER_BYTES = 12
 """A parameter's weight and two moments of AdamW, in fp32."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from learncost.bench.machine import described
 from learncost.bench.result import Bench, Case, SideFound
 from learncost.bench.sides import ENGINE, FLOOR
-from learncost.ledger.sheet import WIDTH, Row, Sheet, significant
+from learncost.reports.sheet import WIDTH, Row, Sheet, significant
 
 COLUMNS = ("", "ms a step", "tokens/s", "of best peer", "of floor", "peak MiB", "beyond MiB", "of leanest peer")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from learncost.devices.calibration import Calibration, check_place, own_file, save
 from learncost.hardware.calibrate import calibrate as measure
 from learncost.ir.errors import InputError
-from learncost.ledger.question import question
-from learncost.ledger.sheet import wrapped
 from learncost.models.wording import counted, shown
+from learncost.reports.question import question
+from learncost.reports.sheet import wrapped
 
 
 @question()

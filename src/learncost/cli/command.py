@@ -18,9 +18,9 @@ from typing import Any
 from learncost import __version__
 from learncost.cli.typed import read
 from learncost.ir.errors import InputError
-from learncost.ledger.question import FLAGS, Flag, flags_of, schema_of
-from learncost.ledger.sheet import FORMATS, SPELLED
 from learncost.models.wording import nearest, shown
+from learncost.reports.question import FLAGS, Flag, flags_of, schema_of
+from learncost.reports.sheet import FORMATS, SPELLED
 from learncost.training.interrupt import like_ctrl_c
 
 ABOUT = "What learning costs a neural network: exact MACCs, FLOPs, bytes, memory and time, proved by running it."
@@ -87,12 +87,12 @@ class Command:
 _LAYER = (*FORMATS, "mathml")
 
 _COMMANDS: Mapping[str, Command] = {
-    "cost": Command("ledger.cost:cost", "The exact cost of one training step, by layer and macro-operation."),
+    "cost": Command("reports.cost:cost", "The exact cost of one training step, by layer and macro-operation."),
     "compare": Command(
-        "ledger.compare:compare", "Learning procedures side by side, and where one overtakes another.", plots=True
+        "reports.compare:compare", "Learning procedures side by side, and where one overtakes another.", plots=True
     ),
     "conventions": Command(
-        "ledger.conventions:conventions", "What each price book and counter says, and why they differ."
+        "reports.conventions:conventions", "What each price book and counter says, and why they differ."
     ),
     "formulas": Command(
         "derivations.formulas:formulas", "MACCs and FLOPs as formulas: of a layer, or of a model's own layers.", _LAYER
@@ -101,17 +101,17 @@ _COMMANDS: Mapping[str, Command] = {
         "derivations.explain:explain", "A layer, a word or a model's layer line by line, with its gradients."
     ),
     "sweep": Command("cli.sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet.", (), False),
-    "rules": Command("ledger.rules:rules", "Rules of thumb set against the exact numbers."),
+    "rules": Command("reports.rules:rules", "Rules of thumb set against the exact numbers."),
     "memory": Command(
-        "ledger.memory:memory",
+        "reports.memory:memory",
         "The peak of one training step, the arrays that make it, what fits a budget.",
         plots=True,
     ),
     "fit": Command(
-        "ledger.memory_fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
+        "reports.memory_fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
     ),
     "place": Command(
-        "ledger.placed:place", "The table that each of many devices runs, and why every collective is in it."
+        "reports.placed:place", "The table that each of many devices runs, and why every collective is in it."
     ),
     "figure": Command(
         "viz.figure:figure", "A figure for a paper: memory, roofline, procedures, crossover and others.", (), False
@@ -134,7 +134,7 @@ _COMMANDS: Mapping[str, Command] = {
         "cli.calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step.", (), False
     ),
     "complexity": Command(
-        "ledger.complexity:complexity", "Attention, recurrence, convolution: costs and where they cross.", plots=True
+        "reports.complexity:complexity", "Attention, recurrence, convolution: costs and where they cross.", plots=True
     ),
     "contest": Command(
         "cli.contest:contest", "Learning procedures trained with equal budgets, and what came of it.", FORMATS, False

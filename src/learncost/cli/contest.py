@@ -16,11 +16,11 @@ from learncost.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.contest.problem import Problem
 from learncost.contest.workers import workers as who_trains
 from learncost.ir.errors import InputError, named_one
-from learncost.ledger.question import question
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import several
+from learncost.reports.question import question
 from learncost.training.files import write_json
 from learncost.training.interrupt import asked_to_stop
 

@@ -8,9 +8,9 @@ from typing import Any
 from learncost.books.errata import Erratum
 from learncost.books.errata import errata as every
 from learncost.ir.errors import InputError
-from learncost.ledger.question import question
-from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 from learncost.models.wording import mentions, nearest, shown
+from learncost.reports.question import question
+from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
 
 
 @question()

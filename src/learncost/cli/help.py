@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
-from learncost.ledger.question import GROUPS, Flag, docstring_parts, typed
-from learncost.ledger.sheet import styled
+from learncost.reports.question import GROUPS, Flag, docstring_parts, typed
+from learncost.reports.sheet import styled
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

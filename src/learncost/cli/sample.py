@@ -6,8 +6,8 @@ from pathlib import Path
 
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
-from learncost.ledger.question import question
 from learncost.models.model import build
+from learncost.reports.question import question
 from learncost.training.data.tasks import next_token
 from learncost.training.folder import SAMPLES, Folder
 from learncost.training.generate import Decoder, Sampling

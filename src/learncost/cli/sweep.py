@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from learncost.ledger.columns import check_path, write, write_csv
-from learncost.ledger.question import question
-from learncost.ledger.sweep import Sweep
-from learncost.ledger.sweep import sweep as compute
+from learncost.reports.columns import check_path, write, write_csv
+from learncost.reports.question import question
+from learncost.reports.sweep import Sweep
+from learncost.reports.sweep import sweep as compute
 
 if TYPE_CHECKING:
     from rich.progress import Progress

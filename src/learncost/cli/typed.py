@@ -7,12 +7,12 @@ from shlex import quote
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.question import Flag
 from learncost.models.argument import names_own_sizes
 from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.models.wording import nearest, printable, shown
+from learncost.reports.question import Flag
 
 
 def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, shipped
-from learncost.ledger.question import question
-from learncost.ledger.run import check_probability, lengths_of
 from learncost.models.argument import layer_or_model
+from learncost.reports.question import question
+from learncost.reports.run import check_probability, lengths_of
 from learncost.verification.report import Report
 from learncost.verification.verify import verify as compute
 

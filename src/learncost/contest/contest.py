@@ -19,8 +19,8 @@ from learncost.contest.problem import RATES
 from learncost.contest.trial import Outcome, Search, StoppedError, readied, trained
 from learncost.contest.workers import Workers, in_turn
 from learncost.ir.errors import InputError
-from learncost.ledger.run import possible
-from learncost.ledger.sheet import Drawn
+from learncost.reports.run import possible
+from learncost.reports.sheet import Drawn
 
 
 class Report(Protocol):

@@ -9,8 +9,8 @@ from typing import Any
 
 from learncost.contest.contest import Contest, Result
 from learncost.contest.trial import Outcome
-from learncost.ledger.run import left_out_text
-from learncost.ledger.sheet import WIDTH, Row, Sheet, size_of
+from learncost.reports.run import left_out_text
+from learncost.reports.sheet import WIDTH, Row, Sheet, size_of
 
 SCHEMA = 1
 

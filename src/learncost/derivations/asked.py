@@ -8,10 +8,10 @@ from functools import cached_property
 
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.ledger.over import whole_batch
 from learncost.models.configuration import family_of
 from learncost.models.model import Model, run_sizes
 from learncost.models.sizes import check_size
+from learncost.reports.over import whole_batch
 from learncost.schedule.pipeline import CHUNKS, KINDS, Schedule
 from learncost.schedule.pipeline import schedule as schedule_of
 from learncost.sharding.clauses import Clause

@@ -16,9 +16,6 @@ from learncost.ir.precision import BLOCKS, either, precision_of
 from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped
-from learncost.ledger.over import padded_step
-from learncost.ledger.question import question
-from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model, names_own_sizes
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
@@ -33,6 +30,9 @@ from learncost.procedures.step import step
 from learncost.readings.emit import program
 from learncost.readings.emit.placed import placed, standalone
 from learncost.readings.emit.precision import check_runs
+from learncost.reports.over import padded_step
+from learncost.reports.question import question
+from learncost.reports.run import lengths_of
 from learncost.sharding.place import place as place_step
 from learncost.version import __version__
 

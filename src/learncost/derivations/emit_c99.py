@@ -27,7 +27,6 @@ from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.layers.rewrite_integers import check_room
-from learncost.ledger.run import lengths_of
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import instead
@@ -46,6 +45,7 @@ from learncost.procedures.statistics import check_batches, over_batch, statistic
 from learncost.procedures.step import trained_by
 from learncost.readings.emit.c99 import Firmware, Given, firmware
 from learncost.readings.emit.c99.layout import varies
+from learncost.reports.run import lengths_of
 from learncost.training.files import check_finite, path_of, read_arrays, write_arrays
 from learncost.training.hugging_face import from_theirs, to_theirs
 from learncost.training.train import number

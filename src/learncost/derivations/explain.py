@@ -26,11 +26,11 @@ from learncost.ir.line import Word
 from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
-from learncost.ledger.question import question
 from learncost.ops import word_called
 from learncost.readings import write
 from learncost.readings.live import live
 from learncost.readings.price import price
+from learncost.reports.question import question
 
 
 @question()

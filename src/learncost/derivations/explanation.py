@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
-from learncost.ledger.sheet import SPELLED, Readable, Row, Sheet, number
 from learncost.readings import write
 from learncost.readings.price import Book
+from learncost.reports.sheet import SPELLED, Readable, Row, Sheet, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

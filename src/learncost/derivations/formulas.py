@@ -25,8 +25,6 @@ from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.parts import OUTSIDE_BLOCKS, part_of
-from learncost.ledger.question import question
-from learncost.ledger.sheet import Readable
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.ops import Entry, word_called
@@ -35,6 +33,8 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.readings import write
 from learncost.readings.price import Book, Row, price
+from learncost.reports.question import question
+from learncost.reports.sheet import Readable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,16 +13,16 @@ from learncost.ir.line import Line
 from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
 from learncost.layers.parts import shown_layer
-from learncost.ledger.run import Run
-from learncost.ledger.sheet import WIDTH, Sheet, Shown, number
-from learncost.ledger.sheet import Row as Cells
-from learncost.ledger.show import convention
 from learncost.models.made import written
 from learncost.models.wording import nearest
 from learncost.ops import plain
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.readings import write
 from learncost.readings.price import Row
+from learncost.reports.run import Run
+from learncost.reports.sheet import WIDTH, Sheet, Shown, number
+from learncost.reports.sheet import Row as Cells
+from learncost.reports.show import convention
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from learncost.ir.table import Table
 from learncost.layers.derive import Derived, derive, part
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
 from learncost.layers.tangent import along_inputs
-from learncost.ledger.run import Run, prepare
 from learncost.models.argument import GENERIC
 from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
@@ -28,6 +27,7 @@ from learncost.procedures.moves import ELSEWHERE, MOVES
 from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.procedures.procedure import LEARNING, procedure
 from learncost.readings.price import Book
+from learncost.reports.run import Run, prepare
 
 BP = "bp"
 """How a layer by itself learns where nothing else is said."""

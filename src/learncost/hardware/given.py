@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from learncost.devices.figure import Figure
 from learncost.ir.errors import InputError
-from learncost.ledger.run import check_tokens
 from learncost.models.wording import shown
+from learncost.reports.run import check_tokens
 
 # name: (unit, lowest, highest, what would be right); the ends are what can be, not what is usual.
 _LIMITS: Mapping[str, tuple[str, float, float, str]] = {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure
-from learncost.ledger.record import Cost
-from learncost.ledger.sheet import Shown
+from learncost.reports.record import Cost
+from learncost.reports.sheet import Shown
 
 if TYPE_CHECKING:
     from learncost.autoshard.spread import Spread

@@ -21,10 +21,6 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES, check_stored, either
 from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
-from learncost.ledger.cost import cost
-from learncost.ledger.question import question
-from learncost.ledger.record import Cost
-from learncost.ledger.run import check_tokens
 from learncost.models.configuration import Configuration
 from learncost.models.tables import check_batch
 from learncost.models.wording import counted, shown
@@ -32,6 +28,10 @@ from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.price import Book
 from learncost.readings.time import Rates
+from learncost.reports.cost import cost
+from learncost.reports.question import question
+from learncost.reports.record import Cost
+from learncost.reports.run import check_tokens
 
 if TYPE_CHECKING:
     from learncost.autoshard.spread import Spread

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from learncost.devices.figure import Figure
 from learncost.hardware.published import PublishedRun
 from learncost.hardware.record import TOTALS, RunCost
-from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, significant, size_of
-from learncost.ledger.show import convention
+from learncost.reports.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, significant, size_of
+from learncost.reports.show import convention
 
 if TYPE_CHECKING:
     from learncost.autoshard.spread import Spread

@@ -11,9 +11,9 @@ from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
-from learncost.ledger.cost import cost
 from learncost.models.configuration import Configuration
 from learncost.readings.time import Rates
+from learncost.reports.cost import cost
 
 if TYPE_CHECKING:
     from learncost.autoshard.spread import Asked, Spread

@@ -16,11 +16,11 @@ class Framed:
 
     def to_polars(self) -> Any:
         """Its rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
-        return import_module("learncost.ledger.frames").polars_of(self._rows())
+        return import_module("learncost.reports.frames").polars_of(self._rows())
 
     def to_pandas(self) -> Any:
         """Its rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
-        return import_module("learncost.ledger.frames").pandas_of(self._rows())
+        return import_module("learncost.reports.frames").pandas_of(self._rows())
 
 
 class Displayed(Framed):

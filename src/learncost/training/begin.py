@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.memory import Memory, memory
 from learncost.models.argument import find, layer_given, names_module
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import spelled
 from learncost.procedures.procedure import procedure
+from learncost.reports.memory import Memory, memory
 from learncost.training import hugging_face
 from learncost.training.data.task import Task
 from learncost.training.data.tasks import next_token, task, tokenizer_of

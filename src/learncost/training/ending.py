@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.ledger.sheet import size_of, wrapped
+from learncost.reports.sheet import size_of, wrapped
 from learncost.training.folder import SAMPLES
 from learncost.training.loop import Result, Step
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from learncost.ledger.sheet import wrapped
+from learncost.reports.sheet import wrapped
 from learncost.training.loop import Report, Step
 
 

@@ -21,9 +21,6 @@ from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.ledger.cost import cost
-from learncost.ledger.memory import Memory, memory
-from learncost.ledger.runners import runners
 from learncost.models.configuration import Configuration
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, lengths_open
@@ -32,6 +29,9 @@ from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import INFERENCE, LEARNING
+from learncost.reports.cost import cost
+from learncost.reports.memory import Memory, memory
+from learncost.reports.runners import runners
 from learncost.training.engines import ENGINES, engine
 from learncost.training.options import Options
 from learncost.verification.verify import verify_table

@@ -11,8 +11,8 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.ir.precision import either
-from learncost.ledger.question import flags_of, question
 from learncost.models.wording import counted
+from learncost.reports.question import flags_of, question
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.presets import chosen

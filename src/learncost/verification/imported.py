@@ -393,7 +393,7 @@ _OF_EXPORT = (
 
 def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: Imported) -> tuple[int, int]:
     """What the table has of what FlopCounterMode counts, forward and backward."""
-    from learncost.ledger.cost import cost
+    from learncost.reports.cost import cost
 
     sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
     asked = imported.exported.letters.where_open

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
+from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
 
 _MARKS = {True: "passed", False: "FAILED", None: "not made"}
 

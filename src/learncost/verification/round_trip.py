@@ -15,10 +15,10 @@ from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, layer
 from learncost.layers.products import matrix_maccs
-from learncost.ledger.cost import cost
 from learncost.models.imported.walk import read_module
 from learncost.readings.emit import fill, program
 from learncost.readings.price import price
+from learncost.reports.cost import cost
 from learncost.verification.imported import Parity, parity
 from learncost.verification.sample import random_arrays
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
-from learncost.ledger.compare import compare
-from learncost.ledger.conventions import YARDSTICK, Conventions, conventions
 from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import INFERENCE, PROCEDURES
+from learncost.reports.compare import compare
+from learncost.reports.conventions import YARDSTICK, Conventions, conventions
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.growth import ALONG, growth
 from learncost.viz.data.procedures import procedures, table_memories

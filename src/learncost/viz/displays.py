@@ -15,11 +15,11 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.derive import Derived
 from learncost.layers.layer import Layer
-from learncost.ledger.sheet import Row, Sheet, number, significant, size_of
 from learncost.procedures.inference import Inference
 from learncost.readings.live import Live
 from learncost.readings.price import Price
 from learncost.readings.write import mathml
+from learncost.reports.sheet import Row, Sheet, number, significant, size_of
 
 LONGEST = 240
 """Characters of a field; what is longer is cut, with three dots."""

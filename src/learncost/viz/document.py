@@ -21,14 +21,6 @@ from learncost.ir.precision import either, precision_of
 from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.layers.parts import shown_layer
-from learncost.ledger.cost import cost
-from learncost.ledger.memory import Memory, memory
-from learncost.ledger.memory_step import Step
-from learncost.ledger.question import flags_of, flags_typed, question
-from learncost.ledger.record import Cost
-from learncost.ledger.run import adaptation_of, prepare
-from learncost.ledger.runners import TABLE, USUAL
-from learncost.ledger.show import convention, title
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration, family_of, size_meant
 from learncost.models.model import Model
@@ -36,6 +28,14 @@ from learncost.models.tables import RUN
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.readings import write
+from learncost.reports.cost import cost
+from learncost.reports.memory import Memory, memory
+from learncost.reports.memory_step import Step
+from learncost.reports.question import flags_of, flags_typed, question
+from learncost.reports.record import Cost
+from learncost.reports.run import adaptation_of, prepare
+from learncost.reports.runners import TABLE, USUAL
+from learncost.reports.show import convention, title
 from learncost.viz.comparisons import LEARNING, comparisons
 from learncost.viz.data.costs import CostLine, cost_lines, symbols_of, tables
 from learncost.viz.data.curve import curve

@@ -13,9 +13,9 @@ from learncost.ir.line import Line, alias
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.layers.parts import shown_layer
-from learncost.ledger.timing import Timing
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.readings.price import Price, Row
+from learncost.reports.timing import Timing
 from learncost.schedule.groups import groups
 from learncost.schedule.lifetimes import Turn, Walked, every_turn, some_turns
 from learncost.viz.timeline import Counter, Pen, Process, changes

@@ -12,12 +12,12 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
-from learncost.ledger.memory import Memory, memory
-from learncost.ledger.question import question
-from learncost.ledger.sheet import Readable
 from learncost.models.argument import NamedLayer
 from learncost.models.wording import shown
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
+from learncost.reports.memory import Memory, memory
+from learncost.reports.question import question
+from learncost.reports.sheet import Readable
 from learncost.training.files import written
 from learncost.viz.document import document
 from learncost.viz.page import page

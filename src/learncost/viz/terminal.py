@@ -12,16 +12,16 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.sheet import WIDTH, size_of
+from learncost.reports.sheet import WIDTH, size_of
 from learncost.viz.data.curve import Curve, curve
 from learncost.viz.data.growth import growth
 from learncost.viz.figures.complexity import of as curves_of
 from learncost.viz.figures.style import place_of, tick
 
 if TYPE_CHECKING:
-    from learncost.ledger.compare import Comparison
-    from learncost.ledger.complexity import Complexity
-    from learncost.ledger.memory import Memory
+    from learncost.reports.compare import Comparison
+    from learncost.reports.complexity import Complexity
+    from learncost.reports.memory import Memory
     from learncost.training.loop import Result
 
 HIGH = 14

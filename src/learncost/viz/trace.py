@@ -14,17 +14,17 @@ from learncost.ir.precision import either, precision_of
 from learncost.ir.repeat import check_known
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
-from learncost.ledger.inference import served
-from learncost.ledger.memory_step import Step
-from learncost.ledger.question import question
-from learncost.ledger.run import adaptation_of, prepare
-from learncost.ledger.sheet import Row, Sheet, Shown, number, seconds_of
-from learncost.ledger.timing import timing
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.live import moments
+from learncost.reports.inference import served
+from learncost.reports.memory_step import Step
+from learncost.reports.question import question
+from learncost.reports.run import adaptation_of, prepare
+from learncost.reports.sheet import Row, Sheet, Shown, number, seconds_of
+from learncost.reports.timing import timing
 from learncost.schedule.lifetimes import Walked
 from learncost.training.files import path_of, written
 from learncost.version import __version__

@@ -14,11 +14,11 @@ from learncost.cli.importing.user_file import target
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
-from learncost.ledger.question import question
-from learncost.ledger.sheet import Readable
 from learncost.models.files import NOTATION
 from learncost.models.wording import shown
 from learncost.readings.price import parameters
+from learncost.reports.question import question
+from learncost.reports.sheet import Readable
 from learncost.training.files import path_of, written
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learncost.ir.errors import InputError
-from learncost.ledger.question import question
+from learncost.reports.question import question
 
 UNKNOWN = ("refuse", "zero")
 """What becomes of an operation of which nobody knows the cost: a refusal, or a line without a number."""

@@ -17,7 +17,7 @@ def _commands() -> Listed:
 
 def _flags() -> Listed:
     from learncost.cli.command import COMMANDS
-    from learncost.ledger.question import typed
+    from learncost.reports.question import typed
 
     entries: list[Known] = [
         {

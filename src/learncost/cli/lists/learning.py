@@ -47,10 +47,10 @@ def _procedures() -> Listed:
 
 def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
     """What a step of each procedure takes of a model, and that over what backpropagation takes."""
-    from learncost.ledger.cost import cost
-    from learncost.ledger.memory import Memory, memory
-    from learncost.ledger.sheet import size_of
     from learncost.procedures.procedure import LEARNING
+    from learncost.reports.cost import cost
+    from learncost.reports.memory import Memory, memory
+    from learncost.reports.sheet import size_of
 
     def taken(procedure: str) -> tuple[int, int]:
         held = memory(model, procedure=procedure, engine="table", **sizes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
+from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
 
 Known = dict[str, Any]
 """What is known of one thing, under short names, as the JSON has it: numbers are numbers."""

@@ -13,8 +13,8 @@ from learncost.cli.lists.machines import MACHINES
 from learncost.cli.lists.models import MODELS, support_of_families
 from learncost.cli.lists.notation import NOTATION
 from learncost.ir.errors import InputError
-from learncost.ledger.question import question
 from learncost.models.wording import mentions, nearest, shown
+from learncost.reports.question import question
 
 
 @question()
@@ -78,9 +78,9 @@ def listing(
 
 def _how_many(name: str, text: str | None) -> int:
     """The entries of a list; where all are counted, without making what takes seconds to make."""
-    from learncost.ledger.memory_measured import measured
     from learncost.models.argument import GENERIC
     from learncost.models.presets import presets, table_presets
+    from learncost.reports.memory_measured import measured
 
     quick = {
         "models": lambda: len(presets()) + len(table_presets()) + len(GENERIC),

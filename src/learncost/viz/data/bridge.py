@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from learncost.ir.errors import InputError, named_one
-from learncost.ledger.conventions import YARDSTICK, Convention, Conventions
+from learncost.reports.conventions import YARDSTICK, Convention, Conventions
 
 SMALL = 0.004
 """Items below this share of what the drawing reaches over are drawn together."""

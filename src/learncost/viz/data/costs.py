@@ -15,12 +15,12 @@ from learncost.ir.precision import BYTES
 from learncost.ir.repeat import walk
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.layers.parts import shown_layer
-from learncost.ledger.record import Cost
-from learncost.ledger.rows import lines_by
 from learncost.models.compose import plan
 from learncost.models.model import Model
 from learncost.readings import write
 from learncost.readings.price import Price, Row
+from learncost.reports.record import Cost
+from learncost.reports.rows import lines_by
 from learncost.viz.data.polynomials import Monomials, as_count
 
 QUANTITIES = ("maccs", "flops", "bytes", "parameters")

@@ -10,8 +10,8 @@ from math import prod
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.memory import Memory
 from learncost.readings.live import Moment, Stay
+from learncost.reports.memory import Memory
 
 KINDS = (
     "weights",

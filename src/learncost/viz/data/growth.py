@@ -12,11 +12,11 @@ from typing import Any
 from learncost.books.book import book as find_book
 from learncost.ir.count import total
 from learncost.ir.errors import InputError, named_one
-from learncost.ledger.compare import Cheaper, Comparison, length_axes, total_in
-from learncost.ledger.crossing import coefficients
-from learncost.ledger.run import Run
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import build
+from learncost.reports.compare import Cheaper, Comparison, length_axes, total_in
+from learncost.reports.crossing import coefficients
+from learncost.reports.run import Run
 
 ALONG: Mapping[str, str] = {"length": "tokens", "batch": "sequences", "depth": "blocks", "width": "width"}
 """What a step grows along, and the unit."""

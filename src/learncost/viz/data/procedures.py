@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.compare import Comparison
-from learncost.ledger.memory import Memory, memory
+from learncost.reports.compare import Comparison
+from learncost.reports.memory import Memory, memory
 
 
 @dataclass(frozen=True)

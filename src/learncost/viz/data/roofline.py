@@ -8,7 +8,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.layers.parts import shown_layer
-from learncost.ledger.record import Cost, LedgerRow
+from learncost.reports.record import Cost, LedgerRow
 
 
 @dataclass(frozen=True)

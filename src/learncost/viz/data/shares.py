@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from learncost.ir.repeat import check_known
-from learncost.ledger.record import Cost
+from learncost.reports.record import Cost
 from learncost.viz.data.roofline import share
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.record import Cost
 from learncost.models.compose import SYMBOLS
 from learncost.models.configuration import family_of, in_order
 from learncost.models.expression import Tree, evaluate, tree
 from learncost.models.model import Model
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.models.tables import letters
+from learncost.reports.record import Cost
 
 _MEANINGS = {size.name: size.meaning for size in (*RUN_SIZES, *MODEL_SIZES)} | {
     "context": "tokens in the cache before the step"

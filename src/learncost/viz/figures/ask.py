@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.question import FLAGS, flags_of
 from learncost.procedures.procedure import several
+from learncost.reports.question import FLAGS, flags_of
 
 DRAWN = ("along", "against", "engine")
 """Flags of figures alone, which not every kind has."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
-from learncost.ledger.complexity import Complexity
-from learncost.ledger.letters import LETTERS
+from learncost.reports.complexity import Complexity
+from learncost.reports.letters import LETTERS
 from learncost.viz.data.curves import Curves, Line
 from learncost.viz.figures.curves import draw, height, notes
 

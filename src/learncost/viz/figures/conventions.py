@@ -7,7 +7,7 @@ from itertools import pairwise
 from textwrap import wrap
 from typing import Any
 
-from learncost.ledger.conventions import YARDSTICK, Conventions, conventions
+from learncost.reports.conventions import YARDSTICK, Conventions, conventions
 from learncost.viz.data.bridge import Bridge, bridge
 from learncost.viz.figures.ask import keywords_of
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, sizes_of, step_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from learncost.ledger.compare import Comparison, compare
+from learncost.reports.compare import Comparison, compare
 from learncost.viz.data.growth import Growth, growth
 from learncost.viz.figures.ask import keywords_of
 from learncost.viz.figures.growing import TITLES, axis_of_sizes, ground_beyond, labels_at_ends
@@ -94,7 +94,7 @@ def _locator(count: int) -> Any:
 
 def notes(data: Growth) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    from learncost.ledger.show import convention
+    from learncost.reports.show import convention
 
     yield f"{data.model}: all else as at length {data.here:,}; crossings are solved exactly at whole numbers"
     yield convention(data.price_book)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from learncost.ledger.cost import cost
-from learncost.ledger.record import Cost
+from learncost.reports.cost import cost
+from learncost.reports.record import Cost
 from learncost.viz.data.roofline import share
 from learncost.viz.data.shares import Shares, shares
 from learncost.viz.figures.ask import keywords_of, procedures_of
@@ -75,7 +75,7 @@ def draw(data: Shares, panel: Panel) -> None:
 
 def notes(data: Shares) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    from learncost.ledger.show import convention
+    from learncost.reports.show import convention
 
     for bar in data.bars:
         yield f"{bar.model}, {bar.procedure}: {sizes_of(bar)}; optimizer {bar.optimizer}; counted: {bar.counted}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from learncost.ledger.memory import Memory, memory
-from learncost.ledger.sheet import size_of
+from learncost.reports.memory import Memory, memory
+from learncost.reports.sheet import size_of
 from learncost.viz.data.curve import Curve, curve
 from learncost.viz.figures.ask import keywords_of, procedures_of
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, sizes_of, step_of

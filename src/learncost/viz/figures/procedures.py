@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from learncost.ledger.compare import Comparison, compare
-from learncost.ledger.sheet import size_of
+from learncost.reports.compare import Comparison, compare
+from learncost.reports.sheet import size_of
 from learncost.viz.data.procedures import Procedures, procedures, table_memories
 from learncost.viz.figures.ask import keywords_of
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key, sizes_of, step_of
@@ -115,7 +115,7 @@ def _end(flops: int, ratio: float | None) -> str:
 
 def notes(data: Procedures) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    from learncost.ledger.show import convention
+    from learncost.reports.show import convention
 
     yield f"{data.model}: {sizes_of(data)}; optimizer {data.optimizer}"
     yield convention(data.price_book)

@@ -8,9 +8,9 @@ from math import log10, pi, sqrt
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.cost import cost
-from learncost.ledger.record import Cost
-from learncost.ledger.sheet import seconds_of
+from learncost.reports.cost import cost
+from learncost.reports.record import Cost
+from learncost.reports.sheet import seconds_of
 from learncost.viz.data.roofline import Point, Roofline, roofline, share
 from learncost.viz.figures.ask import keywords_of, procedures_of
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, sizes_of, step_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.ir.errors import InputError, named_one
-from learncost.ledger.compare import Comparison, compare
-from learncost.ledger.sheet import significant
+from learncost.reports.compare import Comparison, compare
+from learncost.reports.sheet import significant
 from learncost.viz.data.growth import ALONG, Growth, growth
 from learncost.viz.figures.ask import keywords_of
 from learncost.viz.figures.growing import TITLES, axis_of_sizes, labels_at_ends
@@ -140,7 +140,7 @@ def _between_powers(axis: Any, powers: float) -> None:
 
 def notes(data: Scaling) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    from learncost.ledger.show import convention
+    from learncost.reports.show import convention
 
     for curve in data.curves:
         yield f"{curve.model} over its {curve.along}: all else as asked for, a dot at {curve.along} {curve.here:,}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from learncost.ledger.sheet import significant
+from learncost.reports.sheet import significant
 
 INK, MUTED, FAINT, LINK, GRID, EDGE = "#16191D", "#4A525C", "#646D77", "#0B57B0", "#DEE2E6", "#C3C9D0"
 LIGHT, MIDDLE, DARK = "#E3E6EA", "#CDD2D8", "#B4BBC4"

@@ -11,7 +11,7 @@ from learncost.viz.data.curves import Curves, Line
 from learncost.viz.figures.curves import draw, height, notes
 
 if TYPE_CHECKING:
-    from learncost.ledger.sweep import Sweep
+    from learncost.reports.sweep import Sweep
 
 __all__ = ["draw", "height", "notes", "of"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.cost import cost
-from learncost.ledger.question import flags_of
 from learncost.models.wording import shown
+from learncost.reports.cost import cost
+from learncost.reports.question import flags_of
 from learncost.viz.document import as_json, document
 from learncost.viz.page import page
 from learncost.viz.serve.choices import fields

@@ -10,14 +10,14 @@ from learncost.books.book import every
 from learncost.devices.cluster import clusters
 from learncost.devices.device import devices
 from learncost.ir.precision import PRECISIONS
-from learncost.ledger.question import Flag, flags_of, schema_of, typed
-from learncost.ledger.runners import runners
 from learncost.models.argument import GENERIC
 from learncost.models.presets import presets, table_presets
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.plans.plan import PLANS
 from learncost.procedures.optimizer_state import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
+from learncost.reports.question import Flag, flags_of, schema_of, typed
+from learncost.reports.runners import runners
 from learncost.schedule.pipeline import KINDS
 from learncost.sharding.presets import PLACEMENTS
 from learncost.viz.views import VIEWS

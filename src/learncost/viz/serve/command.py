@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError
-from learncost.ledger.question import question
 from learncost.models.wording import counted, shown
+from learncost.reports.question import question
 
 if TYPE_CHECKING:
     import uvicorn

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.cost import cost
-from learncost.ledger.question import flags_of
-from learncost.ledger.record import Cost
+from learncost.reports.cost import cost
+from learncost.reports.question import flags_of
+from learncost.reports.record import Cost
 from learncost.viz.views.arena import arena, small_arena
 from learncost.viz.views.devices import over_devices
 from learncost.viz.views.modules import modules, of_modules

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ledger.memory import Memory, memory
-from learncost.ledger.question import question
-from learncost.ledger.runners import TABLE
-from learncost.ledger.sheet import size_of
+from learncost.reports.memory import Memory, memory
+from learncost.reports.question import question
+from learncost.reports.runners import TABLE
+from learncost.reports.sheet import size_of
 from learncost.viz.views.picture import MADE, Bar, Bars, Blocks, Picture, command_of
 from learncost.viz.views.runners import too_large
 

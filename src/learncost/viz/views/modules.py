@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.ledger.cost import cost
-from learncost.ledger.question import question
-from learncost.ledger.record import Cost, LedgerRow
+from learncost.reports.cost import cost
+from learncost.reports.question import question
+from learncost.reports.record import Cost, LedgerRow
 from learncost.viz.views.picture import Picture, Tree, command_of
 
 WHOLE = "."

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from learncost.layers.layer import Layer
-from learncost.ledger.question import flags_typed
 from learncost.models.argument import NamedLayer
+from learncost.reports.question import flags_typed
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 from learncost.devices.rates import rates
 from learncost.ir.errors import InputError
-from learncost.ledger.memory import Memory, memory
-from learncost.ledger.question import question
-from learncost.ledger.runners import TABLE, runners
-from learncost.ledger.sheet import size_of
+from learncost.reports.memory import Memory, memory
+from learncost.reports.question import question
+from learncost.reports.runners import TABLE, runners
+from learncost.reports.sheet import size_of
 from learncost.viz.views.picture import MADE, Bar, Bars, Picture, command_of
 
 ADDRESSED = 2**32

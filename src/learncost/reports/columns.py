@@ -1,0 +1,115 @@
+"""Sweeps as files: CSV through polars where it is installed, else through the standard library; Parquet with polars."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from learncost.ir.errors import InputError
+from learncost.models.wording import shown
+
+if TYPE_CHECKING:
+    from learncost.reports.sweep import Sweep
+
+SUFFIXES = (".csv", ".parquet")
+_BLOCK = 2**16  # rows that are written at a time
+_INTEGERS = 2.0**63  # a 64-bit integer holds the counts below
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that can be written, before anything is computed: its ending, its folder, its library."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{shown(str(target))} must end in .csv or .parquet")
+    if target.suffix.lower() == ".parquet" and find_spec("polars") is None:
+        raise InputError("Parquet needs polars: pip install 'learncost[sweep]'; or write a .csv")
+    if target.is_dir() or not target.resolve().parent.is_dir():
+        fault = "is a folder" if target.is_dir() else "is in a folder that does not exist"
+        raise InputError(f"cannot write {shown(str(target))}: it {fault}")
+    return target
+
+
+def write(sweep: Sweep, path: str | os.PathLike[str]) -> None:
+    """Write a sweep to a .csv or .parquet file. An existing one is replaced only by a complete one."""
+    target = check_path(path).resolve()
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        if target.suffix.lower() == ".parquet":
+            frame(sweep).write_parquet(partial)
+        else:
+            with partial.open("w", encoding="utf-8", newline="") as stream:
+                write_csv(sweep, stream)
+        partial.replace(target)
+    except Exception as error:
+        # polars tells of a full disk by errors of its own.
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("polars"):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot write {shown(str(path))}: {' '.join(reason.split())}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def frame(sweep: Sweep) -> Any:
+    """A polars DataFrame of all rows; columns of sizes share their memory between the series."""
+    try:
+        import polars
+    except ImportError:
+        raise InputError("a frame needs polars: pip install 'learncost[sweep]'") from None
+    return polars.concat([_part(polars, part, sweep.configurations) for part in sweep.parts()], rechunk=False)
+
+
+def _part(polars: Any, part: dict[str, Any], count: int) -> Any:
+    columns = []
+    for name, value in part.items():
+        if isinstance(value, str):
+            columns.append(polars.repeat(value, count, dtype=polars.Categorical, eager=True).alias(name))
+        else:
+            columns.append(polars.Series(name, np.ascontiguousarray(value)))
+    return polars.DataFrame(columns)
+
+
+def write_csv(sweep: Sweep, stream: IO[str]) -> None:
+    """Comma-separated values with a heading; counts are whole numbers."""
+    polars: Any = import_module("polars") if find_spec("polars") else None
+    header = True
+    for part in sweep.parts():
+        part["exact"] = np.where(part["exact"], "true", "false") if polars is None else part["exact"]
+        part = {name: _whole(value) for name, value in part.items()}
+        if polars is not None:
+            rows = _part(polars, part, sweep.configurations)
+            if isinstance(stream, io.TextIOWrapper) and stream.seekable():
+                stream.flush()
+                rows.write_csv(stream.buffer, include_header=header)
+            else:
+                # A pipe may close early, which polars does not say in Python's way; so Python writes here itself.
+                for start in range(0, sweep.configurations, _BLOCK):
+                    stream.write(rows[start : start + _BLOCK].write_csv(include_header=header and start == 0))
+        else:
+            writer = csv.writer(stream, lineterminator="\n")
+            if header:
+                writer.writerow(part)
+            for start in range(0, sweep.configurations, _BLOCK):
+                stop = min(start + _BLOCK, sweep.configurations)
+                cells = [
+                    [value] * (stop - start) if isinstance(value, str) else value[start:stop].tolist()
+                    for value in part.values()
+                ]
+                writer.writerows(zip(*cells, strict=True))
+        header = False
+
+
+def _whole(value: Any) -> Any:
+    """Counts as whole numbers: integers where all of a column fit, else their digits."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+        return value
+    return (
+        value.astype(np.int64) if value.max() < _INTEGERS else np.array([str(int(count)) for count in value.tolist()])
+    )

@@ -1,0 +1,305 @@
+"""Learning procedures side by side, and the length of the sequence at which one overtakes another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from learncost.books.book import book as find_book
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.precision import either
+from learncost.ir.repeat import check_known
+from learncost.layers.layer import Layer
+from learncost.models.adaptation import adaptation
+from learncost.models.configuration import Configuration, family_of
+from learncost.models.families import instead
+from learncost.models.model import axes_of
+from learncost.procedures.procedure import several
+from learncost.readings.price import Book
+from learncost.reports.crossing import coefficients, stretches
+from learncost.reports.question import question
+from learncost.reports.record import Cost
+from learncost.reports.run import Run, left_out_text, possible, prepare
+from learncost.reports.sheet import Drawn
+
+SCHEMA = 1
+BESIDE = ("run", "paper")
+"""The books that stand beside each other in every comparison: what runs, and what the paper charges."""
+
+QUANTITIES = ("maccs", "flops")
+
+
+@dataclass(frozen=True)
+class Cheaper:
+    """From this length to the next one in the list this procedure is the cheaper; None: they cost the same."""
+
+    seq_len: int
+    procedure: str | None
+    beyond_positions: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"seq_len": self.seq_len, "cheaper": self.procedure, "beyond_positions": self.beyond_positions}
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """Which of two procedures is cheaper at every length from 1 to 10^12: the first entry begins at 1."""
+
+    procedures: tuple[str, str]
+    price_book: str
+    quantity: str
+    cheaper: tuple[Cheaper, ...]
+
+    @property
+    def crossings(self) -> tuple[Cheaper, ...]:
+        """The lengths from which on it is another one that is cheaper; none: one overtakes the other never."""
+        return self.cheaper[1:]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "procedures": list(self.procedures),
+            "price_book": self.price_book,
+            "quantity": self.quantity,
+            "at_1": self.cheaper[0].procedure,
+            "crossings": [crossing.to_dict() for crossing in self.crossings],
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Drawn):
+    """Ledgers of one step under several procedures and price books, and where one procedure overtakes another.
+
+    Attributes
+    ----------
+    price_book
+        The book that was asked for.
+    costs
+        The ledgers: `costs[price_book][procedure]` is a `Cost`.
+    overtaking
+        For each pair of procedures, book and quantity, which is cheaper from which length on (`cheaper`, `crossings`).
+    varied
+        The lengths that vary together in `overtaking`, which is empty where a model has none that can.
+    positions
+        How many positions the model learns; longer sequences are marked in `crossings`. None where there is no limit.
+    left_out
+        Procedures that the model cannot be trained by, with the reason.
+    run
+        What was priced: the model and the sizes of all axes.
+
+    Examples
+    --------
+    >>> found = lc.compare("gpt2", "bp,recompute")
+    >>> found.procedures
+    ('bp', 'recompute')
+    >>> found.first.procedure
+    'bp'
+    >>> sorted(found.costs)
+    ['paper', 'run']
+    """
+
+    room = "learncost.reports.show_comparison"
+    figures = ("procedures", "crossover", "scaling")
+    beside = "crossover"
+
+    price_book: str
+    costs: Mapping[str, Mapping[str, Cost]]
+    overtaking: tuple[Overtaking, ...]
+    varied: tuple[str, ...]
+    positions: int | None
+    left_out: str = ""
+    run: Run | None = None
+
+    @property
+    def procedures(self) -> tuple[str, ...]:
+        """The procedures that are compared."""
+        return tuple(self.costs[self.price_book])
+
+    @property
+    def first(self) -> Cost:
+        """The ledger of the first procedure, which says what all of them have in common."""
+        return next(iter(self.costs[self.price_book].values()))
+
+    def ratio(self, procedure: str, price_book: str = "", quantity: str = "flops") -> float | None:
+        """What a step costs over what it costs by bp; None where bp is not compared or costs nothing."""
+        costs = self.costs[price_book or self.price_book]
+        against = getattr(costs["bp"].total, quantity) if "bp" in costs else 0
+        return getattr(costs[procedure].total, quantity) / against if against else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as data (schema 1)."""
+        common = self.first.to_dict()
+        keys = ["model", "batch_size", "seq_len", "target_len", "dtype", "optimizer", "counted", "parameters"]
+        keys += ["trained_parameters", "trained", *(["plan"] if self.first.plan else [])]
+        return {
+            "schema": SCHEMA,
+            **{key: common[key] for key in keys},
+            "price_book": self.price_book,
+            "price_books": {
+                name: {procedure: self._one(cost, name) for procedure, cost in costs.items()}
+                for name, costs in self.costs.items()
+            },
+            "varied": list(self.varied),
+            "positions": self.positions,
+            "overtaking": [overtaking.to_dict() for overtaking in self.overtaking],
+            "left_out": self.left_out,
+        }
+
+    def _one(self, cost: Cost, book: str) -> dict[str, Any]:
+        fields = cost.to_dict()
+        ratios = {quantity: self.ratio(cost.procedure, book, quantity) for quantity in QUANTITIES}
+        names = ("optimizer", "total", "macro_operations", "training")
+        return {key: fields[key] for key in names if key in fields} | {"ratio_to_bp": ratios}
+
+
+@question()
+def compare(
+    model: str | Configuration | Layer,
+    procedures: Iterable[str] | str | None = None,
+    price_book: str | Book = "run",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    tokens: int | str | None = None,
+    optimizer: str | None = None,
+    dropout: float | str = 0.0,
+    dtype: str | None = None,
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    lora_rank: object = None,
+    lora_alpha: object = None,
+    plan: str | None = None,
+    *,
+    precision: str | None = None,
+    **sizes: Any,
+) -> Comparison:
+    """Learning procedures side by side, and the sequence length at which one overtakes another.
+
+    Macro-operations and totals under one price book; ratios to bp under run and paper; and for each pair of procedures
+    which of them is cheaper at every length from 1 to 10^12, exactly, where a model has a length that can vary.
+
+    Parameters
+    ----------
+    procedures
+        Which procedures are compared, with commas between: {choices} (`learncost list procedures`). The default is the
+        first four, or those of them by which the model can learn.
+    price_book
+        The price book whose macro-operations are shown: run, matmul, paper or another (`learncost list price-books`).
+    target_len
+        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is `seq_len`, and both vary
+        together.
+    precision
+        The types of what is moved. No count that is compared depends on it.
+
+    Returns
+    -------
+    Comparison
+        The ledgers and the lengths.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`, and where the model cannot be trained by any of the procedures; the others are left out.
+
+    Commands
+    --------
+    learncost compare gpt2 --procedure bp,recompute,pepita
+        Three procedures side by side, and at which lengths one overtakes another.
+    learncost compare distilbert-base --price-book paper-corrected --architecture DistilBertForMaskedLM
+        A paper's table of PEPITA for DistilBERT.
+
+    Examples
+    --------
+    >>> found = lc.compare("gpt2", "bp,pepita", optimizer="sgd")
+    >>> round(found.ratio("pepita", "run"), 3), round(found.ratio("pepita", "paper"), 3)
+    (1.137, 0.752)
+    >>> [(one.price_book, one.quantity, one.crossings[0].seq_len) for one in found.overtaking if one.crossings]
+    [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
+    """
+    names = _names(procedures)
+    kind = either(dtype, precision, counts_alone=True)
+    adapted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
+    lengths = (batch_size, seq_len, target_len)
+    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, adapted, plan)
+    check_known(run.model.table.lines, "a comparison")
+    if names:
+        priced, refused = possible(lambda name: run.rows(name, run.book), names)
+        names, left_out = tuple(priced), left_out_text(refused)
+    else:
+        names, left_out = _possible(run, adapted is not None)
+    books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
+    costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
+    configuration = run.model.configuration
+    one_target = target_len is not None or any(name in sizes for name in ("M", "target_length"))
+    varied = _varied(run, bool(family_of(configuration).fixed), one_target)
+    learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
+    if configuration.layer is not None and (limit := family_of(configuration).limit):
+        learned = int(limit)
+    overtakings = tuple(_overtaking(run, books, names, varied, learned)) if varied else ()
+    return Comparison(run.book.name, costs, overtakings, varied, learned, left_out, run)
+
+
+def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
+    """The procedures that the model can be trained by under the book, and why not by the others."""
+    priced, refused = possible(lambda name: run.rows(name, run.book))
+    names = tuple(priced)
+    if not refused:
+        return names, ""
+    others = " and ".join(refused)
+    if adapted:
+        return names, f"{others} update every weight; nothing is frozen or adapted in them"
+    if not run.model.learns:
+        other = instead(run.model.configuration.family)
+        return names, f"{others} need a model with an output to learn from, as gpt2 or `encoder` has{other}"
+    return names, f"{others} are left out: {next(iter(refused.values()))}"
+
+
+def _varied(run: Run, fixed: bool, one_target: bool) -> tuple[str, ...]:
+    """The lengths that vary together: none that the model fixes or does not have, nor a decoder's that is given."""
+    if run.model.two_sided:
+        if fixed:
+            return ("target_len",)
+        return ("seq_len",) if one_target else ("seq_len", "target_len")
+    return () if fixed or not {*length_axes(run, ("seq_len",))} & {*axes_of(run.model.table)} else ("seq_len",)
+
+
+def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
+    if procedures is None:
+        return ()
+    names = several(procedures)
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"procedures must be different names with commas between them, not {','.join(names)!r}")
+    return names
+
+
+def _overtaking(
+    run: Run, books: Mapping[str, Book], names: Iterable[str], varied: tuple[str, ...], learned: int | None
+) -> Iterator[Overtaking]:
+    for name, book in books.items():
+        for quantity in QUANTITIES:
+            axes = length_axes(run, varied)
+            counts = {procedure: total_in(run, procedure, book, quantity, axes) for procedure in names}
+            for first, second in combinations(counts, 2):
+                signs = stretches(coefficients(counts[first] - counts[second], "L"))
+                cheaper = tuple(
+                    Cheaper(s.first, {-1: first, 0: None, 1: second}[s.sign], bool(learned and s.first > learned))
+                    for s in signs
+                )
+                yield Overtaking((first, second), name, quantity, cheaper)
+
+
+def length_axes(run: Run, varied: Iterable[str]) -> tuple[str, ...]:
+    """The axes of the lengths that vary."""
+    letters = {"seq_len": "N" if run.model.two_sided else "M", "target_len": "M"}
+    return tuple(letters[name] for name in varied)
+
+
+def total_in(run: Run, procedure: str, book: Book, quantity: str, axes: Iterable[str]) -> Count:
+    """A step's total, maccs or flops, as a polynomial in one size alone, which all of these axes have, called L."""
+    step_count, axes = total(getattr(row, quantity) for row in run.rows(procedure, book)), tuple(axes)
+    others = {axis: size for axis, size in run.axes.items() if axis not in axes} | {"": 0}
+    in_length = step_count.rename(dict.fromkeys(axes, "L")).at(others)
+    return in_length if isinstance(in_length, Count) else Count({(): in_length} if in_length else {})

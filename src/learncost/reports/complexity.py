@@ -1,0 +1,334 @@
+"""Attention beside recurrence and convolution: costs read off the layers' tables, and where they cross."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from math import gcd
+from typing import Any
+
+from learncost.books.book import price
+from learncost.ir.count import Count, base, total
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import walk
+from learncost.layers.layer import Layer, shipped_layer
+from learncost.models.sizes import check_size, resolve
+from learncost.models.wording import shown
+from learncost.readings.price import parameters
+from learncost.reports.crossing import Stretch, coefficients, stretches
+from learncost.reports.letters import LETTERS, lettered, order, python, text
+from learncost.reports.question import question
+from learncost.reports.sheet import Drawn
+
+VASWANI = "Vaswani et al. 2017, Attention is all you need, table 1 and section 4"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One product of a layer: its line, its cost in all, and whether each head has a share of it of its own."""
+
+    line: str
+    text: str
+    maccs: Count
+    heads: bool
+    weighted: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The product as the JSON has it; expressions are Python's."""
+        each = f"({python(self.maccs)})/h" if self.heads else None
+        return {"line": self.line, "text": self.text, "maccs": python(self.maccs), "maccs_per_head": each}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of layer in the comparison.
+
+    maccs, parameters   of one sequence, in the letters
+    order               what the MACCs grow like
+    sequential          how many steps must follow each other: the turns of the table's repeats
+    path                the longest way between two positions, as the source has it; none where positions never meet
+    """
+
+    name: str
+    table: str
+    maccs: Count
+    parameters: Count
+    sequential: Count
+    path: str | None
+    steps: tuple[Step, ...]
+    source: str
+    part: bool = False  # a variant of the kind before it
+
+    @property
+    def order(self) -> Count:
+        return order(self.maccs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The kind as the JSON has it; expressions are Python's."""
+        return {
+            "name": self.name,
+            "table": self.table,
+            "maccs": python(self.maccs),
+            "parameters": python(self.parameters),
+            "order": f"O({python(self.order)})",
+            "sequential_operations": f"O({python(self.sequential)})",
+            "maximum_path_length": f"O({self.path})" if self.path else None,
+            "products": [step.to_dict() for step in self.steps],
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Up to which length one kind costs less than another: below n = root/divisor, exactly."""
+
+    cheaper: Kind
+    dearer: Kind
+    root: Count
+    divisor: int
+
+    @property
+    def never(self) -> bool:
+        """Whether the length is negative whatever the sizes."""
+        return all(coefficient <= 0 for coefficient in self.root.terms.values())
+
+    @property
+    def length(self) -> str:
+        """The length at which both cost the same."""
+        if self.divisor == 1:
+            return text(self.root)
+        root_text = text(self.root)
+        return f"({root_text})/{self.divisor}" if len(self.root.terms) > 1 else f"{root_text}/{self.divisor}"
+
+    def at(self, sizes: Mapping[str, int]) -> tuple[Fraction, tuple[Stretch, ...]] | None:
+        """The length in numbers, and the sign of cheaper less dearer at every whole length; none without the sizes."""
+        others = {letter: size for letter, size in sizes.items() if letter != "n"}
+        if not self.difference.sizes <= {*others, "n"}:
+            return None
+        polynomial = self.difference.at(others)
+        assert isinstance(polynomial, Count)
+        return Fraction(self.root.at(others), self.divisor), stretches(coefficients(polynomial, "n"))
+
+    @property
+    def difference(self) -> Count:
+        return self.cheaper.maccs - self.dearer.maccs
+
+    def to_dict(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """The crossing as the JSON has it."""
+        crossing = self.at(sizes)
+        signs = None if crossing is None else [_signs(stretch) for stretch in crossing[1]]
+        return {
+            "cheaper": self.cheaper.name,
+            "dearer": self.dearer.name,
+            "below": "never" if self.never else f"n < {self.length}",
+            "length": None if crossing is None or crossing[0] <= 0 else float(crossing[0]),
+            "stretches": signs,
+        }
+
+
+def _signs(stretch: Stretch) -> dict[str, int]:
+    """A stretch as the JSON has it; its sign is that of cheaper less dearer."""
+    return {"first": stretch.first, "last": stretch.last, "sign": stretch.sign}
+
+
+@dataclass(frozen=True, repr=False)
+class Complexity(Drawn):
+    """The kinds of layer side by side, one sequence each, and the lengths where their costs cross.
+
+    `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.
+    """
+
+    figures = ("complexity",)
+
+    room = "learncost.reports.show_complexity"
+
+    kinds: tuple[Kind, ...]
+    crossings: tuple[Crossing, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def kind(self, name: str) -> Kind:
+        """A kind by its name."""
+        for kind in self.kinds:
+            if kind.name == name:
+                return kind
+        raise InputError(
+            f"no kind of layer is called {shown(name)} (there are {', '.join(k.name for k in self.kinds)})"
+        )
+
+    def value(self, count: Count) -> int | Count:
+        """A count at the sizes that were given: a whole number where all its letters are."""
+        evaluated: int | Count = count.at(self.sizes)
+        return evaluated
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data, for JSON; `at` of a kind is there where all its sizes were given."""
+        rows = []
+        for kind in self.kinds:
+            numbers = {"maccs": self.value(kind.maccs), "parameters": self.value(kind.parameters)}
+            has_sizes = all(isinstance(number, int) for number in numbers.values())
+            rows.append({**kind.to_dict(), "at": numbers if has_sizes else None})
+        named_sizes = {name: self.sizes[letter] for name, letter in LETTERS.items() if letter in self.sizes}
+        return {
+            "schema": 1,
+            "letters": {letter: name for name, letter in LETTERS.items()},
+            "sizes": named_sizes,
+            "layers": rows,
+            "crossings": [crossing.to_dict(self.sizes) for crossing in self.crossings],
+            "source": VASWANI,
+        }
+
+
+# Which tables, and what the source says of them; every count is read off the table.
+_ATTENTION, _WITHOUT = "self-attention", "self-attention without projections"
+_RESTRICTED, _RESTRICTED_WITHOUT = "restricted attention", "restricted attention without projections"
+_RECURRENT, _CONVOLUTION, _SEPARABLE = "recurrent", "convolution", "separable convolution"
+_FEED_FORWARD = "feed-forward"
+
+_KINDS: tuple[tuple[str, str, str | None], ...] = (
+    (_ATTENTION, "attention", "1"),
+    (_WITHOUT, "attention", "1"),
+    (_FEED_FORWARD, "feed_forward_without_biases", None),
+    (_RECURRENT, "recurrent", "n"),
+    (_CONVOLUTION, "convolution", "log_k(n)"),
+    (_SEPARABLE, "separable_convolution", "log_k(n)"),
+    (_RESTRICTED, "restricted_attention", "n/r"),
+    (_RESTRICTED_WITHOUT, "restricted_attention", "n/r"),
+)
+
+
+def _steps(layer: Layer) -> Iterator[Step]:
+    """The products of a layer that sum, with their terms in all turns."""
+    rows = price(layer, {}, "run").rows
+    for row, (line, _) in zip(rows, walk(layer.table.lines), strict=True):
+        if row.maccs:
+            heads = any(base(axis) == "h" for axis in line.left[0].loops)
+            weighted = any(name in layer.table.weights for name in line.reads)
+            yield Step(row.line, str(line).partition("  (")[0], lettered(row.maccs), heads, weighted)
+
+
+def _kind(name: str, table: str, path: str | None) -> Kind:
+    layer = shipped_layer(table)
+    without = name.endswith("without projections")
+    steps = tuple(step for step in _steps(layer) if not (without and step.weighted))
+    turns = max((Count.of(turns) for _, turns in walk(layer.table.lines)), key=lambda count: max(map(len, count.terms)))
+    return Kind(
+        name,
+        table,
+        total(step.maccs for step in steps),
+        Count() if without else lettered(parameters(layer.table)),
+        lettered(turns),
+        path,
+        steps,
+        layer.source,
+        without,
+    )
+
+
+def crossing(cheaper: Kind, dearer: Kind) -> Crossing:
+    """Where the two cost the same: both have n in every term, and the difference over n is a line in n."""
+    rising, rest = Count(), Count()
+    for monomial, coefficient in (cheaper.maccs - dearer.maccs).terms.items():
+        power = monomial.count("n")
+        part = Count.of((name for name in monomial if name != "n"), coefficient)
+        assert power in (1, 2), "costs grow with the length or with its square"
+        rising, rest = (rising + part, rest) if power == 2 else (rising, rest + part)
+    ((slope, steepness),) = rising.terms.items()
+    assert steepness > 0, "attention grows faster"
+    root = Count()
+    for monomial, coefficient in rest.terms.items():
+        names = list(monomial)
+        for name in slope:
+            names.remove(name)
+        root += Count.of(names, -coefficient)
+    common = gcd(steepness, *root.terms.values())
+    return Crossing(cheaper, dearer, Count({m: c // common for m, c in root.terms.items()}), steepness // common)
+
+
+@cache
+def _all() -> tuple[tuple[Kind, ...], tuple[Crossing, ...]]:
+    kinds = {name: _kind(name, table, path) for name, table, path in _KINDS}
+    pairs = [*product((_WITHOUT, _ATTENTION), (_RECURRENT, _CONVOLUTION, _SEPARABLE, _FEED_FORWARD))]
+    pairs += [(_WITHOUT, _RESTRICTED_WITHOUT), (_ATTENTION, _RESTRICTED)]
+    return tuple(kinds.values()), tuple(crossing(kinds[kind], kinds[other]) for kind, other in pairs)
+
+
+@question()
+def complexity(
+    *,
+    seq_len: int | str | None = None,
+    hidden_size: int | str | None = None,
+    num_attention_heads: int | str | None = None,
+    kernel_size: int | str | None = None,
+    window: int | str | None = None,
+    **sizes: int | str,
+) -> Complexity:
+    """Self-attention, feed-forward, recurrence, convolution and restricted attention side by side.
+
+    MACCs, parameters, orders, steps that must follow each other, path lengths, and the sequence lengths at which
+    attention costs less. Sizes that are left out stay letters.
+
+    Parameters
+    ----------
+    seq_len
+        How many tokens are in a sequence, n.
+    hidden_size
+        How wide every layer is, d.
+    num_attention_heads
+        How many heads there are, h; they divide the width.
+    kernel_size
+        How many positions a convolution reads, k.
+    window
+        How many positions restricted attention looks at, r.
+    sizes
+        The same sizes in any other accepted spelling, such as `d_model` 512.
+
+    Returns
+    -------
+    Complexity
+        A row for each kind of layer, and the lengths at which one becomes cheaper than another. It prints as tables.
+
+    Raises
+    ------
+    InputError
+        A size that is not a whole number from 1 to 10^12, or a width that the heads do not divide.
+
+    Commands
+    --------
+    learncost complexity
+        Costs in letters, and where they cross.
+    learncost complexity --seq-len 1024 --hidden-size 768 --num-attention-heads 12 --kernel-size 3 --window 128
+        The same with numbers.
+
+    Examples
+    --------
+    >>> found = lc.complexity(hidden_size=512)
+    >>> [(kind.name, str(kind.maccs)) for kind in found.kinds][:2]
+    [('self-attention', '4 d^2 n + 2 d n^2'), ('self-attention without projections', '2 d n^2')]
+    """
+    by_name = {
+        "seq_len": seq_len,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "kernel_size": kernel_size,
+        "window": window,
+    }
+    spelling = {name: name for name in by_name}
+    for name, value in sizes.items():
+        canonical = resolve(name)
+        if canonical not in by_name:
+            raise InputError(f"{name} does not apply: the sizes are {', '.join(by_name)}")
+        if by_name[canonical] is not None and str(by_name[canonical]) != str(value):
+            raise InputError(f"{name} {shown(value)} contradicts {spelling[canonical]} {shown(by_name[canonical])}")
+        by_name[canonical], spelling[canonical] = value, name
+    by_letter = {
+        LETTERS[name]: check_size(spelling[name].replace("_", "-"), value)
+        for name, value in by_name.items()
+        if value is not None
+    }
+    if by_letter.get("d", 0) % by_letter.get("h", 1):
+        raise InputError(f"{spelling['hidden_size']} {by_letter['d']} is not a multiple of its {by_letter['h']} heads")
+    kinds, crossings = _all()
+    return Complexity(kinds, crossings, by_letter)

@@ -1,0 +1,290 @@
+"""One model under every convention: what each price book says of the same step, why they differ, what counters say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from learncost.books.book import every
+from learncost.ir.count import total
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import check_known
+from learncost.layers.layer import Layer
+from learncost.models.configuration import Configuration
+from learncost.models.tables import letters_of
+from learncost.readings.price import Book, Row
+from learncost.reports.counters import Counter, counters
+from learncost.reports.mine import Mine
+from learncost.reports.mine import mine as held_against
+from learncost.reports.question import question
+from learncost.reports.reasons import because
+from learncost.reports.record import Amount
+from learncost.reports.run import Run, prepare
+from learncost.reports.sheet import Drawn
+
+if TYPE_CHECKING:
+    from learncost.reports.memory_measured import Peaks
+    from learncost.reports.memory_published import PublishedMemory
+
+SCHEMA = 1
+YARDSTICK = "matmul"
+"""The book that the others are held against."""
+
+PASSES = ("forward", "recomputation", "backward", "weight_update")
+"""What is counted: the optimizer's step is left aside, because most conventions know none."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """MACCs and FLOPs of the forward pass, and of forward, backward and weight update together."""
+
+    forward: Amount
+    whole: Amount
+
+    def __sub__(self, other: Counts) -> Counts:
+        pairs = ((self.forward, other.forward), (self.whole, other.whole))
+        return Counts(*(Amount(before.maccs - after.maccs, before.flops - after.flops) for before, after in pairs))
+
+    def __bool__(self) -> bool:
+        return any((self.forward.maccs, self.forward.flops, self.whole.maccs, self.whole.flops))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"forward": self.forward.to_dict(), "forward_and_backward": self.whole.to_dict()}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A term by which a book differs from matrix products alone, and what it comes to: more, or fewer."""
+
+    what: str
+    amount: Counts
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What one price book says; `refused` is why it says nothing of such a model. The reasons sum to the difference."""
+
+    book: Book
+    counts: Counts | None
+    difference: Counts | None
+    reasons: tuple[Reason, ...] = ()
+    refused: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"price_book": self.book.name, "title": self.book.title, "source": self.book.source}
+        if self.counts is None or self.difference is None:
+            return fields | {"refused": self.refused}
+        reasons = [{"what": reason.what, **reason.amount.to_dict()} for reason in self.reasons]
+        return fields | self.counts.to_dict() | {"difference": self.difference.to_dict(), "reasons": reasons}
+
+
+@dataclass(frozen=True, repr=False)
+class Conventions(Drawn):
+    """What all price books and counters say of one step of backpropagation of one model.
+
+    `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the
+    `reasons`, which add up to the difference. A book that does not know the model has `refused` instead.
+
+    Attributes
+    ----------
+    model
+        What was counted, by name.
+    batch_size
+        Sequences in the step.
+    seq_len
+        Tokens in a sequence.
+    target_len
+        Tokens of the decoder's sequence, where there is an encoder too; else None.
+    parameters
+        Parameters of the model.
+    counted
+        Which class of model was counted, in words.
+    conventions
+        One entry for each price book.
+    counters
+        One entry for each common counter of operations, with what it reports and what it misses.
+    mine
+        Which conventions give a number of the caller's; None where none was given.
+    letters
+        Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
+
+    Examples
+    --------
+    >>> found = lc.conventions("bert-base", seq_len=128)
+    >>> found.ratio("matmul")
+    1.0
+    >>> found["nanogpt"].refused.partition(":")[0]
+    'price book nanogpt is a formula of language models with their head'
+    """
+
+    room = "learncost.reports.show_conventions"
+    figures = ("conventions",)
+
+    model: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    parameters: int
+    counted: str
+    conventions: tuple[Convention, ...]
+    counters: tuple[Counter, ...]
+    mine: Mine | None = None
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
+
+    def __getitem__(self, name: str) -> Convention:
+        return next(convention for convention in self.conventions if convention.book.name == name)
+
+    def ratio(self, name: str) -> float | None:
+        """FLOPs of forward and backward over those of matrix products alone."""
+        counts, yardstick = self[name].counts, self[YARDSTICK].counts
+        if counts is None or yardstick is None or not yardstick.whole.flops:
+            return None
+        return float(Fraction(counts.whole.flops, yardstick.whole.flops))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The conventions as data (schema 1)."""
+        names = ("model", "batch_size", "seq_len", "target_len", "parameters", "counted")
+        books = [convention.to_dict() | {"ratio": self.ratio(convention.book.name)} for convention in self.conventions]
+        fields = {name: getattr(self, name) for name in names}
+        result = {
+            "schema": SCHEMA,
+            **fields,
+            "price_books": books,
+            "counters": [counter.to_dict() for counter in self.counters],
+        }
+        return result if self.mine is None else {**result, "mine": self.mine.to_dict()}
+
+
+@overload
+def conventions(
+    model: str | Configuration | Layer,
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    mine: int | float | str | None = None,
+    memory: Literal[False] = False,
+    **sizes: Any,
+) -> Conventions: ...
+
+
+@overload
+def conventions(
+    model: str | Configuration | Layer, *, memory: Literal[True], **more: Any
+) -> PublishedMemory | Peaks: ...
+
+
+@question()
+def conventions(
+    model: str | Configuration | Layer,
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    mine: int | float | str | None = None,
+    memory: bool = False,
+    **sizes: Any,
+) -> Conventions | PublishedMemory | Peaks:
+    """What every price book and the common counters say of the same training step, and line by line why they differ.
+
+    The optimizer's step is left out, because most conventions know none. One MACC is two FLOPs in all of them.
+
+    Parameters
+    ----------
+    mine
+        A number that you have, such as 291.6G or 8.75e11. Which conventions give it is then said, or which comes
+        nearest and what explains the rest.
+    memory
+        Shows instead what is published of memory: the activations of one sequence as Pau & Aymone count them, beside
+        the exact ones; or the peaks that were measured of this model on one GPU, beside those predicted (`learncost
+        list peaks` has all).
+
+    Returns
+    -------
+    Conventions
+        Every book's counts, and every counter's; of memory the elements or bytes that are published.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`.
+
+    Commands
+    --------
+    learncost conventions gpt2
+        What counters and price books say of one step of GPT-2, and why they differ.
+    learncost conventions gpt2 --mine 291.6G
+        Which of them gives this number.
+
+    Examples
+    --------
+    >>> found = lc.conventions("gpt2")
+    >>> found["matmul"].counts.forward.flops
+    291648307200
+    >>> round(found.ratio("palm"), 3)
+    1.006
+    >>> [(reason.what, reason.amount.whole.flops) for reason in found["causal-half"].reasons]
+    [('causal attention in half', -57982058496)]
+    >>> lc.conventions("gpt2", mine="291.6G").mine.matches[0].text
+    'counter FlopCounterMode, CPU, forward, attention by matmul: FLOPs of forward, for a step'
+    """
+    if memory:
+        return _of_memory(model, batch_size, mine, {"seq_len": seq_len, "target_len": target_len} | sizes)
+    run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, None, 0.0, "fp32", sizes, ("bp",))
+    check_known(run.model.table.lines, "a comparison of conventions")
+    plain = run.rows("bp", run.book)
+    others = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
+    two_sided = run.model.two_sided
+    yardstick = Convention(run.book, _counts(run, plain), Counts(Amount(0, 0), Amount(0, 0)))
+    result = Conventions(
+        model=run.model.configuration.name,
+        batch_size=run.axes["B"],
+        seq_len=run.axes["N" if two_sided else "M"],
+        target_len=run.axes["M"] if two_sided else None,
+        parameters=run.model.parameters.at(run.axes),
+        counted=run.model.configuration.counted,
+        conventions=(yardstick, *others),
+        counters=counters(run, plain),
+        letters=letters_of(run.model.configuration.layer, run.axes),
+    )
+    return result if mine is None else replace(result, mine=held_against(run, mine, result))
+
+
+def _of_memory(model: Any, batch_size: Any, mine: Any, sizes: Mapping[str, Any]) -> PublishedMemory | Peaks:
+    """The peaks that were measured of a model as it is; else its activations, of one sequence."""
+    from learncost.reports.memory_measured import Peaks, measured_of  # are about memory alone
+    from learncost.reports.memory_published import published_memory
+
+    if mine is not None:
+        raise InputError("--mine is a count of operations: leave --memory out")
+    if str(batch_size or 1) != "1":
+        raise InputError("--memory is of one sequence: leave --batch-size out")
+    settings = {name: value for name, value in sizes.items() if value is not None}
+    runs = () if settings else measured_of(model)
+    return Peaks(model, runs) if runs else published_memory(model, **settings)
+
+
+def _convention(run: Run, book: Book, plain: tuple[Row, ...]) -> Convention:
+    try:
+        rows = run.rows("bp", book)
+    except InputError as error:
+        return Convention(book, None, None, refused=str(error))
+    counts = _counts(run, rows)
+    reasons = []
+    for text, more, less in because(run.model, book, rows, plain):
+        if amount := _counts(run, more) - _counts(run, less):
+            reasons.append(Reason(text, amount))
+    return Convention(book, counts, counts - _counts(run, plain), tuple(reasons))
+
+
+def _counts(run: Run, rows: Iterable[Row]) -> Counts:
+    passes = [row for row in rows if row.macro_operation in PASSES]
+    return Counts(_amount(run, (row for row in passes if row.macro_operation == "forward")), _amount(run, passes))
+
+
+def _amount(run: Run, rows: Iterable[Row]) -> Amount:
+    rows_again = tuple(rows)
+    return Amount(
+        total(row.maccs for row in rows_again).at(run.axes) if rows_again else 0,
+        total(row.flops for row in rows_again).at(run.axes) if rows_again else 0,
+    )

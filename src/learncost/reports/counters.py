@@ -1,0 +1,119 @@
+"""What common counters report of a model: each by the rule that its source has, read off the model's table.
+
+The rules are of the versions named, for linear layers written as nn.Linear (or addmm) and norms as nn.LayerNorm, and
+were measured on a block of GPT-2 with its head; attention is written with matmul, or with the fused
+scaled_dot_product_attention, which most of them do not see on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.books.book import BOOKS
+from learncost.ir.count import Count, total
+from learncost.ir.line import Product, Sum, Word
+from learncost.ir.repeat import walk
+from learncost.ir.term import Term
+from learncost.layers.products import matrix_maccs
+from learncost.readings.price import Row
+from learncost.reports.run import Run
+
+
+@dataclass(frozen=True)
+class Counter:
+    """What a counter says, in its own unit, with attention by matmul and by the fused kernel."""
+
+    name: str
+    version: str
+    unit: str
+    by_matmul: int
+    fused: int
+    rule: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "counter": self.name,
+            "version": self.version,
+            "unit": self.unit,
+            "attention_by_matmul": self.by_matmul,
+            "attention_fused": self.fused,
+            "rule": self.rule,
+        }
+
+
+_TORCH = (
+    "two FLOPs a MAC of mm, addmm, bmm, baddbmm and convolutions, backward as autograd runs it; the fused kernel is 0 "
+    "on the CPU without dropout, bmm on meta, and on CUDA 2 products forward and 5 backward, masks ignored"
+)
+_FVCORE = "MACs of products, and 5 an element of layer norms; forward alone"
+_PTFLOPS = "MACs of mm, addmm and bmm, and 1 an element that a bias is added to; forward alone"
+_CALFLOPS = "MACs of linear layers and torch.matmul; `@`, einsum, bmm and the fused kernel are 0; forward alone"
+_THOP = "MACs of nn.Linear, and 4 an element of layer norms; attention's products are 0 however written; forward alone"
+
+
+def counters(run: Run, plain: tuple[Row, ...]) -> tuple[Counter, ...]:
+    """The counters whose rule is known exactly; `plain` are the rows of matrix products of a step."""
+    forward = [row for row in plain if row.macro_operation == "forward"]
+    linear = _sum(run, (row.maccs for row in forward if row.kind == "linear"))
+    attention = _sum(run, (row.maccs for row in forward if row.kind == "attention"))
+    both = _sum(run, (row.flops for row in plain))
+    unseen = _sum(run, (row.flops for row in plain if row.kind == "linear"))
+    fused = _sum(run, (row.flops for row in run.rows("bp", BOOKS["torch-flop-counter"])))
+    products = linear + attention
+    norms, biases = 5 * _sum(run, _norms(run)), _sum(run, _biases(run))
+
+    def torch(where: str, by_matmul: int, kernel: int) -> Counter:
+        return Counter(f"FlopCounterMode, {where}", "torch 2.13.0", "FLOPs", by_matmul, kernel, _TORCH)
+
+    counted = [
+        torch("CPU, forward", 2 * products, 2 * linear),
+        torch("CPU, in all", both, unseen),
+        torch("CUDA, in all", both, fused),
+    ]
+    if _experts(run):  # they choose by values, which meta has none of, and their weights are in no nn.Linear
+        return tuple(counted)
+    return (
+        *counted,
+        torch("meta, in all", both, both),
+        Counter("fvcore", "3378afe", "MACs", products + norms, linear + norms, _FVCORE),
+        Counter("ptflops, aten", "0.7.5", "MACs", products + biases, linear + biases, _PTFLOPS),
+        Counter("calflops", "0.3.2", "MACs", products, linear, _CALFLOPS),
+        Counter("thop", "43c064a", "MACs", linear + norms // 5 * 4, linear + norms // 5 * 4, _THOP),
+    )
+
+
+def _sum(run: Run, counts: Iterable[Count]) -> int:
+    count = total(counts)
+    return int(count.at(run.axes)) if count else 0
+
+
+def _norms(run: Run) -> Iterable[Count]:
+    """Elements that layer norms read."""
+    for line, turns in walk(run.model.table.lines):
+        if isinstance(line, Word) and line.word == "normalize":
+            yield Count.of((*line.left[0].loops, *turns))
+
+
+def _biases(run: Run) -> Iterable[Count]:
+    """Elements of matrix products with a weight that a bias is added to."""
+    table, products = run.model.table, set()
+    for line, turns in walk(table.lines):
+        if isinstance(line, Product) and matrix_maccs(line):
+            products.add(line.name)
+        elif isinstance(line, Sum):
+            names = [term.name for term in line.right]
+            if products.intersection(names) and any(name in table.weights for name in names):
+                yield Count.of((*line.left[0].loops, *turns))
+
+
+def _experts(run: Run) -> bool:
+    """Whether products read weights at an index."""
+    table = run.model.table
+    return any(
+        isinstance(line, Product)
+        and matrix_maccs(line)
+        and any(isinstance(term, Term) and term.indexed and term.name in table.weights for term in line.right)
+        for line, _ in walk(table.lines)
+    )

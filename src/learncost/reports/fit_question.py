@@ -1,0 +1,249 @@
+"""What `fit` is asked: a procedure under each plan that is tried, its bytes, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from learncost.ir.errors import InputError
+from learncost.ir.precision import precision_of
+from learncost.layers.layer import Layer
+from learncost.models.configuration import Configuration
+from learncost.ops.optimizers import OPTIMIZERS
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.reports.memory import of_part
+from learncost.reports.memory_inference import NAME, Serving
+from learncost.reports.memory_runner import largest, longest, runner_of
+from learncost.reports.memory_step import Step
+from learncost.reports.run import Run, adaptation_of, prepare
+from learncost.reports.runner import TYPES
+from learncost.reports.runners import TABLE, runners
+from learncost.reports.search import largest_batch
+from learncost.schedule.regions import Region, largest_assigned
+
+if TYPE_CHECKING:
+    from learncost.reports.over import OverMesh
+
+PLANS = (
+    "",
+    "at-once",
+    "flash,fused,at-once",
+    "flash,fused,at-once,recompute=all",
+    "flash,fused,in-product,recompute=all",
+)
+"""What is tried of every procedure, from what runs the step as it is derived to what takes least."""
+
+SERVED = ("", "flash,fused")
+"""What is tried of inference."""
+
+ADAPTED = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+"""What learns, in the order of `adaptation`."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A procedure under a plan with the bytes of one sample in RAM and in flash, and the largest batch that fits.
+
+    engine  who runs it, as in `lc.memory`
+    why     why PyTorch's autograd does not, whose step is told by default
+    """
+
+    procedure: str
+    plan: str
+    engine: str
+    ram: int
+    flash: int
+    largest: int
+    most: str  # the part that takes most
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.largest > 0
+
+
+@dataclass(frozen=True)
+class Way:
+    """A procedure under a plan, with what two plans have in common that come to the same.
+
+    longest  the longest sequence that fits, of one sample; None where none is found
+    """
+
+    fitting: Fitting
+    lines: object
+    longest: Callable[[], int | None]
+    over: OverMesh | None = None
+
+
+@dataclass(frozen=True)
+class FitQuestion:
+    """What `fit` is asked, and with a change of it asked again.
+
+    regions  of the RAM, without the stack, where a device was named that has them
+    """
+
+    model: str | Configuration | Layer
+    ram: int
+    flash: int | None
+    seq_len: Any
+    target_len: Any
+    optimizer: str
+    dtype: str
+    plan: str | None
+    engine: str
+    module: str
+    learns: tuple[object, ...]
+    sizes: Mapping[str, Any]
+    over: tuple[str | None, str | None, str | None] | None = None
+    regions: tuple[Region, ...] = ()
+
+    @property
+    def least(self) -> int:
+        """The smallest batch: a sample, or one for each device that has its own."""
+        from learncost.reports.over import whole_batch  # only where it is asked for: start-up counts
+
+        return whole_batch(self.over[0] or "", *self.over[1:]) if self.over else 1
+
+    def run(self, procedure: str, plan: str, seq_len: int | None = None) -> Run:
+        """A sample, checked and built."""
+        names, adapted = (
+            ((), None)
+            if procedure == NAME
+            else ((procedure,), adaptation_of(*self.learns, kind=precision_of(self.dtype)))
+        )
+        lengths = self.least, seq_len or self.seq_len, self.target_len
+        return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, adapted, plan)
+
+    def ways(self, procedure: str) -> tuple[list[Way], list[str]]:
+        """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
+        different: list[Way] = []
+        refused: dict[str, None] = {}
+        try:
+            unplanned = self.run(procedure, "")
+        except InputError as error:
+            if precision_of(self.dtype).quantized and all(choice is None for choice in self.learns):
+                return [], [str(error)]  # nothing is frozen, but in inference
+            raise
+        for plan in self.plans(procedure):
+            run = replace(unplanned, plan=plan)
+            try:
+                way = self._serving(run) if procedure == NAME else self._learning(run, procedure)
+            except InputError as error:
+                refused[str(error)] = None
+                continue
+            if not any(way.lines == other.lines for other in different):
+                different.append(way)
+        return different, list(refused)
+
+    def plans(self, procedure: str) -> tuple[str, ...]:
+        if self.plan is not None:
+            return (self.plan.strip(),)
+        if procedure == NAME:
+            return SERVED
+        plans = (runners()[self.engine].plans if self.engine else None) or PLANS
+        return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "in-product" not in plan)
+
+    def fits(self, procedure: str) -> bool:
+        """Whether a sample fits under any plan that is tried, those that need least first; not where it is refused."""
+        try:
+            unplanned = self.run(procedure, "")
+        except InputError:
+            return False
+        return any(self._fits(replace(unplanned, plan=plan), procedure) for plan in reversed(self.plans(procedure)))
+
+    def _fits(self, run: Run, procedure: str) -> bool:
+        try:
+            if procedure == NAME:
+                return self._serving(run).fitting.fits
+            step = self.step(run, procedure)
+            if step.least > self.ram or not self.stored(step.flash):
+                return False
+            return runner_of(step, self.engine).runner.peak(step, step.sizes()) <= self.ram
+        except InputError:
+            return False
+
+    def step(self, run: Run, procedure: str) -> Step:
+        runner = runners()[self.engine or TABLE]
+        planner = of_part(runner.planner, self.least)
+        in_flash = self.flash is not None
+        kind, module = precision_of(self.dtype), self.module
+        step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
+        step.regions = self.regions
+        return step.over_mesh(self.over[0] or "", *self.over[1:], runner.trains) if self.over else step
+
+    def _learning(self, run: Run, procedure: str) -> Way:
+        step = self.step(run, procedure)
+        chosen = runner_of(step, self.engine)
+        runner = chosen.runner
+        needs = runner.takes(step, step.sizes())
+        flash = step.flash if needs.flash is None else needs.flash
+        most = max(needs.split, key=lambda part: needs.split[part])
+        batch = self.stored(flash) * largest(step, runner, self.ram)
+        fitting = Fitting(procedure, step.plan, runner.name, needs.bytes, flash, batch, most, chosen.why)
+        return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram), step.over)
+
+    def _serving(self, run: Run) -> Way:
+        served = self.serving(run)
+        lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
+        flash = served.flash
+        if self.engine in ("", TABLE):
+            split = served.split()
+            most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
+        else:
+            if (peak_of_pass := runners()[self.engine].passes) is None:
+                others = (name for name, runner in runners().items() if runner.passes)
+                raise InputError(f"{NAME} is told by --engine {' or '.join((TABLE, *others))}")
+            stored = runners()[self.engine].stored
+            if self.dtype not in TYPES or (self.flash is not None and stored is None):
+                raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
+
+            def peak_of(batch: int) -> int:
+                return max(
+                    peak_of_pass(inference_pass.whole, {**inference_pass.sizes, "B": batch}, self.dtype)
+                    for inference_pass in served.passes
+                )
+
+            most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
+            if (arrays := runners()[self.engine].arrays) is not None and len(self.regions) > 1:
+                laid, dtype, passes = arrays, self.dtype, served.passes
+                batch = largest_assigned(
+                    lambda number: [laid(each.whole, {**each.sizes, "B": number}, dtype) for each in passes],
+                    self.regions,
+                    batch,
+                )
+            if stored is not None:
+                sizes = [(inference_pass.whole, inference_pass.sizes) for inference_pass in served.passes]
+                flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
+        batch = self.stored(flash) * batch
+        fitting = Fitting(NAME, run.plan, self.engine or TABLE, peak, flash, batch, most)
+        return Way(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", TABLE) else None)
+
+    def serving(self, run: Run) -> Serving:
+        """Inference as it is asked."""
+        axes, two_sided = run.axes, run.model.two_sided
+        seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
+        return Serving(run.model, precision_of(self.dtype), seq_len, target_len, self.flash is not None, run.plan)
+
+    def changed(self, change: Mapping[str, str], procedure: str) -> FitQuestion | None:
+        """With something else; None where that was said, or says nothing about the procedure."""
+        ((name, value),) = change.items()
+        if name == "dtype":
+            narrow = self.dtype in (value, "int8") or precision_of(self.dtype).quantized
+            return None if narrow else replace(self, dtype=value)
+        if name == "optimizer":
+            return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
+        if (
+            procedure == NAME
+            or not find_procedure(procedure).differentiates
+            or any(choice is not None for choice in self.learns)
+        ):
+            return None
+        changed_place = ADAPTED.index(name)
+        return replace(
+            self, learns=tuple(value if place == changed_place else choice for place, choice in enumerate(self.learns))
+        )
+
+    def stored(self, frozen: int) -> bool:
+        """Whether frozen weights fit the flash."""
+        return self.flash is None or frozen <= self.flash

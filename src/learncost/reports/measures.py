@@ -1,0 +1,151 @@
+"""What rules of thumb are held against: exact quantities, read off priced tables and never typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from learncost.books.book import book as find_book
+from learncost.ir.count import Count, total
+from learncost.ir.line import Product
+from learncost.ir.repeat import walk
+from learncost.ir.term import Term
+from learncost.layers.products import matrix_maccs
+from learncost.models.purposes import weighs_tokens
+from learncost.readings.price import Row
+from learncost.reports.run import Run
+
+
+@dataclass(frozen=True)
+class Block:
+    """The blocks of one repeat: the size that says how often it turns, what a block is called, its tokens' axis.
+
+    `number` is how many blocks there are in all turns, and `kinds` how many stand in one. A count of a block is the
+    mean of them.
+    """
+
+    count: str
+    title: str
+    axis: str
+    number: int
+    kinds: int
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Exact numbers of one model at the sizes of one step."""
+
+    run: Run
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks that the model has, a repeat each: those of an encoder before those of a decoder."""
+        result: list[Block] = []
+        repeats = self.run.model.table.repeats
+        for repeat in repeats:
+            softmaxes = [(line, turns) for line, turns in walk([repeat]) if weighs_tokens(line)]
+            kinds, number = len(softmaxes), self.at(total(Count.of(turns) for _, turns in softmaxes))
+            if not kinds:
+                continue
+            side = softmaxes[0][0].tag.block if self.run.model.two_sided else ""
+            first = sum(block.number for block in result if block.title.startswith(side or "block"))
+            title = f"{side} block".strip()
+            if len(repeats) > (2 if side else 1):
+                title += f" {first}" if number == 1 else f"s {first} to {first + number - 1}"
+            title += f", the mean of {kinds} kinds" if kinds > 1 else ""
+            result.append(Block(repeat.count, title, "N" if side == "encoder" else "M", number, kinds))
+        return tuple(result)
+
+    def rows(self, procedure: str, book: str) -> tuple[Row, ...]:
+        """The priced lines of one step."""
+        return self.run.rows(procedure, find_book(book))
+
+    def at(self, count: Count) -> int:
+        """A polynomial at the sizes of the step."""
+        return int(count.at(self.run.axes))
+
+    def flops(
+        self, procedure: str, book: str, keep: Callable[[Row], bool] = lambda row: True, block: Block | None = None
+    ) -> int | Fraction:
+        """FLOPs of one step, of the lines that are kept; with `block`, of one block of those."""
+        return self._sum(procedure, book, keep, block, maccs=False)
+
+    def maccs(
+        self, procedure: str, book: str, keep: Callable[[Row], bool] = lambda row: True, block: Block | None = None
+    ) -> int | Fraction:
+        """MACCs likewise."""
+        return self._sum(procedure, book, keep, block, maccs=True)
+
+    def _sum(
+        self, procedure: str, book: str, keep: Callable[[Row], bool], block: Block | None, maccs: bool
+    ) -> int | Fraction:
+        rows = [row for row in self.rows(procedure, book) if keep(row) and (block is None or inside(row, block))]
+        value = self.at(total(row.maccs if maccs else row.flops for row in rows))
+        return value if block is None else _mean(value, block.number)
+
+    @cached_property
+    def parameters(self) -> int:
+        """What is trained, tied weights once."""
+        return self.at(self.run.model.parameters)
+
+    def block_parameters(self, block: Block) -> tuple[int | Fraction, int | Fraction]:
+        """The parameters that one block reads, shared ones too: those of its matrices, and all."""
+        table = self.run.model.table
+        (repeat,) = (line for line in table.repeats if line.count == block.count)
+        turns = {count for _, counts in walk([repeat]) for count in counts}
+        lines = [line for line, _ in walk([repeat])]
+        read = {name for line in lines for name in line.reads}
+        weights = [name for name in table.weights if name in read or block.count in table.axes[name]]
+        each = {name: self.at(Count.of(axis for axis in table.axes[name] if axis not in turns)) for name in weights}
+        multiplied = {name for line in lines if isinstance(line, Product) and matrix_maccs(line) for name in line.reads}
+        matrices = sum(size for name, size in each.items() if name in multiplied)
+        return _mean(matrices, block.kinds), _mean(sum(each.values()), block.kinds)
+
+    @cached_property
+    def additions(self) -> tuple[int, int]:
+        """The matrix products of the forward pass: their multiplications, and their additions, one less a sum."""
+        multiplied, results = Count(), Count()
+        for line, turns in walk(self.run.model.table.lines):
+            if isinstance(line, Product) and (maccs := matrix_maccs(line)):
+                left = line.left[0]
+                assert isinstance(left, Term)
+                multiplied += maccs * Count.of(turns)
+                results += Count.of((*left.loops, *turns))
+        return self.at(multiplied), self.at(multiplied) - self.at(results)
+
+    def overtaking(self, block: Block | None = None) -> Fraction | None:
+        """The length at which the products that grow with its square cost as much as those that grow with it.
+
+        With an encoder and a decoder both lengths are this one. None where nothing grows with the square.
+        """
+        sums = {1: 0, 2: 0}
+        for row in self.rows("bp", "matmul"):
+            if row.macro_operation != "forward" or (block is not None and not inside(row, block)):
+                continue
+            for monomial, coefficient in row.flops.rename({"N": "M"}).terms.items():
+                power = monomial.count("M")  # 0 where a product is made once a sequence, as in a pooler
+                rest = Count({tuple(name for name in monomial if name != "M"): coefficient})
+                sums[power] = sums.get(power, 0) + self.at(rest)
+        return Fraction(sums[1], sums[2]) if sums[2] else None
+
+
+def _mean(value: int, number: int) -> int | Fraction:
+    mean = Fraction(value, number)
+    return int(mean) if mean.denominator == 1 else mean
+
+
+def inside(row: Row, block: Block) -> bool:
+    """Whether a line is in the blocks of a kind."""
+    return block.count in row.repeat.sizes
+
+
+def forward(row: Row) -> bool:
+    """Whether a line is of the forward pass."""
+    return row.macro_operation == "forward"
+
+
+def backward(row: Row) -> bool:
+    """Whether a line is of what backpropagation adds to it: the backward pass and the weights' updates."""
+    return row.macro_operation in ("backward", "weight_update")

@@ -1,0 +1,462 @@
+"""The memory of a training step: its peak, who makes it, the curve, the split, and the largest size that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.precision import either
+from learncost.ir.table import Table
+from learncost.layers.layer import Layer
+from learncost.models.configuration import Configuration
+from learncost.models.tables import letters_of
+from learncost.plans.plan import plan_of
+from learncost.procedures.optimizer import DEFAULT
+from learncost.procedures.procedure import MODES, PAPER
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.readings.live import Held, Moment, Stay
+from learncost.reports.memory_runner import Chosen, largest, longest, runner_of
+from learncost.reports.memory_step import Step
+from learncost.reports.memory_types import bytes_of
+from learncost.reports.question import question
+from learncost.reports.run import adaptation_of, possible, prepare
+from learncost.reports.runners import TABLE, USUAL, runners
+from learncost.reports.sheet import Drawn
+from learncost.schedule.regions import Region
+
+if TYPE_CHECKING:
+    from learncost.plans.in_product import Updates
+    from learncost.reports.memory_several import Several
+    from learncost.reports.over import OverMesh
+    from learncost.schedule.arena import Arena
+
+
+@dataclass(frozen=True, repr=False)
+class Memory(Drawn):
+    """What one training step takes, in bytes: predicted from the step's table, or as a named engine executes it.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    procedure
+        The learning procedure.
+    plan
+        The plan that rewrote the step.
+    optimizer
+        The optimizer.
+    dtype
+        The data type.
+    batch_size
+        Sequences in the step.
+    seq_len
+        Tokens in a sequence.
+    target_len
+        Tokens of the decoder's sequence, where there is an encoder too; else None.
+    accumulate
+        Microbatches that the batch is cut into.
+    trained
+        What learns, in words.
+    mode
+        How pepita and mempepita update, paper or stable; "" of every other procedure.
+    peak
+        Bytes at the worst moment.
+    moment
+        That moment: the `line`, the `layer` and the `macro_operation` that run then.
+    split
+        The peak by what it holds: weights, gradients, optimizer state, activations, workspace; of an engine also its
+        arena.
+    witnesses
+        The arrays that are alive then, the largest first, with `name`, `shape`, `bytes` and the layer that made them.
+    curve
+        The bytes at every line, in the order of the lines, and the repeats that it stands in (`loops`); empty where
+        the engine has no account of lines.
+    arrays
+        Every array with the lines of the curve at which it is alive, `first` to `last`, counted from 0; at every line
+        their bytes sum to the curve.
+    flash
+        Bytes of frozen weights that do not lie in RAM.
+    budget
+        The bytes that the step may take, where they were given.
+    fits
+        With a budget, the largest batch and the longest sequence that fit, by name: 0 where nothing fits, None where it
+        is not known.
+    engine
+        Whose step it is; table where it is read off the table, line by line, as no program runs it.
+    convention
+        What is counted, and what is not.
+    rules
+        By what they are about, the runner's rules: where new weights lie, how long gradients are there, what is kept
+        for the backward pass, and what a line takes beside its result.
+    module
+        Whose code autograd runs where that runs the step: transformers, plain, or of a module that was read itself;
+        else "".
+    letters
+        Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
+    updates
+        Under the plan in-product: which weights are updated `inside` of the product of their gradient, and what the
+        gradient of each one `outside` is; else None.
+    arena
+        Where every array lies over the calls of the step, of an engine that gives each its place before it runs (c99);
+        else None.
+    over
+        With a mesh: its devices, what is cut over them, and what each sends. All bytes are then those of one device.
+    buffers
+        Bytes that libraries of products take from the allocator on top of the peak, at most: 0 to these are measured.
+        None where that is not known.
+    unfit
+        Why it does not fit the regions of the RAM of a device that was named; else "".
+
+    Examples
+    --------
+    >>> found = lc.memory("gpt2", seq_len=64, plan="at-once")
+    >>> found.peak == sum(found.split.values())
+    True
+    >>> found.witnesses[0].name, found.witnesses[0].shape
+    ('wte', (50257, 768))
+    """
+
+    room = "learncost.reports.show_memory"
+    figures = ("memory",)
+    beside = "memory"
+
+    model: str
+    procedure: str
+    plan: str
+    optimizer: str
+    dtype: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    accumulate: int
+    trained: str
+    peak: int
+    moment: Moment
+    split: Mapping[str, int]
+    witnesses: tuple[Held, ...]
+    curve: tuple[Moment, ...]
+    flash: int = 0  # frozen weights that do not lie in RAM
+    budget: int | None = None
+    fits: Mapping[str, int | None] | None = None
+    engine: str = ""
+    convention: str = ""
+    mode: str = ""
+    module: str = ""
+    rules: Mapping[str, str] = field(default_factory=dict)
+    arrays: tuple[Stay, ...] = ()
+    letters: str = ""  # of a run of a table: its sizes as the table calls them
+    updates: Updates | None = None
+    arena: Arena | None = None
+    over: OverMesh | None = None
+    unfit: str = ""
+    buffers: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        result: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        moment = {"line": self.moment.line, "layer": self.moment.layer, "macro_operation": self.moment.macro_operation}
+        result |= {"engine": self.engine, **({"module": self.module} if self.module else {})}
+        if self.over is not None:
+            result["over"] = self.over.to_dict()
+        if self.updates:
+            result["updates"] = {"inside": list(self.updates.inside), "outside": dict(self.updates.outside)}
+        result |= {"convention": self.convention, "rules": dict(self.rules)}
+        result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
+        if self.buffers is not None:
+            result["kernel_buffers"] = {"least": 0, "most": self.buffers}
+        if self.mode:
+            result["mode"] = self.mode
+        if self.flash:
+            result["flash"] = self.flash
+        if self.budget is not None:
+            result |= {"budget": self.budget, "fits": dict(self.fits or {})}
+        if self.unfit:
+            result["unfit"] = self.unfit
+        result["witnesses"] = [
+            {
+                "name": witness.name,
+                "axes": witness.axes,
+                "shape": witness.shape,
+                "bytes": witness.bytes,
+                "layer": witness.layer,
+            }
+            for witness in self.witnesses
+        ]
+        result["curve"] = [
+            {
+                "line": moment.line,
+                "layer": moment.layer,
+                "macro_operation": moment.macro_operation,
+                "bytes": moment.bytes,
+                "turns": prod(turns for *_, turns in moment.loops),
+            }
+            for moment in self.curve
+        ]
+        result["arrays"] = [array.to_dict() for array in self.arrays]
+        if self.arena is not None:
+            result["arena"] = self.arena.to_dict()
+        return result
+
+
+_FIELDS = (
+    "model", "procedure", "plan", "optimizer", "dtype", "batch_size", "seq_len", "target_len", "accumulate", "trained",
+)  # fmt: skip
+
+
+@question()
+def memory(
+    model: str | Configuration | Layer,
+    procedure: str = "bp",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    optimizer: str | None = None,
+    dropout: float | str = 0.0,
+    dtype: str | None = None,
+    *,
+    precision: str | None = None,
+    plan: str | None = None,
+    accumulate: int | str = 1,
+    budget: int | str | None = None,
+    on: str | None = None,
+    engine: str = "",
+    module: str = "",
+    mode: str = PAPER,
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    lora_rank: object = None,
+    lora_alpha: object = None,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
+    **sizes: Any,
+) -> Memory | Several:
+    """The memory of one training step, exactly: the peak, the arrays that make it, and what fits a budget.
+
+    Parameters
+    ----------
+    procedure
+        How the model learns: {choices} (`learncost list procedures`). Several with commas between stand side by side.
+    optimizer
+        adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
+    dropout
+        The probability of dropout. Above 0 the masks are there.
+    plan
+        Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (`learncost list plans`); auto:
+        the planner's, and what `engine` torch takes where it is left out.
+    accumulate
+        Into how many microbatches the batch is cut.
+    budget
+        How many bytes there are, as 8GB or 256MiB. The largest batch and the longest sequence that fit are then shown.
+    on
+        A published device (`learncost list devices`) or a file that describes one, whose memory the budget is. On a
+        microcontroller the step is that of `engine` c99, and it is shown what lies in which region of its RAM.
+    engine
+        Who runs the step: autograd, which is PyTorch's on a processor with AdamW fused, autograd-foreach or
+        autograd-for-loop; autograd-cuda, on a GPU; table, as the step is written; numpy, torch (in place where it can
+        be) or torch-operators, which run this package's programs. The default is autograd where it has an answer, else
+        table. Several with commas between stand side by side, with what makes the difference.
+    module
+        Whose code autograd trains: transformers (the default), transformers-uncached, with use_cache=False,
+        transformers-reentrant, whose checkpoints are the older ones (use_reentrant=True), or plain, which is written
+        as for speed; of a module that was read, itself (the default).
+    mode
+        How pepita and mempepita update: paper (the default), or stable, which learncost train runs.
+
+    Returns
+    -------
+    Memory
+        The peak, what it is made of, and which arrays are alive then; of several procedures or engines, `Several` of
+        them.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`, and for an engine that cannot run the step as asked.
+
+    Commands
+    --------
+    learncost memory gpt2 --batch-size 4
+        The peak of a training step of four sequences, and what makes it.
+    learncost memory gpt2 --engine table,autograd,numpy
+        What the step takes as three runners execute it, and which rules make the difference.
+    learncost memory llama-3-8b --mesh dp=8 --placement fsdp --precision bf16
+        What each of eight devices takes.
+    learncost memory gpt2 --budget 8GB
+        The largest batch and the longest sequence that fit in 8 GB.
+    learncost memory net.table --on stm32f407 --B 4
+        What lies in which region of a microcontroller's RAM.
+
+    Examples
+    --------
+    >>> found = lc.memory("gpt2", batch_size=4, seq_len=256, plan="head,at-once", optimizer="adamw", budget="8GB")
+    >>> found.peak, found.moment.line
+    (2720187404, 'dwte+1:sum.2')
+    >>> found.split["weights"], found.split["optimizer state"]
+    (497759232, 995518464)
+    >>> found.fits
+    {'batch_size': 31, 'seq_len': 1024}
+    """
+    regions: tuple[Region, ...] = ()
+    if on is not None:
+        from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
+
+        if budget is not None:
+            raise InputError("--budget and --on both say how much memory there is: give one of them")
+        if not (device := find_device(on)).data:
+            raise InputError(f"{device.name} has no memory in its data: give --budget, how many bytes there are")
+        engine = engine or ("c99" if device.core else "")
+        regions = device.free
+        budget = sum(region.bytes for region in regions)
+    limit, parts = None if budget is None else bytes_of("budget", budget), 1
+    learning = train, train_layers, lora, lora_rank, lora_alpha
+    kind = either(dtype, precision)
+    named_one("mode", mode, MODES)
+    adapted = adaptation_of(*learning, kind=kind)
+
+    if mesh or place or placement:
+        check_over(mesh, engine)
+        from learncost.reports.over import whole_batch  # imported where it is needed: start-up counts
+
+        parts = whole_batch(mesh or "", place, placement)
+        batch_size = parts if batch_size is None else batch_size
+        engine = engine or TABLE
+
+    def of_one(procedure: str, engine: str) -> Memory:
+        runner = named_one("engine", engine or USUAL, runners())
+        chosen_plan, lengths = runner.plan if plan is None else plan, (batch_size, seq_len, target_len)
+        run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adapted, chosen_plan)
+        chosen = optimizer or DEFAULT
+        planner = runner.planner if mesh is None else of_part(runner.planner, parts)
+        step = Step(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)
+        step.regions = regions
+        if mesh is not None:
+            step = step.over_mesh(mesh, place, placement, runner.trains)
+        answer = answered(step, engine, limit)
+        if limit is not None and not any(answer.fits.values() if answer.fits else ()):
+            raise InputError(_too_little(answer, limit))
+        return answer
+
+    names, engines = _names("procedures", procedure), _names("engines", engine)
+    if len(names) > 1 and len(engines) > 1:
+        raise InputError("several procedures stand side by side, or several engines: give one of the others")
+    if len(names) == 1 and len(engines) == 1:
+        return of_one(*names, *engines)
+    from learncost.reports.memory_several import Several  # is built on this module
+
+    if len(engines) > 1:
+        return Several(tuple(of_one(names[0], runner_name) for runner_name in engines), "engine")
+    for name in names:
+        find_procedure(name)
+    answers, refused = possible(lambda name: of_one(name, engines[0]), names)
+    return Several(tuple(answers.values()), left_out=refused)
+
+
+def check_over(mesh: str | None, engine: str) -> None:
+    """Refuse a mesh with what is of one device."""
+    if mesh is None:
+        raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+    for name in filter(None, engine.split(",")):
+        if why := named_one("engine", name.strip(), runners()).alone:
+            others = " or ".join(each.name for each in runners().values() if not each.alone)
+            raise InputError(f"--engine {name.strip()} is of one device, as {why}: over a mesh give {others}")
+
+
+def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:
+    """A planner for one of so many parts of a batch."""
+
+    def plan(table: Table, sizes: Mapping[str, int], *more: Any) -> str:
+        return planner(table, {**sizes, "B": max(sizes["B"] // number, 1)}, *more)
+
+    return plan
+
+
+def _names(kind: str, text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if len(set(names)) < len(names):
+        raise InputError(f"{kind} must be different names with commas between them, not {text!r}")
+    return names
+
+
+def _too_little(answer: Memory, budget: int) -> str:
+    """Why nothing fits: what does not grow with the batch, or what one sequence takes."""
+    if answer.unfit:
+        return f"no batch fits: one of {answer.batch_size} takes {answer.unfit}; learncost fit says what fits"
+    text = f"budget: {budget:,} bytes are too few for one sequence"
+    fixed = sum(answer.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
+    if fixed > budget:
+        text += f" of one token: weights, gradients and optimizer state alone take {fixed:,}"
+    elif answer.batch_size == 1:
+        text += f" of {answer.seq_len:,} tokens, which takes {answer.peak:,}"
+    return f"{text}; learncost fit says what fits"
+
+
+def answered(step: Step, engine: str = "", budget: int | None = None) -> Memory:
+    """What a step takes as its runner executes it; with a budget what fits it: 0 where nothing does.
+
+    Raises `InputError` as `runner_of`.
+    """
+    answer = memory_on(step, chosen := runner_of(step, engine))
+    if budget is None:
+        return answer
+    runner = chosen.runner
+    fits = {"batch_size": largest(step, runner, budget), "seq_len": longest(step, runner, budget)}
+    return replace(answer, budget=budget, fits=fits)
+
+
+def memory_on(step: Step, chosen: Chosen) -> Memory:
+    """What a step takes as a runner executes it."""
+    runner = chosen.runner
+    needs = runner.takes(step, step.sizes())
+    why = f" PyTorch's autograd, told by default, has no answer here: it {chosen.why}." if chosen.why else ""
+    return Memory(
+        **_described(step),
+        peak=needs.bytes,
+        moment=needs.moment,
+        split=needs.split,
+        witnesses=needs.witnesses,
+        curve=needs.curve,
+        arrays=tuple(needs.stays),
+        flash=step.flash if needs.flash is None else needs.flash,
+        arena=needs.arena,
+        engine=runner.name,
+        convention=(needs.said or runner.convention) + why,
+        rules=needs.rules or runner.rules,
+        unfit=needs.unfit,
+        buffers=needs.buffers,
+        module=step.module if runner.module else "",
+    )
+
+
+def _described(step: Step) -> dict[str, Any]:
+    """What was asked for, as `Memory` has it."""
+    axes, two_sided = step.run.axes, step.model.two_sided
+    return {
+        "model": step.model.configuration.name,
+        "procedure": step.procedure,
+        "plan": step.plan,
+        "optimizer": step.optimizer.name,
+        "dtype": step.kind.name,
+        "batch_size": axes["B"],
+        "seq_len": axes["N"] if two_sided else axes["M"],
+        "target_len": axes["M"] if two_sided else None,
+        "accumulate": step.accumulate,
+        "trained": step.run.trained,
+        "mode": step.mode,
+        "updates": _updates(step),
+        "letters": letters_of(step.model.configuration.layer, axes),
+        "over": step.over,
+    }
+
+
+def _updates(step: Step) -> Updates | None:
+    """Which weights are updated in a product, where the plan has that."""
+    if not any(plan.name == "in-product" for plan, _ in plan_of(step.plan)):
+        return None
+    from learncost.plans.in_product import updates  # only where it is asked for: start-up counts
+
+    return updates(step.table)

@@ -1,0 +1,367 @@
+"""What fits a device's memory: which learning procedures under which plans, how large a batch, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from learncost.ir.errors import InputError, named_one
+from learncost.ir.precision import either
+from learncost.layers.layer import Layer
+from learncost.models.configuration import Configuration
+from learncost.models.module import usual_module
+from learncost.models.sizes import CANONICAL, spelled
+from learncost.procedures.optimizer import DEFAULT, state_of
+from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.reports.fit_advice import advice_for, refusal
+from learncost.reports.fit_question import FitQuestion, Fitting
+from learncost.reports.memory import check_over
+from learncost.reports.memory_inference import NAME
+from learncost.reports.memory_types import bytes_of, said_bytes
+from learncost.reports.question import question
+from learncost.reports.runners import TABLE, runners
+from learncost.reports.sheet import WIDTH, Drawn, Row, Sheet, number, size_of
+from learncost.schedule.autograd import module_named
+from learncost.schedule.regions import Region
+
+if TYPE_CHECKING:
+    from learncost.reports.memory_lengths import Lengths
+    from learncost.reports.over import OverMesh
+
+EVERY = (NAME, *PROCEDURES)
+"""What is tried where no procedure is named."""
+
+
+@dataclass(frozen=True, repr=False)
+class Fit(Drawn):
+    """What fits a device's memory, and what to change for what does not.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    dtype
+        The data type.
+    optimizer
+        The optimizer.
+    seq_len
+        Tokens in a sequence; 0 where the model is a table that has none.
+    ram
+        Bytes of RAM that there are.
+    flash
+        Bytes of flash that there are, or None.
+    engine
+        Whose step it is, as in `lc.memory`.
+    rows
+        For each procedure and plan: `ram` and `flash` bytes of one sample, the `largest` batch that fits (0: none), and
+        what takes `most`.
+    advice
+        For every procedure that does not fit what to change, and which procedures the model cannot learn by.
+    module
+        Whose code is assumed where autograd runs the step; "" where it does not.
+    on
+        The device that was named, or "".
+    over
+        Of many devices: what is cut over them; `ram` is then what each of them has, `largest` of all together.
+    regions
+        Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
+
+    Examples
+    --------
+    >>> found = lc.fit("gpt2", "64MB", procedures="bp", seq_len=128, optimizer="sgd")
+    >>> any(row.fits for row in found.rows), len(found.advice) > 0
+    (False, True)
+    """
+
+    figures = ("fit",)
+
+    model: str
+    dtype: str
+    optimizer: str
+    seq_len: int
+    ram: int
+    flash: int | None
+    engine: str
+    rows: tuple[Fitting, ...]
+    advice: tuple[str, ...]
+    module: str = ""
+    on: str = ""
+    over: OverMesh | None = None
+    regions: tuple[Region, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        names = ("model", "dtype", "optimizer", "seq_len", "ram", "flash", "engine", "module", "on")
+        rows = [
+            {"procedure": r.procedure, "plan": r.plan, "engine": r.engine, "ram": r.ram, "flash": r.flash}
+            | {"fits": r.fits, "batch_size": r.largest, "most": r.most}
+            | ({"why": r.why} if r.why else {})
+            for r in self.rows
+        ]
+        several: dict[str, Any] = {"over": self.over.said_of_mesh} if self.over else {}
+        several |= {"regions": {region.name: region.bytes for region in self.regions}} if self.regions else {}
+        return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)} | several
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """A row a procedure and plan."""
+        several, stored = len({row.engine for row in self.rows}) > 1, self.flash is not None
+        all_columns = [
+            (True, "procedure", [row.procedure for row in self.rows]),
+            (True, "plan", [row.plan for row in self.rows]),
+            (several, "run by", [row.engine for row in self.rows]),
+            (True, f"RAM for {self.over.sizes['B'] if self.over else 'one'}", [number(row.ram) for row in self.rows]),
+            (stored, "flash", [size_of(row.flash) for row in self.rows]),
+            (True, "batch", [f"{row.largest:,}" if row.fits else "no" for row in self.rows]),
+            (True, "most is", [row.most for row in self.rows]),
+        ]
+        columns = tuple(name for visible, name, _ in all_columns if visible)
+        rows = [Row(cells) for cells in zip(*(column for visible, _, column in all_columns if visible), strict=True)]
+        flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
+        where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.ram)}"
+        title = f"{where} of RAM{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
+        title += f"sequences of {self.seq_len:,} tokens" if self.seq_len else "by samples"
+        left = frozenset(
+            place for place, name in enumerate(columns) if name in ("procedure", "plan", "run by", "most is")
+        )
+        return (Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left, self.answer),)
+
+    @property
+    def answer(self) -> str:
+        """The largest batch of every procedure that fits, and the plan for it."""
+        best: dict[str, Fitting] = {}
+        for row in self.rows:
+            if row.fits and (row.procedure not in best or row.largest > best[row.procedure].largest):
+                best[row.procedure] = row
+        if not best:
+            return "Nothing fits. What to change stands below."
+        fitting = []
+        for name, row in best.items():
+            batch = f"{row.largest:,} {'sequence' if self.seq_len else 'sample'}" + ("s" if row.largest > 1 else "")
+            fitting.append(f"{name} {batch}" + (f" under {row.plan}" if row.plan else ""))
+        return f"What fits at most: {'; '.join(fitting)}."
+
+    @property
+    def _rule(self) -> str:
+        """What lies where, and who runs it."""
+        if self.over:
+            rule = f"{self.over.said} RAM is that of each device, a batch that of all together."
+        else:
+            rule = "Weights that learn lie in RAM, with their gradients and all values; frozen ones " + (
+                "lie in RAM too: no --flash is given." if self.flash is None else "in flash."
+            )
+        if any(row.procedure == NAME for row in self.rows):
+            rule += (
+                " In inference all are frozen: a prompt of so many tokens, or its last one with a cache of the others."
+            )
+        if any(row.procedure != NAME and find_procedure(row.procedure).modes for row in self.rows):
+            rule += " pepita and mempepita are the paper's, as in learncost memory --mode paper."
+        engines = dict.fromkeys(row.engine for row in self.rows)
+        if TABLE in engines:
+            rule += " Run by table: as the step's table says, line by line."
+            rule += self._not_by_autograd
+        if others := [name for name in engines if name != TABLE]:
+            rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells"
+            rule += f" of the module {self.module}." if self.module else "."
+            if "c99" in others:
+                rule += " Stack and code are not measured, and in no total."
+        if self.regions:
+            rooms = " and ".join(f"{region.bytes:,} in {region.name}" for region in self.regions)
+            left = self.ram - sum(region.bytes for region in self.regions)
+            one = ", and an array lies in one region" if len(self.regions) > 1 else ""
+            rule += f" Without {left:,} bytes for the stack there are {rooms}{one}."
+        return rule
+
+    @property
+    def _not_by_autograd(self) -> str:
+        """Why the runner that is told by default is not taken: for which procedures, and under plans."""
+        whys: dict[str, dict[str, None]] = {}
+        for row in self.rows:
+            if row.why and not row.plan:
+                whys.setdefault(row.why, {})[row.procedure] = None
+        parts = [f"for {', '.join(names)}, as it {why}" for why, names in whys.items()]
+        if any(row.why and row.plan and row.why not in whys for row in self.rows):
+            parts.append("under plans, as it knows none")
+        return f" PyTorch's autograd, told by default, has no answer {'; '.join(parts)}." if parts else ""
+
+
+@question()
+def fit(
+    model: str | Configuration | Layer,
+    ram: int | str | None = None,
+    flash: int | str | None = None,
+    procedures: Iterable[str] | str | None = None,
+    seq_len: int | str | Sequence[int] | None = None,
+    optimizer: str | None = None,
+    dtype: str | None = None,
+    *,
+    precision: str | None = None,
+    plan: str | None = None,
+    engine: str = "",
+    module: str = "",
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    lora_rank: object = None,
+    lora_alpha: object = None,
+    target_len: int | str | None = None,
+    on: str | None = None,
+    mesh: str | None = None,
+    place: str | None = None,
+    placement: str | None = None,
+    **sizes: Any,
+) -> Fit | Lengths:
+    """Which learning procedures fit a device's memory, how large a batch does, and what to change where none does.
+
+    Parameters
+    ----------
+    ram
+        How many bytes there are, as 24GB or 24GiB. It is the same as `budget` of learncost memory.
+    flash
+        How many bytes of flash there are, where frozen weights lie. Without it they lie in RAM.
+    procedures
+        What is tried, with commas between: inference (no learning), {choices}. The default is inference and the four
+        that follow.
+    seq_len
+        How many tokens are in a sequence. Several with commas between, as 512,1024,2048, show what fits at each. The
+        default is the number of positions that the model has.
+    optimizer
+        adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
+    plan
+        This plan alone (`learncost list plans`). The default is to try several.
+    engine
+        Who runs the step, as in learncost memory. The default is autograd, PyTorch's, where it has an answer, and
+        table, as the step is written, elsewhere: under a plan, with `flash`, in int8.
+    module
+        Whose code autograd trains: transformers (the default) or plain, as in learncost memory.
+    on
+        A published device (`learncost list devices`) or a file that describes one, whose RAM and flash these are where
+        they are not given. On a microcontroller the step is that of `engine` c99 where no other is named.
+    mesh
+        The devices, such as dp=2,tp=4: the memory is then that of each of them, the batch that of all together.
+
+    Returns
+    -------
+    Fit
+        A row for each procedure and plan; of several lengths `Lengths`, with the largest batch at each.
+
+    Raises
+    ------
+    InputError
+        As for `lc.memory`, and where the model can do none of this.
+
+    Commands
+    --------
+    learncost fit gpt2 --ram 8GB
+        Which procedures fit in 8 GB, and how large a batch.
+    learncost fit net.table --on stm32h743
+        A microcontroller: its RAM and flash, and the step as freestanding C99.
+    learncost fit gpt2 --ram 256MB --flash 1GB --seq-len 128
+        A small device whose frozen weights lie in flash.
+    learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --ram 24GB
+        What fits a GPU at which length, with which checkpointing.
+    learncost fit llama-3-8b --ram 80GB --precision bf16 --mesh dp=2,tp=4 --placement fsdp,megatron-sp
+        What fits eight devices of 80 GB.
+
+    Examples
+    --------
+    >>> found = lc.fit("gpt2", "256MB", "512MB", procedures="inference,bp", seq_len=128, dtype="int8", optimizer="sgd")
+    >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
+    [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 11)]
+    """
+    batch = next((size for size in sizes if CANONICAL.get(spelled(size)) == "batch_size" or size == "B"), None)
+    if batch is not None:
+        raise InputError(
+            f"{batch.replace('_', '-')} is what fit finds, the largest that fits: leave it out; "
+            "learncost memory tells the peak of one batch"
+        )
+    device, regions = None, tuple[Region, ...]()
+    if on is not None:
+        from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
+
+        device = find_device(on)
+        engine = engine or ("c99" if device.core else "")
+        if ram is None and engine == "c99" and device.core:
+            regions = device.free
+        ram, flash = ram or device.data or None, device.flash if flash is None else flash
+    if ram is None:
+        known = f"{device.name} has no memory in its data: " if device else ""
+        raise InputError(f"{known}give --ram, how many bytes there are, or --on, a device that has them")
+    over = (mesh, place, placement) if mesh or place or placement else None
+    if over:
+        _check_over(mesh, engine, flash)
+        engine = engine or TABLE
+    room = sum(region.bytes for region in regions) or bytes_of("ram", ram)
+    question = FitQuestion(
+        model, room, None if flash is None else bytes_of("flash", flash), seq_len, target_len,
+        state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
+        module and module_named(module).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
+        regions,
+    )  # fmt: skip
+    if engine:
+        named_one("engine", engine, runners())
+    names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
+    for name in names:
+        find_procedure(name, {NAME: INFERENCE["decode"]})
+    if over and NAME in names:
+        raise InputError(f"{NAME} is told of one device: leave it out of the procedures, or --mesh")
+    from learncost.reports.memory_lengths import at_lengths, lengths_of  # is built on this module
+
+    if (lengths := lengths_of(seq_len)) is not None:
+        return at_lengths(question, names, lengths)
+    rows: list[Fitting] = []
+    unfit: dict[str, list[str]] = {}
+    refused: dict[tuple[bool, str], list[str]] = {}
+    placed: OverMesh | None = None
+    for name in names:
+        ways, why = question.ways(name)
+        placed = next((way.over for way in ways), placed)
+        for text in why:
+            names_it = text.startswith(f"{name} ")  # said of the procedure, by its name
+            refused.setdefault((names_it, text.removeprefix(f"{name} ")), []).append(name)
+        rows += _different(way.fitting for way in ways)
+        if ways and not any(way.fitting.fits for way in ways):
+            unfit.setdefault(advice_for(question, name, ways), []).append(name)
+    if not rows:
+        (of_each, text), refusing = max(
+            refused.items(), key=lambda item: len(item[1])
+        )  # what most of them are refused for
+        raise InputError(refusal((of_each, text), refusing[:1]) if of_each else text)
+    advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
+    advice += [
+        f"{', '.join(names)} {'does' if len(names) == 1 else 'do'} not fit. {text}" for text, names in unfit.items()
+    ]
+    advice += [f"{refusal(refusal_key, names)}." for refusal_key, names in refused.items()]
+    run = question.run(next(name for name in names if name in {row.procedure for row in rows}), "")
+    length = run.axes["N"] if run.model.two_sided else run.axes["M"]
+    if run.model.configuration.layer and not {"M", "N"} & {
+        axis for axes in run.model.table.axes.values() for axis in axes
+    }:
+        length = 0
+    model_name = run.model.configuration.name
+    by_module = any(runners()[row.engine].module for row in rows)
+    ran = module_named(question.module or usual_module(run.model)).name if by_module else ""
+    settings = question.dtype, question.optimizer, length, bytes_of("ram", ram), question.flash, engine
+    named = device.name if device else ""
+    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions)
+
+
+def each_of(over: OverMesh | None) -> str:
+    """That the memory is that of each of several devices."""
+    return f" on each of {number(over.devices)} devices" if over else ""
+
+
+def _check_over(mesh: str | None, engine: str, flash: object) -> None:
+    """Refuse a mesh with what is of one device."""
+    check_over(mesh, engine)
+    if flash is not None:
+        raise InputError("--flash is of one device: leave it out, or --mesh")
+
+
+def _different(fittings: Iterable[Fitting]) -> Iterable[Fitting]:
+    """Each row that says something else than those before, whatever its plan is called."""
+    rows: dict[Fitting, Fitting] = {}
+    for fitting in fittings:
+        rows.setdefault(replace(fitting, plan="", why=""), fitting)
+    return rows.values()

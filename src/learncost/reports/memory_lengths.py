@@ -1,0 +1,200 @@
+"""What fits a device's memory at which length: the largest batch by procedure, plan and number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from learncost.ir.errors import InputError
+from learncost.models.sizes import check_size
+from learncost.reports.fit_advice import refusal
+from learncost.reports.fit_question import FitQuestion
+from learncost.reports.memory_fit import each_of
+from learncost.reports.memory_inference import NAME
+from learncost.reports.memory_runner import largest, longest, runner_of
+from learncost.reports.memory_types import said_bytes
+from learncost.reports.runners import TABLE
+from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
+
+if TYPE_CHECKING:
+    from learncost.reports.over import OverMesh
+
+
+@dataclass(frozen=True)
+class FitAtLengths:
+    """A procedure under a plan: the largest batch at each length, 0 where none fits; the longest single sequence.
+
+    batches  None at a length that cannot be, as where the model has no positions for it
+    longest  None where it is not looked for
+    """
+
+    procedure: str
+    plan: str
+    engine: str
+    batches: tuple[int | None, ...]
+    longest: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class Lengths(Shown):
+    """What fits a device's memory at several lengths of sequences.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    dtype
+        The precision.
+    optimizer
+        The optimizer.
+    ram
+        Bytes of RAM that there are.
+    seq_lens
+        Tokens in a sequence.
+    rows
+        For each procedure and plan the largest `batches`, one at each length, and the `longest` sequence that fits.
+    refused
+        Why procedures or plans are left out.
+    over
+        Of many devices: what is cut over them; `ram` is then what each of them has, a batch that of all together.
+    """
+
+    model: str
+    dtype: str
+    optimizer: str
+    ram: int
+    trained: str
+    seq_lens: tuple[int, ...]
+    rows: tuple[FitAtLengths, ...]
+    refused: tuple[str, ...] = ()
+    over: OverMesh | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        names = ("model", "dtype", "optimizer", "ram", "trained", "seq_lens")
+        rows = [
+            {"procedure": r.procedure, "plan": r.plan, "engine": r.engine}
+            | {"batch_sizes": list(r.batches), "longest": r.longest}
+            for r in self.rows
+        ]
+        several = {"over": self.over.said_of_mesh} if self.over else {}
+        return {name: getattr(self, name) for name in names} | {"rows": rows, "refused": list(self.refused)} | several
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """A row a procedure and plan, a column a length."""
+        columns = ("procedure", "plan", *(f"{length:,}" for length in self.seq_lens), "longest")
+        rows = []
+        for row in self.rows:
+            cells = ["-" if batch is None else f"{batch:,}" if batch else "no" for batch in row.batches]
+            most = "-" if row.longest is None else f"{row.longest:,}" if row.longest else "no"
+            rows.append(Row((row.procedure, row.plan, *cells, most)))
+        title = (
+            f"{self.model} in {said_bytes(self.ram)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the largest "
+            "batch of sequences"
+        )
+        title += " by their tokens, and the longest single sequence"
+        learns = () if self.trained == "all" else (f"Learns: {self.trained}.",)
+        over = (f"{self.over.said} A batch is that of all devices together.",) if self.over else ()
+        sentences = [f"Run by {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as learncost memory tells."]
+        if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):
+            sentences.append(
+                "recompute is checkpointing: what a block made is made again in the backward pass, not kept."
+            )
+        return (
+            Sheet(
+                title,
+                columns,
+                tuple(rows),
+                (*learns, *over, " ".join(sentences), *self.refused),
+                frozenset({0, 1}),
+                self.answer,
+            ),
+        )
+
+    @property
+    def answer(self) -> str:
+        """How long a sequence fits, and how."""
+        best = max(self.rows, key=lambda row: row.longest or 0, default=None)
+        if best is not None and best.longest:
+            under = f" under {best.plan}" if best.plan else ""
+            return f"The longest sequence that fits has {best.longest:,} tokens: {best.procedure}{under}."
+        return "" if any(batch for row in self.rows for batch in row.batches) else "Nothing fits at these lengths."
+
+
+def lengths_of(lengths: object) -> tuple[int, ...] | None:
+    """Several lengths, from a text with commas or from numbers; None of one length. Raises `InputError`."""
+    several = lengths.split(",") if isinstance(lengths, str) else lengths if isinstance(lengths, (list, tuple)) else ()
+    if len(several) < 2:
+        return None
+    return tuple(
+        dict.fromkeys(
+            check_size("seq_len", length.strip() if isinstance(length, str) else length) for length in several
+        )
+    )
+
+
+def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[int, ...]) -> Lengths:
+    """What fits at each of several lengths, under every plan that is tried. Raises `InputError` as `fit`."""
+    rows: list[FitAtLengths] = []
+    refused: dict[str, list[str]] = {}
+    why_not: dict[int, str] = {}
+    trained = model = ""
+    over: OverMesh | None = None
+    for name in procedures:
+        rows_by_lines: list[FitAtLengths] = []
+        try:
+            unplanned = question.run(name, "", min(lengths))
+            model = unplanned.model.configuration.name
+            trained = unplanned.trained if name != NAME else trained
+            for plan in question.plans(name):
+                run = replace(unplanned, plan=plan)
+                over = over or (question.step(run, name).over if question.over else None)
+                rows_by_lines.append(
+                    _served(question, run, lengths, why_not)
+                    if name == NAME
+                    else _learned(question, run, name, lengths, why_not)
+                )
+        except InputError as error:
+            refused.setdefault(str(error), []).append(name)
+        numbers: dict[object, FitAtLengths] = {}
+        for row in rows_by_lines:
+            numbers.setdefault((row.batches, row.longest), row)
+        rows += numbers.values()
+    if not rows:
+        raise InputError(next(iter(refused)))
+    sentences = tuple(f"{refusal((False, text), names)}." for text, names in refused.items())
+    sentences += tuple(f"{length:,} tokens: {text}." for length, text in why_not.items())
+    return Lengths(
+        model, question.dtype, question.optimizer, question.ram, trained or "all", lengths, tuple(rows), sentences, over
+    )
+
+
+def _learned(
+    question: FitQuestion, run: Any, procedure: str, lengths: tuple[int, ...], why_not: dict[int, str]
+) -> FitAtLengths:
+    step = question.step(run, procedure)
+    runner = runner_of(step, question.engine).runner
+    batches: list[int | None] = []
+    for length in lengths:
+        try:
+            at_length = step.at(step.run.axes["B"], length)
+        except InputError as refusal_of_length:  # more than the model has positions for, or not what devices divide
+            why_not.setdefault(length, str(refusal_of_length))
+            batches.append(None)
+            continue
+        batches.append(question.stored(at_length.flash) * largest(at_length, runner, question.ram))
+    most = longest(step, runner, question.ram) if runner.name == TABLE and question.stored(step.flash) else None
+    return FitAtLengths(procedure, run.plan, runner.name, tuple(batches), most)
+
+
+def _served(question: FitQuestion, run: Any, lengths: tuple[int, ...], why_not: dict[int, str]) -> FitAtLengths:
+    served = question.serving(run)
+    batches: list[int | None] = []
+    for length in lengths:
+        try:
+            batches.append(question.stored(served.flash) * replace(served, seq_len=length).largest(question.ram))
+        except InputError as refusal_of_length:
+            why_not.setdefault(length, str(refusal_of_length))
+            batches.append(None)
+    return FitAtLengths(NAME, run.plan, TABLE, tuple(batches), None)

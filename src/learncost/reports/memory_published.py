@@ -1,0 +1,208 @@
+"""Memory for activations as publications count it, beside what the tables say exactly: elements of one sequence."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from learncost.books.formula import Reading, value
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.layers.layer import Layer
+from learncost.models.configuration import Configuration
+from learncost.models.families import instead
+from learncost.models.model import Model
+from learncost.procedures.step import step
+from learncost.readings.live import levels
+from learncost.reports.run import prepare
+from learncost.reports.sheet import WIDTH, Row, Sheet, Shown, number
+
+PROCEDURES = ("bp", "recompute", "pepita", "mempepita")
+LETTERS = ("M", "N", "d", "h", "k", "f", "v")
+STACKS = {"n": "n_layer", "E": "n_enc", "D": "n_dec"}
+"""The numbers of blocks as the tables call them."""
+
+
+_COUNTED = "as in gpt2, t5-small or bert-base --architecture BertForMaskedLM"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Values that lie in memory from the forward pass on: what the source counts, and what there is (`mended`)."""
+
+    layer: str
+    values: str
+    elements: str
+    mended: str = ""
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How a publication counts: the rows of models with one stack of blocks and with two, and what they miscount."""
+
+    name: str
+    title: str
+    source: str
+    claim: str
+    miscounts: tuple[str, ...]
+    kept: Mapping[str, tuple[Kept, ...]]
+    moments: Mapping[str, tuple[str, ...]]
+
+    def elements(self, procedure: str, sizes: Mapping[str, int], mended: bool = False) -> int | None:
+        """Elements of one sequence, by the convention's letters; None for a procedure that it does not know.
+
+        sizes   of the letters: M, d, h, k, f, v and n, or M, N, d, h, k, f, v, E and D
+        mended  with the right number where a row says how many there are
+        """
+        stack = "one" if "n" in sizes else "two"
+        if procedure == "mempepita":
+            return max(_summed(moment, sizes) for moment in self.moments[stack])
+        if procedure not in ("bp", "pepita"):
+            return None
+        rows = (row for row in self.kept[stack] if not row.only or procedure in row.only)
+        return sum(_summed((mended and row.mended) or row.elements, sizes) for row in rows)
+
+
+def _summed(text: str, sizes: Mapping[str, int]) -> int:
+    letters = {name: Count.of((name,)) for name in sizes}
+    return int(total(value(product, letters) for product in text.split(" + ")).at(sizes))
+
+
+@cache
+def conventions() -> Mapping[str, Convention]:
+    """The conventions by their names."""
+    by_name = {}
+    text = (files("learncost.reports") / "memory_published.toml").read_text(encoding="utf-8")
+    for name, entry in tomllib.loads(text).items():
+        stacks, miscounts = entry.pop("stacks"), tuple(entry.pop("miscounts"))
+        arrays = {
+            stack: tuple(Kept(**{**row, "only": tuple(row.get("only", ()))}) for row in table["kept"])
+            for stack, table in stacks.items()
+        }
+        moments = {stack: tuple(row["elements"] for row in table["moments"]) for stack, table in stacks.items()}
+        by_name[name] = Convention(name, miscounts=miscounts, kept=arrays, moments=moments, **entry)
+    return by_name
+
+
+@dataclass(frozen=True)
+class Activations:
+    """One procedure's memory for activations: as published, with its miscounts mended, and exactly."""
+
+    procedure: str
+    published: int | None
+    mended: int | None
+    exact: int
+
+
+@dataclass(frozen=True, repr=False)
+class PublishedMemory(Shown):
+    """The memory for activations of one sequence under every procedure, in elements: a publication's and the exact."""
+
+    model: str
+    seq_len: int
+    target_len: int | None
+    convention: Convention
+    rows: tuple[Activations, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        convention = self.convention
+        fields = {
+            "convention": convention.name,
+            "source": convention.source,
+            "claim": convention.claim,
+            "miscounts": list(convention.miscounts),
+        }
+        rows = [
+            {"procedure": r.procedure, "published": r.published, "mended": r.mended, "exact": r.exact}
+            for r in self.rows
+        ]
+        return {"model": self.model, "seq_len": self.seq_len, "target_len": self.target_len, **fields, "elements": rows}
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """A row a procedure; shares are of backpropagation's."""
+        names = ("published", "mended", "exact")
+        base = {name: getattr(self.rows[0], name) for name in names}
+        rows = []
+        for row in self.rows:
+            cells = [row.procedure]
+            for name in names:
+                elements = getattr(row, name)
+                cells += ["-", ""] if elements is None else [number(elements), f"{100 * elements / base[name]:.1f} %"]
+            rows.append(Row(tuple(cells)))
+        sides = "" if self.target_len is None else f" and {self.target_len:,}"
+        title = f"{self.model}, memory for activations of one sequence of {self.seq_len:,}{sides} tokens, in elements"
+        columns = ("", "as published", "of bp", "mended", "of bp", "exactly", "of bp")
+        return (Sheet(title, columns, tuple(rows), self._notes()),)
+
+    def _notes(self) -> tuple[str, ...]:
+        convention = self.convention
+        return (
+            f"As published: {convention.source}. Their claim: {convention.claim}.",
+            f"What it miscounts: {'; '.join(convention.miscounts)}. "
+            "Mended: with the right number of probabilities of both.",
+            "Exactly: the most that grows with the batch at any line of the step, as learncost memory has it.",
+        )
+
+
+def published_memory(
+    model: str | Configuration | Layer,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    *,
+    convention: str = "pau-aymone",
+    **sizes: Any,
+) -> PublishedMemory:
+    """What a publication counts as the memory for activations of one sequence, beside the exact one.
+
+    Raises `InputError` for a model that the convention does not speak of.
+    """
+    counting = conventions()[convention]
+    settings = "run", 1, seq_len, target_len, None, None, 0, "fp32", sizes
+    run = prepare(model, *settings, ("bp",))
+    letters = _letters(run.model, run.axes)  # what the convention does not speak of is said before what cannot learn
+    prepare(model, *settings, PROCEDURES)
+    rows = []
+    for name in PROCEDURES:
+        counted = counting.elements(name, letters), counting.elements(name, letters, mended=True)
+        rows.append(Activations(name, *counted, exact(run.model, name, run.axes)))
+    axes, two_sided = run.axes, run.model.two_sided
+    first, second = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
+    return PublishedMemory(run.model.configuration.name, first, second, counting, tuple(rows))
+
+
+def exact(model: Model, procedure: str, axes: Mapping[str, int]) -> int:
+    """Elements of one sequence that are alive at once at most: what grows with the batch, whatever it is made for."""
+    others = {name: size for name, size in axes.items() if name != "B"}
+    polynomials = levels(step(model, procedure, "sgd"), others, "int8")
+    return max(int(level.terms.get(("B",), 0)) for level in polynomials)
+
+
+def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
+    """The convention's letters, where the model is one that they describe."""
+    stacks = {letter: axes[count] for letter, count in STACKS.items() if count in axes}
+    name = model.configuration.name
+    if model.trained is not None:
+        raise InputError(
+            f"{name} has weights that never learn, and the convention counts models whose weights all do, {_COUNTED}"
+        )
+    if not model.learns or set(stacks) not in ({"n"}, {"E", "D"}) or not {"d", "h", "k", "f", "v"} <= set(axes):
+        other = "" if model.learns or "v" not in axes else instead(model.configuration.family)
+        raise InputError(
+            f"{name} is none of those that the convention counts: stacks of equal blocks, and a head, {_COUNTED}{other}"
+        )
+    attentions = sum(stacks.values()) + stacks.get("D", 0)
+    matrices = axes["d"] * axes["h"] * axes["k"] * 4 * attentions
+    network = 2 * axes["d"] * axes["f"] * sum(stacks.values())
+    reading = Reading(model)
+    counts = [reading.matrices(attention=on).at(axes) for on in (True, False)]
+    if counts != [matrices, network] or axes["d"] != axes["h"] * axes["k"]:
+        raise InputError(
+            f"{name} has other blocks than the convention counts, four matrices of d x d and two of d x f, {_COUNTED}"
+        )
+    return {letter: axes[letter] for letter in LETTERS if letter in axes} | stacks

@@ -1,0 +1,113 @@
+"""Who runs a step, what it takes then, and what fits: one question with one answer, whoever asks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from learncost.ir.errors import InputError, named_one
+from learncost.models.model import run_sizes
+from learncost.models.tables import has_batch
+from learncost.plans.plan import CHOSEN
+from learncost.reports.memory_step import Step
+from learncost.reports.runner import Runner
+from learncost.reports.runners import TABLE, USUAL, runners
+from learncost.reports.search import largest_batch, longest_within
+
+PLANS = 16
+"""Plans that a planner is asked for at most, each for longer sequences than the one before."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The runner of a step; `why` the usual one is not, where another was not asked for."""
+
+    runner: Runner
+    why: str = ""
+
+
+def runner_of(step: Step, engine: str = "") -> Chosen:
+    """The runner of that name; by default PyTorch's autograd, and the table where that has no answer.
+
+    Raises `InputError` for one that is not known, and for what the one that is named does not execute.
+    """
+    if engine:
+        runner = named_one("engine", engine, runners())
+        if why := runner.refuses(step):
+            raise InputError(f"--engine {engine} {why}")
+        return Chosen(runner)
+    usual = runners()[USUAL]
+    why = usual.refuses(step)
+    try:
+        if not why:
+            usual.peak(step, step.sizes(step.accumulate))
+    except InputError as error:
+        why = str(error)
+    return Chosen(runners()[TABLE], why) if why else Chosen(usual)
+
+
+def largest(step: Step, runner: Runner, budget: int) -> int:
+    """The largest batch that fits; 0 where one sequence does not.
+
+    A planner that chooses for every batch is asked again for a batch of one more than what fits under its last plan.
+    """
+    if step.run.plan != CHOSEN:
+        return _largest(step, runner, budget)
+    unit = _unit(step)
+    batch, more = 0, _largest(step.at(unit), runner, budget)
+    while more > batch:
+        batch = more
+        more = _largest(step.at(batch + unit), runner, budget)
+    return batch
+
+
+def _unit(step: Step) -> int:
+    """The smallest batch: a sequence for each microbatch, of each device that has its own."""
+    return step.shares.get("B", 1) * step.accumulate
+
+
+def _largest(step: Step, runner: Runner, budget: int) -> int:
+    if not has_batch(step.model.table):
+        return int(runner.peak(step, step.sizes()) <= budget)
+    if step.over:  # every device has as many
+        unit = _unit(step)
+        return unit * largest_batch(lambda several: runner.peak(step, step.sizes(several * unit)), budget)
+    if runner.largest:
+        return runner.largest(step, budget)
+    return largest_batch(lambda batch: runner.peak(step, step.sizes(batch)), budget)
+
+
+def longest(step: Step, runner: Runner, budget: int) -> int | None:
+    """The longest sequence that fits the batch, 0 where none does, at most what the model has positions for.
+
+    None where there is one length, or two; and of engines whose program is written anew for every length. A planner
+    that chooses for every length is asked again for one more than what fits under its last plan.
+    """
+    length = _longest(step, runner, budget)
+    if step.run.plan != CHOSEN or length is None:
+        return length
+    for _ in range(PLANS):
+        try:
+            more = _longest(step.at(step.run.axes["B"], length + 1), runner, budget)
+        except InputError:
+            break
+        if more is None or more <= length:
+            break
+        length = more
+    return length
+
+
+def _longest(step: Step, runner: Runner, budget: int) -> int | None:
+    if step.model.two_sided or not runner.lengths:
+        return None
+    batch, unit = step.run.axes["B"], step.shares.get("M", 1)
+
+    def peak(several: int) -> int:
+        sizes = {**run_sizes(step.model, batch, several * unit, None), "B": batch // step.accumulate}
+        return runner.peak(step, sizes)
+
+    try:
+        if step.least > budget or peak(1) > budget:
+            return 0
+    except InputError:  # an image has all its patches
+        return None
+    return unit * longest_within(peak, budget)

@@ -1,0 +1,369 @@
+"""The step whose memory is asked for: its table, what it takes beside, its peak, and the largest size that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from learncost.ir.count import Count, base, shape_of, total
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import BYTES, Precision
+from learncost.ir.repeat import each_line, walk
+from learncost.ir.table import Table
+from learncost.layers.names import scores
+from learncost.layers.quantized import Array, bytes_of_array
+from learncost.models.model import Model, Structure, run_sizes
+from learncost.models.module import usual_module
+from learncost.models.quantization import quantized_widths
+from learncost.models.wording import counted, shown
+from learncost.ops.optimizers import OPTIMIZERS
+from learncost.plans.in_product import KERNELS
+from learncost.plans.plan import CHOSEN, planned
+from learncost.plans.planner import chosen
+from learncost.procedures.accumulation import accumulated
+from learncost.procedures.optimizer import state_of, stepped, without_gradients
+from learncost.procedures.procedure import PAPER
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.statistics import with_statistics
+from learncost.procedures.step import step, trained_by
+from learncost.readings.live import Instant, Live, Stretch, levels, live, moments, stretches
+from learncost.reports.memory_types import INDEX
+from learncost.reports.run import Run
+from learncost.schedule.autograd.module import module_named
+from learncost.schedule.autograd.running import Running
+from learncost.schedule.calls import IN_KERNELS
+from learncost.schedule.lifetimes import FEW, Walked, every_turn
+from learncost.schedule.regions import Region
+
+if TYPE_CHECKING:
+    from learncost.reports.over import OverMesh
+
+_Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
+
+
+class Step:
+    """A step's table with what it takes that no line says: state, master weights, frozen weights in flash.
+
+    in_flash   frozen weights lie in flash, not in RAM
+    budget     bytes that there are, for the planner, where the plan is left to it
+    planner    who chooses the plan
+    mode       of PEPITA and MEMPEPITA: "paper", or "stable"
+    turns      the sizes that say how many turns repeats have, each with the counts of those repeats: n with n and n/2
+    module     whose code PyTorch's autograd runs; where nobody asked for it, `instead` says why it is no other
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        procedure: str,
+        kind: Precision,
+        optimizer: str,
+        accumulate: Any = 1,
+        in_flash: bool = False,
+        budget: int | None = None,
+        planner: Callable[[Table, Mapping[str, int], str, int | None, Mapping[str, int]], str] = chosen,
+        mode: str = PAPER,
+        module: str = "",
+    ) -> None:
+        recomputes = "forward again" in find_procedure(procedure).moves
+        self.module = module_named(module or usual_module(run.model, recomputes)).name
+        self.module_asked, self.instead = bool(module), ""
+        self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
+        self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, module
+        self.mode = mode if find_procedure(procedure).modes else ""
+        self.model = trained_by(run.model, procedure)
+        self.optimizer = state_of(optimizer)
+        self.accumulate = _parts(accumulate, run.axes["B"])
+        learning = set(self.model.learning)
+        structure = Structure(self.model)
+        table = _step(structure, procedure, mode)
+        weights = self.model.table.weights
+        shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
+        stacks = stacks_of(self.model.table)
+        self.seen = stepped(table)
+        states = {w: [*shape_of(self.seen.get(w, table.axes[w]), run.axes)] for w in learning}
+        self.state = sum(state_bytes(self.optimizer.bytes, states[w], w in stacks, kind.states) for w in learning)
+        gradients = {value.of for value in table.known.values() if value.role == "gradient"}
+        self.stepped_beside = tuple(name for name in table.beside if name in gradients)
+        for name in self.stepped_beside:
+            self.state += state_bytes(self.optimizer.bytes, [*shape_of(table.axes[name], run.axes)], True, kind.states)
+        self.master = kind.master * sum(points(shapes[w]) for w in learning)
+        stored = self.model.quantized
+        codes = {weight.codes.name for weight in stored}
+        frozen = [w for w in weights if w not in learning and w not in codes]
+        self.quantized = sum(weight.bytes(run.axes) for weight in stored)
+        self.frozen = frozenset(frozen)
+        self.plain_flash = kind.weight * sum(points(shapes[w]) for w in frozen) if in_flash else 0
+        self.flash = self.plain_flash + self.quantized if in_flash else 0
+        self.widths = _widths(structure, table, kind)
+        self.regions: Sequence[Region] = ()  # of the RAM of a device that was named
+        self.over: OverMesh | None = None  # of a device among many
+        self.mesh: tuple[Any, ...] = ()  # and how it was asked for
+        self.shares: Mapping[str, int] = {}
+        self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
+        self.ran: tuple[Hashable, Running] | None = None  # the last run of a module that was read
+        self.plan = run.plan
+        if run.plan == CHOSEN:
+            room = None if budget is None else budget - self.beside
+            part = accumulated(table).gather if self.accumulate > 1 else table
+            self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)
+            if optimizer not in OPTIMIZERS:
+                self.plan = self.plan.replace(",in-product", "")
+        if "in-product" in self.plan and optimizer not in OPTIMIZERS:
+            raise InputError(f"the plan in-product goes element by element, by one of {', '.join(OPTIMIZERS)}")
+        self._levels_of: Callable[[_Turns], tuple[Count, ...]]
+        self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
+        self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
+
+    @cached_property
+    def table(self) -> Table:
+        """What runs at once, under the plan; it is made where it is asked for."""
+        return self._planned()
+
+    @cached_property
+    def turns(self) -> Mapping[str, tuple[str, ...]]:
+        return turns_of(self.table)
+
+    def over_mesh(self, mesh: str, place: str | None, placement: str | None, trains: bool = False) -> Step:
+        """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide.
+
+        trains  as learncost train has it: a vocabulary that does not divide stays whole
+        """
+        from learncost.reports.memory_placed import placed_step  # only where it is asked for: start-up counts
+
+        return placed_step(self, mesh, place, placement, trains)
+
+    def at(self, batch: int, length: int | None = None) -> Step:
+        """The same for another batch, or another length, under the plan that the planner takes for it.
+
+        Raises `InputError` for a length that the model has no positions for.
+        """
+        run, *others = self._given
+        axes = {**run.axes, "B": batch} if length is None else {**run.axes, **run_sizes(run.model, batch, length, None)}
+        changed = Step(replace(run, axes=axes), *others)
+        changed.regions = self.regions
+        return changed.over_mesh(*self.mesh) if self.mesh else changed
+
+    def of(self, model: Model, axes: Mapping[str, int]) -> Step:
+        """The same of a rewritten model and of its sizes; `at` others it is that of the model as it was."""
+        run, *others = self._given
+        rewritten = Step(replace(run, model=model, axes=dict(axes)), *others)
+        rewritten._given, rewritten.regions = self._given, self.regions
+        return rewritten
+
+    def placed(self, table: Table, over: OverMesh, shares: Mapping[str, int]) -> None:
+        """Become what each device of a mesh runs.
+
+        shares  into how many parts axes are cut
+        """
+        self.table, self.over, self.shares = table, over, shares
+        self.quantized = sum(bytes_of_array(array, self.sizes()) for array in self.packed)
+        self.turns = turns_of(table)
+        sizes, name, widths = over.placed.sizes, _NAMES[self.kind.value], self.widths
+
+        @cache
+        def levels_of(turns: _Turns) -> tuple[Count, ...]:
+            several = levels(table, {**dict(turns), **sizes}, name, widths)
+            return tuple({frozenset(level.terms.items()): level for level in several}.values())
+
+        self._levels_of = levels_of
+
+    def executed_table(self, statistics: bool = False) -> Table:
+        """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones.
+
+        statistics   with the lines that update running statistics
+        """
+        if self.over:
+            from learncost.sharding.bucketed import bucketed  # only where it is asked for: start-up counts
+
+            return bucketed(self.over.placed.table)
+        table = step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)
+        table = with_statistics(table, self.model.table) if statistics else table
+        return planned(without_gradients(table), self.plan)
+
+    @property
+    def packed(self) -> tuple[Array, ...]:
+        """Codes and scales of quantized weights; of a device among many its parts of them."""
+        arrays = (array for weight in self.model.quantized for array in (weight.codes, *weight.scales))
+        axes = self.table.axes
+        return tuple(replace(array, axes=axes.get(array.name, array.axes)) for array in arrays)
+
+    @property
+    def beside(self) -> int:
+        """Bytes that are there at every moment, and that no line's level counts (or counts too much)."""
+        return self.state + self.master + self.quantized - self.flash
+
+    @property
+    def least(self) -> int:
+        """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `beside`."""
+        table, codes = self.table if self.over else self.model.table, quantized_widths(self.model)
+        elements = total(Count.of(table.axes[name]) for name in table.weights if name not in codes)
+        return int(elements.at(self.sizes())) * self.kind.weight + self.beside
+
+    @property
+    def beside_by_axes(self) -> dict[str, Count] | None:
+        """The same by what it is, as polynomials in the axes; None where it is none, as with states in blocks."""
+        if self.quantized or self.flash:
+            return None
+        table, stacks = self.model.table, stacks_of(self.model.table)
+        stepped = [(self.seen.get(w, table.axes[w]), len(table.axes[w]) - (w in stacks)) for w in self.model.learning]
+        stepped += [(self.table.axes[name], len(self.table.axes[name]) - 1) for name in self.stepped_beside]
+        states = Count()
+        for axes, rank in stepped:
+            each = _state_of_a_point(self.optimizer.bytes, rank > 1, self.kind.states)
+            if each is None:
+                return None
+            states += Count.of(axes, each)
+        masters = total(Count.of(table.axes[weight], self.kind.master) for weight in self.model.learning)
+        return {"optimizer state": states, "master weights": masters}
+
+    def stretches(self, turns: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[Stretch, ...]]:
+        """The moments of the step and the arrays over them, for sizes that are left open, without `beside`.
+
+        turns  of repeats, in the order of the sizes of `turns`; None stands for more than `FEW` of them
+        """
+        known = {name: several for name, several in zip(self.turns, turns, strict=True) if several is not None}
+        return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[_NAMES[self.kind.value]])
+
+    def sizes(self, batch: int | None = None) -> dict[str, int]:
+        """The sizes of what runs at once: a microbatch."""
+        several = self.over.placed.sizes if self.over else {}
+        return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate, **several}
+
+    def live(self) -> Live:
+        return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS)
+
+    def moments(self, turns: Walked = every_turn) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+        """Every line as it runs, with the turns around it and the bytes in memory then, as the table says."""
+        levels_of_lines = moments(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, turns)
+        for line, path, level in levels_of_lines:
+            yield line, path, level + self.beside
+
+    def peak(self, sizes: Mapping[str, int]) -> int:
+        """The most bytes, as the table says."""
+        sizes = {**sizes, **(self.over.placed.sizes if self.over else {})}
+        turns = tuple((name, sizes[name]) for name in self.turns)
+        return max(int(level.at(sizes)) for level in self._levels_of(turns)) + self.beside
+
+    def largest(self, budget: int) -> int:
+        """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
+        sizes = {name: size for name, size in self.sizes().items() if name != "B"}
+        turns = tuple((name, sizes[name]) for name in self.turns if name != "B")
+        levels = (level.with_sizes(sizes) for level in self._levels_of(turns))
+        several = min(_solved(level, budget - self.beside) for level in levels)
+        if "B" in self.turns and several <= FEW:  # the turns of a batch are counted for more than a few alone
+            several = next((batch for batch in range(FEW, 0, -1) if self.peak({**sizes, "B": batch}) <= budget), 0)
+        return several * self.accumulate
+
+
+# Of one structure many steps are asked for, at other lengths, in other types, for other optimizers: what does not
+# depend on these is made once.
+
+
+@lru_cache(maxsize=64)
+def _step(structure: Structure, procedure: str, mode: str) -> Table:
+    """The step without the gradients that only an optimizer reads, and with one that has no state."""
+    return without_gradients(step(structure.model, procedure, "sgd", mode=mode))
+
+
+@lru_cache(maxsize=64)
+def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gathers: bool) -> Table:
+    """The step under a plan; where it `gathers`, that of a microbatch."""
+    table = planned(_step(structure, procedure, mode), plan)
+    return gathering(table) if gathers else table
+
+
+@lru_cache(maxsize=64)
+def _levels(
+    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, turns: _Turns
+) -> tuple[Count, ...]:
+    """The bytes at every line, each once, as polynomials in all sizes but those of the turns of repeats."""
+    table = _under_plan(structure, procedure, mode, plan, gathers)
+    widths = _widths(structure, _step(structure, procedure, mode), kind)
+    polynomials = levels(table, dict(turns), _NAMES[kind.value], widths)
+    return tuple({frozenset(level.terms.items()): level for level in polynomials}.values())
+
+
+def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, int]:
+    """Bytes of an element by role, and by name where a type has other ones."""
+    widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
+    widths |= {name: BYTES[value.dtype] for name, value in table.known.items() if value.dtype}
+    return widths | dict.fromkeys(scores(table), kind.scores) | quantized_widths(structure.model)
+
+
+def gathering(table: Table) -> Table:
+    """A microbatch, whose gradients are added in place to those of the ones before."""
+    inside = any(line.tag.kernel and line.tag.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
+    if inside or any(turns and line.tag.macro == "optimizer_step" for line, turns in walk(table.lines)):
+        plan = "in-product" if inside else "at-once"
+        raise InputError(f"accumulate waits for the gradients of all microbatches: leave the plan {plan} out")
+    accumulation = accumulated(table).gather
+
+    def in_place(line: Line) -> tuple[Line, ...]:
+        ends = line.name in accumulation.renewed.values()
+        return (replace(line, tag=replace(line.tag, macro="optimizer_step")) if ends else line,)
+
+    return replace(accumulation, lines=each_line(accumulation.lines, in_place))
+
+
+_NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
+
+
+def turns_of(table: Table) -> dict[str, tuple[str, ...]]:
+    """The sizes that say how many turns repeats have, in order, each with the counts of those repeats."""
+    counts = sorted({count for _, turns in walk(table.lines) for count in turns if not count.isdigit()})
+    sizes = sorted({_counting(count) for count in counts})
+    return {size: tuple(count for count in counts if _counting(count) == size) for size in sizes}
+
+
+def _counting(count: str) -> str:
+    """The size that says how many turns a repeat has: of n/2 it is n."""
+    return base(count).partition("/")[0]
+
+
+def _parts(accumulate: Any, batch: int) -> int:
+    number = counted(accumulate) or 0
+    if number < 1 or batch % number:
+        raise InputError(f"accumulate must be a divisor of the batch size {batch}, not {shown(accumulate)}")
+    return number
+
+
+def points(shape: list[int]) -> int:
+    """How many elements an array of a shape has."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def stacks_of(table: Table) -> frozenset[str]:
+    """The weights that are stacks of every turn's own."""
+    return frozenset(outer for line in table.repeats for _, outer in line.each)
+
+
+def state_bytes(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
+    """An optimizer sees every turn's weight by itself, as a matrix: its first axis by all others."""
+    times, matrix_shape = (shape[0], shape[1:]) if stacked else (1, shape)
+    matrix = [matrix_shape[0], points(matrix_shape[1:])] if len(matrix_shape) > 1 else matrix_shape
+    return int(times * of(matrix, kind))
+
+
+def _state_of_a_point(of: Callable[[Sequence[int], str], int], matrix: bool, kind: str) -> int | None:
+    """What an optimizer remembers of an element of a matrix, or of a vector; None where it is not as much of each."""
+    shapes = ((7, 11), (13, 17)) if matrix else ((7,), (11,))
+    per_point = {divmod(of(shape, kind), points([*shape])) for shape in shapes}
+    ((each, rest), *others) = per_point
+    return None if others or rest else each
+
+
+def _solved(level: Count, budget: int) -> int:
+    """The largest batch at which a polynomial is within the budget, 0 where none is."""
+    free, slope = budget - level.terms.get((), 0), level.terms.get(("B",), 0)
+    if set(level.terms) - {(), ("B",)}:
+        raise InputError("bytes grow faster than with the batch: no batch is solved for")
+    if free < 0:
+        return 0
+    return int(free // slope) if slope else 10**18

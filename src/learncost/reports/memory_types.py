@@ -1,0 +1,26 @@
+"""A number of bytes as it is written and as it is said, and what a token's number takes."""
+
+from __future__ import annotations
+
+from learncost.ir.errors import InputError
+from learncost.models.wording import BYTES, counted, shown
+from learncost.reports.sheet import size_of
+
+INDEX = 4
+"""Bytes of a token's number, whatever the type of the rest: int32."""
+
+
+def bytes_of(name: str, text: object) -> int:
+    """A number of bytes as it is written: 8G, 8GB, 24GiB, 16 GB, 1e9. Raises `InputError`."""
+    number = counted(text.strip() if isinstance(text, str) else text, BYTES) or 0
+    if not 1 <= number < 10**18:
+        raise InputError(f"{name} must be bytes such as 8GB, 256KiB or 1e9, not {shown(text)}")
+    return number
+
+
+def said_bytes(count: int) -> str:
+    """A number of bytes in decimal units, and beside them in binary ones where it is round in these alone."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count % (size // 2**6) == 0 and count >= size and count % 10**3:
+            return f"{size_of(count)} ({count / size:g} {unit})"
+    return size_of(count)

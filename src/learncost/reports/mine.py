@@ -1,0 +1,258 @@
+"""Whose number is it? A count that somebody has, held against what every counter and price book says in every way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any
+
+from learncost.books.book import every
+from learncost.ir.count import total
+from learncost.ir.errors import InputError
+from learncost.layers.parts import Part, part_of
+from learncost.models.wording import shown
+from learncost.readings.price import Row
+from learncost.reports.reasons import LEFT_OUT, SCORES
+from learncost.reports.run import Run
+
+if TYPE_CHECKING:
+    from learncost.reports.conventions import Conventions
+
+_POWERS = {"": 0, "k": 3, "m": 6, "g": 9, "b": 9, "t": 12, "p": 15, "e": 18, "z": 21}
+_UNITS = {"f": "FLOPs", "m": "MACCs"}
+_WRITTEN = re.compile(
+    r"([0-9][0-9,_]{0,30}(?:\.[0-9]{0,20})?)(?:e\+?([0-9]{1,2}))?\s*([kmgbtpez]?)(?:(flop|macc?)s?)?", re.IGNORECASE
+)
+
+TRIED = 4
+"""The nearest ways that are tried for lines that explain the whole rest."""
+
+MOST_LINES = 3
+"""Lines of the bridge that may explain the rest."""
+
+_PARTS = {
+    "forward": ("forward",),
+    "forward and backward": ("forward", "recomputation", "backward", "weight_update"),
+    "backward": ("backward", "weight_update"),
+    "forward, backward and the optimizer's step": (
+        *("forward", "recomputation", "backward", "weight_update", "optimizer_step"),
+    ),
+}
+_OUTSIDE: Mapping[str, frozenset[Part]] = {
+    "": frozenset(),
+    "without the head": frozenset({"head", "loss"}),
+    "without embedding and head": frozenset({"embedding", "positions", "head", "loss"}),
+}
+_ODD = {"backward": 3, "forward, backward and the optimizer's step": 2, "without the head": 2, "a token": 1}
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A number as it was typed, how far off its rounding may be, and its unit where one is said."""
+
+    text: str
+    value: Fraction
+    rounding: Fraction
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one convention says, in one way of asking.
+
+    convention  a price book or a counter
+    part        forward, forward and backward, ...
+    unit        MACCs or FLOPs
+    per         a step, a sequence or a token
+    without     what is left out of it, "" where nothing is
+    """
+
+    convention: str
+    part: str
+    unit: str
+    per: str
+    without: str
+    value: Fraction
+    kind: str = "price book"
+
+    @property
+    def text(self) -> str:
+        """The way in words."""
+        left = f", {self.without}" if self.without else ""
+        return f"{self.kind} {self.convention}: {self.unit} of {self.part}{left}, for {self.per}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        names = ("convention", "kind", "part", "unit", "per", "without")
+        return {**{name: getattr(self, name) for name in names}, "value": plain(self.value)}
+
+
+@dataclass(frozen=True)
+class Mine:
+    """Which conventions give a number; where none does, the nearest one, and what explains the rest.
+
+    Attributes
+    ----------
+    number
+        The number as it was given.
+    matches
+        The ways of counting that give it, within the rounding of its digits: the usual ones first.
+    nearest
+        The way that comes nearest, where none gives it.
+    lines
+        Terms by which conventions differ that explain the rest: what, and how much more or less.
+    rest
+        What is still left.
+    """
+
+    number: Typed
+    matches: tuple[Said, ...]
+    nearest: Said
+    lines: tuple[tuple[str, Fraction], ...] = ()
+    rest: Fraction = Fraction(0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "number": self.number.text,
+            "value": plain(self.number.value),
+            "rounding": plain(self.number.rounding),
+            "matches": [match.to_dict() for match in self.matches],
+            "nearest": self.nearest.to_dict(),
+            "lines": [{"what": text, "amount": plain(amount)} for text, amount in self.lines],
+            "rest": plain(self.rest),
+        }
+
+
+def plain(value: Fraction) -> int | float:
+    """A whole number, or a float."""
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def typed(number: object) -> Typed:
+    """A number as people write it: 291.6G, 8.75e11, 875 GFLOPs, 437,472,460,800. Raises `InputError`."""
+    is_whole = isinstance(number, float) and number.is_integer()
+    text = str(int(number) if is_whole else number).strip()  # type: ignore[call-overload]
+    match = _WRITTEN.fullmatch(text)
+    if match is None or isinstance(number, bool) or Fraction(digits := re.sub(r"[,_]", "", match[1])) == 0:
+        raise InputError(f"mine must be a count above 0 such as 291.6G, 8.75e11 or 875 GFLOPs, not {shown(text)}")
+    power = int(match[2] or 0) + _POWERS[match[3].lower()]
+    after = len(digits.partition(".")[2])
+    value = Fraction(digits) * 10**power
+    step = Fraction(10) ** (power - after)
+    if step == 1:
+        step *= 10 ** (len(digits) - len(digits.rstrip("0")))  # zeros at the end may stand for digits left out
+    rounding = step / 2 if step > 1 else Fraction(0)
+    return Typed(text, value, rounding, _UNITS.get((match[4] or "")[:1].lower(), ""))
+
+
+def mine(run: Run, number: object, conventions: Conventions) -> Mine:
+    """Which conventions give this number for this step. Raises `InputError`."""
+    asked_number = typed(number)
+    ways = [way for way in all_ways(run, conventions) if way.value and asked_number.unit in ("", way.unit)]
+    exact = [way for way in ways if way.value == asked_number.value]
+    matches = exact or [way for way in ways if abs(way.value - asked_number.value) <= asked_number.rounding]
+    unique = {(way.convention, way.part, way.unit, way.per, way.value): way for way in reversed(_usual(matches))}
+    if matches:
+        return Mine(asked_number, tuple(reversed(unique.values())), _usual(matches)[0])
+    usual = [way for way in _usual(ways) if not way.without and way.part in ("forward", "forward and backward")]
+    if not usual:
+        raise InputError(f"nothing counts {asked_number.unit} of this model")
+    near = sorted(usual, key=lambda way: abs(way.value - asked_number.value))[:TRIED]
+    tries = [(way, _explained(asked_number, way, conventions)) for way in near]
+    left = [abs(asked_number.value - way.value - sum(amount for _, amount in lines)) for way, lines in tries]
+    best = next((place for place, rest in enumerate(left) if rest <= asked_number.rounding), 0)
+    nearest, lines = tries[best]
+    return Mine(
+        asked_number, (), nearest, lines, asked_number.value - nearest.value - sum(amount for _, amount in lines)
+    )
+
+
+def _usual(ways: Iterable[Said]) -> list[Said]:
+    """What people mean most often first."""
+    return sorted(ways, key=lambda way: sum(_ODD.get(text, 0) for text in (way.part, way.without, way.per)))
+
+
+def all_ways(run: Run, conventions: Conventions) -> Iterator[Said]:
+    """Every way of every counter and book."""
+    sequences, tokens = run.axes["B"], run.axes["B"] * run.axes["M"]
+    scales = {"a step": 1, "a sequence": sequences, "a token": tokens}
+    if sequences == 1:
+        del scales["a sequence"]
+    for counter in conventions.counters:
+        part = "forward" if "forward" in counter.rule or counter.name.endswith("forward") else "forward and backward"
+        part = "forward and backward" if counter.name.endswith("in all") else part
+        for how, value in (("attention by matmul", counter.by_matmul), ("attention fused", counter.fused)):
+            unit = "FLOPs" if counter.unit == "FLOPs" else "MACCs"
+            for per, scale in scales.items():
+                name = f"{counter.name}, {how}"
+                yield Said(name, part, unit, per, "", Fraction(value, scale), "counter")
+                if unit == "MACCs":
+                    yield Said(f"{name}, doubled", part, "FLOPs", per, "", Fraction(2 * value, scale), "counter")
+    for book in every().values():
+        try:
+            rows = run.rows("bp", book)
+        except InputError:
+            continue
+        for (part, macros), (without, parts) in product(_PARTS.items(), _OUTSIDE.items()):
+            part_rows = [row for row in rows if row.macro_operation in macros and part_of(row.layer) not in parts]
+            if without and len(part_rows) == len([row for row in rows if row.macro_operation in macros]):
+                continue
+            if part.endswith("step") and not any(row.macro_operation == "optimizer_step" for row in rows):
+                continue
+            for unit in ("MACCs", "FLOPs"):
+                if part.endswith("step") and not _count(
+                    run, (row for row in part_rows if row.layer == "optimizer"), unit
+                ):
+                    continue
+                value = _count(run, part_rows, unit)
+                for per, scale in scales.items():
+                    yield Said(book.name, part, unit, per, without, Fraction(value, scale))
+
+
+def _count(run: Run, rows: Iterable[Row], unit: str) -> int:
+    count = total(getattr(row, unit.lower()) for row in rows)
+    return int(count.at(run.axes)) if count else 0
+
+
+def _explained(asked_number: Typed, nearest: Said, conventions: Conventions) -> tuple[tuple[str, Fraction], ...]:
+    """The fewest terms of the bridge that take the rest away, or at least half of it each.
+
+    A term that the nearest way has is left out again, and one that it lacks is taken in, never the other way round.
+    Of the ways to count attention's products it has one, or none of these products.
+    """
+    rest = asked_number.value - nearest.value
+    pool: dict[str, Fraction] = {}
+    without = nearest.kind == "counter" and (nearest.convention.startswith("thop") or "fused" in nearest.convention)
+    for convention in sorted(
+        conventions.conventions, key=lambda convention: convention.book.name != nearest.convention
+    ):
+        its_own = convention.book.name == nearest.convention
+        for reason in convention.reasons:
+            if not its_own and (reason.what.startswith(LEFT_OUT) or (without and reason.what in SCORES)):
+                continue
+            amount = reason.amount.forward if nearest.part == "forward" else reason.amount.whole
+            value = Fraction(amount.maccs if nearest.unit == "MACCs" else amount.flops)
+            if nearest.per == "a token":
+                value /= conventions.batch_size * (conventions.target_len or conventions.seq_len)
+            elif nearest.per == "a sequence":
+                value /= conventions.batch_size
+            if value:
+                pool.setdefault(reason.what, -value if its_own else value)
+        without |= its_own and any(name in SCORES for name in pool)
+    best: tuple[tuple[str, Fraction], ...] = ()
+    left = abs(rest)
+    for count in range(1, MOST_LINES + 1):
+        for names in combinations(pool, count):
+            if sum(name in SCORES for name in names) > 1:
+                continue
+            lines = tuple((name, pool[name]) for name in names)
+            over = abs(rest - sum(amount for _, amount in lines))
+            if over < left / 2:
+                best, left = lines, over
+        if left <= asked_number.rounding:
+            break
+    return best

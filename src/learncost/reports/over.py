@@ -1,0 +1,306 @@
+"""A step over many devices, as cost, memory and place tell it: what is cut, and what each device sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from learncost.devices.collective import kind_of
+from learncost.ir.count import cuts, shape_of, whole
+from learncost.ir.errors import InputError
+from learncost.ir.precision import Precision
+from learncost.ir.repeat import round_rings, walk
+from learncost.ir.table import Table
+from learncost.layers.stages import turns_of
+from learncost.models.model import Model, Structure
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import default_optimizer, without_gradients
+from learncost.procedures.staged import staged
+from learncost.procedures.step import step
+from learncost.reports.run import Run
+from learncost.reports.sheet import number, size_of
+from learncost.sharding.clauses import Clause
+from learncost.sharding.collective import Collective, collectives
+from learncost.sharding.mesh import Mesh
+from learncost.sharding.mesh import mesh as parse_mesh
+from learncost.sharding.padding import Padded, filled_up
+from learncost.sharding.place import Placed, place
+from learncost.sharding.presets import chosen
+from learncost.sharding.stages import pipeline_of, place_stages
+
+RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
+"""By which convention bytes are told that a device sends."""
+
+FEW = 0.01
+"""The share of the weights' elements up to which it is not said that they stay whole: biases."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a device sends in a step along an axis of the mesh by one word.
+
+    runs     how often
+    payload  bytes of all runs: of the larger of what goes in and what comes out, on one device
+    ring     bytes of these that a device sends in a ring
+    """
+
+    mesh_axis: str
+    word: str
+    runs: int
+    payload: int
+    ring: int
+
+
+@dataclass(frozen=True)
+class OverMesh:
+    """Many devices: what each of them runs, and what it sends.
+
+    Attributes
+    ----------
+    placed
+        The table that each device runs, and that of one device that it stands for.
+    collectives
+        A record for each line that sends: the word, the axis of the mesh, bytes, how often, and why.
+    sizes
+        Of every axis, of all devices together.
+    padded
+        Which of them are larger than the model's, so that each device has an equal part.
+    """
+
+    placed: Placed
+    collectives: tuple[Collective, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    padded: tuple[Padded, ...] = ()
+
+    @property
+    def mesh(self) -> str:
+        """The devices as they are written, dp=2,tp=4."""
+        return str(self.placed.mesh)
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.placed.mesh.devices
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        """What is cut over them."""
+        return tuple(map(str, self.placed.clauses))
+
+    @cached_property
+    def sent(self) -> tuple[Sent, ...]:
+        """What a device sends, by the axis of the mesh and by word."""
+        groups: dict[tuple[str, str], list[Collective]] = {}
+        for collective in self.collectives:
+            groups.setdefault((collective.mesh_axis, collective.word), []).append(collective)
+        order = self.placed.mesh.names
+        rows = []
+        for (axis, word), several in groups.items():
+            runs = sum(collective.times for collective in several)
+            payload = sum(collective.payload_bytes * collective.times for collective in several)
+            ring = sum(
+                in_a_ring(word, collective.payload_bytes * collective.times, collective.devices)
+                for collective in several
+            )
+            rows.append(Sent(axis, word, runs, payload, ring))
+        return tuple(sorted(rows, key=lambda row: (order.index(row.mesh_axis), -row.payload)))
+
+    @property
+    def payloads(self) -> dict[int, int]:
+        """Bytes of payload by the place of the line among all, all runs together."""
+        return {collective.place: collective.payload_bytes * collective.times for collective in self.collectives}
+
+    @cached_property
+    def rounds(self) -> frozenset[int]:
+        """The places, among all lines, of those in turns round the mesh."""
+        inside = {id(line) for line in round_rings(self.placed.table.lines)}
+        return frozenset(place for place, (line, _) in enumerate(walk(self.placed.table.lines)) if id(line) in inside)
+
+    @property
+    def convention(self) -> str:
+        """What `ring` of `sent` is, in words."""
+        return RING + (", all of a pass_on" if any(row.word == "pass_on" for row in self.sent) else "")
+
+    @property
+    def sentence(self) -> str:
+        """What a device sends, in words."""
+        if not self.sent:
+            return "Nothing is sent."
+        axes: dict[str, int] = {}
+        for row in self.sent:
+            axes[row.mesh_axis] = axes.get(row.mesh_axis, 0) + row.ring
+        parts = ", ".join(f"{size_of(size)} over {axis}" for axis, size in axes.items())
+        payload = sum(row.payload for row in self.sent)
+        return f"Every device sends {parts} in a step, {self.convention}; their payload is {size_of(payload)}."
+
+    @property
+    def said(self) -> str:
+        """What is cut over what, in words."""
+        return f"Over {self.mesh}, {number(self.devices)} devices: {self.cut_by}."
+
+    @property
+    def cut_by(self) -> str:
+        """The clauses, what was filled up for them, and what stands in zigzag."""
+        zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in (self.placed.table.zigzag or {}).items()]
+        return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._filled, *self._undivided))
+
+    @property
+    def _filled(self) -> Iterator[str]:
+        """The axes that the mesh does not divide and that lie in parts filled up, and what of that is sent."""
+        wider = [f"{axis} {number(self.sizes[axis])} to {number(size)}" for axis, size in self.filled.items()]
+        if wider:
+            zeros = sum(each.filled_bytes * each.times for each in self.collectives)
+            sent = f", {size_of(zeros)} of the payload" if zeros else ""
+            yield f"parts that do not divide are filled up with zeros{sent}: {', '.join(wider)}"
+
+    @property
+    def filled(self) -> dict[str, int]:
+        """Axes of weights that the mesh does not divide, and how many places all of their parts have together."""
+        parts = sorted(self.placed.filled, key=lambda axis: axis.count("/"))
+        mesh = self.placed.mesh.sizes
+        return {
+            whole(axis): self.placed.filled[axis] * prod(mesh[name] for name in cuts(axis)) for axis in reversed(parts)
+        }
+
+    @property
+    def _undivided(self) -> Iterator[str]:
+        """Weights of a single place, which an axis of the mesh should cut, where they are more than a few."""
+        table = self.placed.whole
+        elements = {name: prod(shape_of(table.axes[name], self.sizes)) for name in table.weights}
+        for mesh_axis, names in self.placed.undivided.items():
+            share = sum(elements[name] for name in names) / sum(elements.values())
+            if share > FEW:
+                listed = f"{', '.join(names)}, {share:.0%} of the weights"
+                which = "all weights" if len(names) == len(elements) else listed
+                yield f"whole on every device along {mesh_axis}, with no axis of several places: {which}"
+
+    @property
+    def of_model(self) -> dict[str, int]:
+        """The sizes as the model has them, with nothing filled up."""
+        return {**self.sizes, **{each.axis: each.size for each in self.padded}}
+
+    @property
+    def said_of_mesh(self) -> dict[str, Any]:
+        """What is cut over what, as the JSON has it."""
+        return {
+            "mesh": self.placed.mesh.sizes,
+            "devices": self.devices,
+            "clauses": [*self.clauses],
+            "padded": [fields_of(row) for row in self.padded],
+            "filled": self.filled,
+            "undivided": {mesh_axis: [*names] for mesh_axis, names in self.placed.undivided.items()},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            **self.said_of_mesh,
+            "sent_per_device": [fields_of(row) for row in self.sent],
+            "collectives": [fields_of(row) for row in self.collectives],
+        }
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a record, by name."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def part_of(placed: Placed, array: str) -> str:
+    """What an array of a device's table is there for, where it is a weight that was gathered or a gradient of one."""
+    name = placed.holds.get(array, array)
+    value = placed.whole.known.get(name)
+    if value is not None and value.role in ("gradient", "part") and value.of in placed.whole.weights:
+        return "gradients"
+    return "gathered weights" if name in placed.whole.weights and array not in placed.whole.weights else ""
+
+
+def in_a_ring(word: str, payload: int, devices: int) -> int:
+    """Bytes that each of so many devices sends in a ring: 2(p-1)/p of what is reduced, (p-1)/p of all others.
+
+    Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations. What goes to one device
+    alone is sent whole.
+    """
+    if kind_of(word) == "send":
+        return payload
+    return payload * (2 if word.startswith("all_reduce") else 1) * (devices - 1) // devices
+
+
+def over_mesh(
+    run: Run, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
+) -> OverMesh:
+    """The step of a run over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh.
+
+    Of a pipeline each stage has a step of its own: that is refused here.
+    """
+    several = over_stages(run, procedure, kind, mesh, place_, placement)
+    if several[0].placed.turns:
+        refuse_stages(several[0].placed.clauses[0])
+    return several[0]
+
+
+def refuse_stages(clause: Clause) -> None:
+    """Refuse a pipeline where one table is asked about."""
+    raise InputError(
+        f"{clause} makes stages, each with a table of its own: learncost place shows them, and run-cost --mesh has "
+        "their memory and time"
+    )
+
+
+def over_stages(
+    run: Run, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
+) -> tuple[OverMesh, ...]:
+    """The step of a run over a mesh: of every stage, where blocks are cut into those of a pipeline; else one."""
+    if mesh is None:
+        raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+    optimizer, grid = run.optimizer or default_optimizer(run.book), parse_mesh(mesh)
+    clauses, widths = chosen(place_, placement), widths_of(kind)
+
+    def step_of(model: Model) -> Table:
+        return planned(without_gradients(step(model, procedure, optimizer, run.book.jacobian)), run.plan, run.axes)
+
+    model, table, sizes, padded = padded_step(Structure(run.model).model, step_of, grid, clauses, run.axes)
+    pipeline = pipeline_of(model.table, grid, clauses)
+    if pipeline is None:
+        placed = place(table, grid, clauses, sizes)
+        return (OverMesh(placed, collectives(placed, sizes, widths), sizes, padded),)
+    if procedure != "bp":
+        raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
+    layers = pipeline.layers(turns_of(model.table, sizes))
+    steps = tuple(
+        replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, optimizer)
+    )
+    stages = place_stages(steps, pipeline, grid, sizes, table)
+    return tuple(OverMesh(placed, collectives(placed, sizes, widths), sizes, padded) for placed in stages)
+
+
+def padded_step(
+    model: Model, step_of: Callable[[Model], Table], grid: Mesh, clauses: Iterable[Clause], sizes: Mapping[str, int]
+) -> tuple[Model, Table, dict[str, int], tuple[Padded, ...]]:
+    """A model and its step, with what the mesh does not divide filled up where it may be; the sizes, and what was."""
+    table, clauses = step_of(model), tuple(clauses)
+    pipeline = pipeline_of(model.table, grid, clauses)
+    inner = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)
+    filled, sizes, padded = filled_up(model, table, *inner, sizes)
+    return filled, step_of(filled) if padded else table, sizes, padded
+
+
+def widths_of(kind: Precision) -> dict[str, int]:
+    """Bytes of a number by the role that it has in what is sent."""
+    return {
+        "weights": kind.weight,
+        "gradients": kind.gradient,
+        "values": kind.value,
+        "inputs": kind.value,
+        "states": kind.master or kind.weight,
+    }
+
+
+def whole_batch(mesh: str, place: str | None, placement: str | None) -> int:
+    """A sequence for each device on the axes of the mesh that cut the batch."""
+    sizes, number_of = parse_mesh(mesh).sizes, 1
+    for axis in {clause.mesh for clause in chosen(place, placement) if "B" in clause.axes}:
+        number_of *= sizes.get(axis, 1)
+    return number_of

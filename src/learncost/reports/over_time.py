@@ -1,0 +1,194 @@
+"""The time of a step over many devices: what a device computes, and what it waits for collectives over the links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from learncost.devices.cluster import Cluster, cluster_with, known_cluster
+from learncost.devices.cluster import cluster as find_cluster
+from learncost.devices.collective import groups, transfer
+from learncost.devices.device import Device
+from learncost.devices.device import device as find_device
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES, Precision, precision_of
+from learncost.ir.repeat import round_rings
+from learncost.models.files import looks_like_path, read_path
+from learncost.ops.collectives import is_collective
+from learncost.readings.price import Book, Row
+from learncost.readings.time import Rates
+from learncost.reports.over import OverMesh
+from learncost.reports.sheet import seconds_of
+from learncost.reports.timing import Timing, timing
+from learncost.sharding.clauses import check_timed
+
+BESIDE = ("weights", "gradients")
+"""What collectives move that run beside what is computed; the others wait."""
+
+ASSUMED = (
+    "collectives of values wait: nothing is computed beside them; those of weights and gradients run beside the "
+    "forward pass, or beside the backward pass with the optimizer's, and wait for the rest"
+)
+
+ASSUMED_OF_RINGS = "parts go round beside the lines of their turns, and wait for the rest"
+
+
+SEVERAL = (
+    "Here the batch runs at once, operator by operator where there is no --plan. `learncost run-cost --mesh` has "
+    "microbatches of one sequence, unless --microbatch says more, and flash,fused, unless --plan says others; with the "
+    "same of both their times were less than a tenth apart, where it was tried."
+)
+"""Where the times of two commands differ, and why."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Collectives by one word over an axis of the mesh for one purpose: how often, seconds of a step, which link."""
+
+    word: str
+    mesh_axis: str
+    role: str
+    runs: int
+    seconds: float
+    link: str
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """The time of a step on a device of many.
+
+    lines    what it computes
+    moved    what collectives take, each alone
+    waits    seconds of those that nothing is computed beside
+    beside   of those that run beside what is computed, and exposed: what of these does not fit there
+    """
+
+    cluster: str
+    lines: Timing
+    moved: tuple[Moved, ...]
+    waits: float
+    beside: float
+    exposed: float
+
+    @property
+    def assumed(self) -> str:
+        """What the time takes for granted."""
+        has_ring = any(row.word == "pass_on" for row in self.moved)
+        return "; ".join((ASSUMED, ASSUMED_OF_RINGS) if has_ring else (ASSUMED,))
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.lines.seconds + self.waits + self.exposed
+
+    def notes(self) -> Iterator[str]:
+        """In words."""
+        parts = [f"{seconds_of(self.lines.seconds)} of lines"]
+        parts += [f"{seconds_of(self.waits)} of collectives that wait"] if self.waits else []
+        rest = seconds_of(self.exposed) if self.exposed else "nothing"
+        parts += [f"{rest} of {seconds_of(self.beside)} beside what is computed"] if self.beside else []
+        yield f"A step over {self.cluster} takes {seconds_of(self.seconds)}: {', '.join(parts)}."
+        if not self.moved:
+            return
+        several = (
+            f"{row.word} over {row.mesh_axis} of {row.role} {seconds_of(row.seconds)} by {row.algorithm} on {row.link}"
+            for row in self.moved
+        )
+        yield f"Collectives, each alone: {'; '.join(several)}."
+        yield f"Assumed: {self.assumed}."
+        yield SEVERAL
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "cluster": self.cluster,
+            "seconds": self.seconds,
+            "lines": self.lines.seconds,
+            "waiting": self.waits,
+            "beside": self.beside,
+            "beside_not_hidden": self.exposed,
+            "collectives": [dict(vars(row)) for row in self.moved],
+            "assumed": self.assumed,
+        }
+
+
+def cluster_of(on: str | Device | Rates | Cluster) -> Cluster:
+    """The cluster that `--on` names with a mesh: itself, a file that describes one, or the first known of a device.
+
+    Raises `InputError` where there is none.
+    """
+    if isinstance(on, Cluster):
+        return on
+    if isinstance(on, Rates):
+        raise InputError(
+            f"rates of {on.name} say nothing of links: give a cluster, as learncost list clusters has them"
+        )
+    if isinstance(on, str):
+        if known := known_cluster(on):
+            return known
+        if looks_like_path(on) and on.lower().endswith((".toml", ".json")) and "inside" in read_path(on):
+            return find_cluster(on)
+    return cluster_with(find_device(on))
+
+
+def over_time(
+    rows: Sequence[Row],
+    over: OverMesh,
+    sizes: Mapping[str, int],
+    cluster: Cluster,
+    rates: Rates,
+    dtype: str,
+    book: Book,
+) -> OverTime:
+    """The time of the priced rows of a placed table on a device of a cluster."""
+    check_timed(over.placed.clauses, over.placed.mesh.sizes)
+    computed = [row for row in rows if not is_collective(row.source)]
+    lines = timing(computed, sizes, rates, dtype, book, _updated(over, precision_of(dtype)))
+    mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()
+    beside, rings, waits = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}, 0.0
+    for collective in over.collectives:
+        takes = transfer(collective.word, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster)
+        seconds = collective.times * takes.seconds
+        key = collective.word, collective.mesh_axis, collective.role
+        old = several.get(key, Moved(*key, 0, 0.0, takes.link, takes.algorithm))
+        several[key] = replace(old, runs=old.runs + collective.times, seconds=old.seconds + seconds)
+        if collective.word == "pass_on":
+            rings[collective.macro == "forward"] += seconds
+        elif collective.role in BESIDE:
+            beside[collective.macro == "forward"] += seconds
+        else:
+            waits += seconds
+    room, of_turns = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+    turns = {id(line) for line in round_rings(over.placed.table.lines)}
+    for row in computed:
+        if row.place in lines.kernels and row.macro_operation != "optimizer_step":
+            seconds = lines.kernels[row.place].seconds * lines.shares[row.place]
+            room[row.macro_operation == "forward"] += seconds
+            of_turns[row.macro_operation == "forward"] += seconds if id(row.source) in turns else 0.0
+    hidden = {forward: min(rings[forward], of_turns[forward]) for forward in rings}  # then links are taken
+    exposed = sum(max(0.0, beside[forward] - (room[forward] - hidden[forward])) for forward in beside)
+    exposed += sum(rings[forward] - hidden[forward] for forward in rings)
+    moved = tuple(sorted(several.values(), key=lambda row: -row.seconds))
+    return OverTime(cluster.name, lines, moved, waits, sum(beside.values()) + sum(rings.values()), exposed)
+
+
+def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:
+    """Bytes of a number of what an optimizer reads and writes, by array: it updates masters, where there are some."""
+    placed, widths = over.placed, dict[str, int]()
+    whole = placed.whole
+    for name in {**placed.table.known, **placed.holds, **dict.fromkeys(whole.weights)}:
+        held = placed.holds.get(name, name)
+        value = whole.known.get(held)
+        if held in whole.weights:
+            widths[name] = kind.master or kind.weight
+        elif value is None:
+            continue
+        elif value.role == "state" or (value.role == "new" and whole.known[value.of].role == "state"):
+            widths[name] = BYTES[kind.states]
+        elif value.role == "gradient":
+            widths[name] = kind.gradient
+        elif value.role == "new":
+            widths[name] = kind.master + kind.weight
+    return widths

@@ -1,0 +1,225 @@
+"""A step over many devices: the table of each, what it sends, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from learncost.ir.line import Word
+from learncost.ir.precision import either
+from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.table import Table
+from learncost.layers.layer import Layer
+from learncost.models.configuration import Configuration
+from learncost.procedures.optimizer import DEFAULT
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.reports.over import OverMesh, over_stages, whole_batch
+from learncost.reports.question import question
+from learncost.reports.run import adaptation_of, prepare
+from learncost.reports.sheet import Shown
+from learncost.sharding.collective import Collective, formulas
+
+
+@dataclass(frozen=True, repr=False)
+class PlacedStep(Shown):
+    """A step over a mesh of devices: the table of each, and what it sends.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    procedure
+        How it learns.
+    optimizer
+        What updates the weights.
+    plan
+        What is fused or computed again.
+    precision
+        The types of what the step holds.
+    batch_size
+        Sequences of all devices together.
+    seq_len
+        Tokens of a sequence, of all devices together.
+    over
+        The devices, what is cut over them, and `collectives`, a record for each line that sends; of the first stage
+        where there are several.
+    stages
+        The same of every stage of a pipeline, each with a table of its own, for one microbatch of `batch_size`
+        sequences; empty where there is none.
+
+    Examples
+    --------
+    >>> found = lc.place("gpt2", "tp=2", placement="megatron", vocab_size=50304)
+    >>> [(one.word, one.times) for one in found.collectives][1:3]
+    [('all_reduce', 12), ('all_reduce', 12)]
+    """
+
+    model: str
+    procedure: str
+    optimizer: str
+    plan: str
+    precision: str
+    batch_size: int
+    seq_len: int
+    over: OverMesh
+    stages: tuple[OverMesh, ...] = ()
+
+    room: ClassVar[str] = "learncost.reports.show_placed"
+
+    @property
+    def table(self) -> Table:
+        """What each device runs."""
+        return self.over.placed.table
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """What each device sends, in the order of the lines."""
+        return self.over.collectives
+
+    @property
+    def formulas(self) -> list[dict[str, str]]:
+        """How many numbers a step's payload has by mesh axis and word, as polynomials; of one that has no stages."""
+        counts = {} if self.stages else formulas(self.over.placed, self.over.sizes)
+        rows = [(row.mesh_axis, row.word) for row in self.over.sent if (row.mesh_axis, row.word) in counts]
+        return [{"mesh_axis": axis, "word": word, "numbers": str(counts[axis, word])} for axis, word in rows]
+
+    def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
+        """Its lines with how deep they stand, and what those that send, send; of a repeat its heading alone.
+
+        over  the stage whose lines are meant; else what each device runs
+        """
+        over = over or self.over
+        records = {collective.place: collective for collective in over.collectives}
+        number = -1
+
+        def visit(lines: tuple[Statement, ...], depth: int) -> Iterator[tuple[int, Statement, Collective | None]]:
+            nonlocal number
+            for line in lines:
+                if isinstance(line, Repeat):
+                    yield depth, line, None
+                    yield from visit(line.lines, depth + 1)
+                else:
+                    number += 1
+                    yield depth, line, records.get(number)
+
+        yield from visit(over.placed.table.lines, 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+
+        def lines_of(over: OverMesh) -> list[dict[str, Any]]:
+            lines = []
+            for depth, line, collective in self.statements(over):
+                text = str(line).partition("\n")[0]
+                why = line.tag.why if isinstance(line, Word) else ""
+                lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
+            return lines
+
+        stages = [{"turns": dict(over.placed.turns), **over.to_dict(), "lines": lines_of(over)} for over in self.stages]
+        return {
+            "model": self.model,
+            "procedure": self.procedure,
+            "optimizer": self.optimizer,
+            "plan": self.plan,
+            "precision": self.precision,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            **self.over.to_dict(),
+            "formulas": self.formulas,
+            "lines": lines_of(self.over),
+            "stages": stages,
+        }
+
+
+@question()
+def place(
+    model: str | Configuration | Layer,
+    mesh: str,
+    place: str | None = None,
+    placement: str | None = None,
+    procedure: str = "bp",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    optimizer: str | None = None,
+    dropout: float | str = 0.0,
+    precision: str | None = None,
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    lora_rank: object = None,
+    lora_alpha: object = None,
+    plan: str | None = None,
+    **sizes: Any,
+) -> PlacedStep:
+    """The table that every device of a mesh runs in a training step, and why each collective is in it.
+
+    No collective is written by hand: one pass over forward, backward, update and optimizer derives them from what is
+    cut over the mesh.
+
+    Parameters
+    ----------
+    batch_size
+        How many sequences all devices together have in one step. The default is as many as there are devices on the
+        axes of the mesh that cut it.
+
+    Returns
+    -------
+    PlacedStep
+        The table of a device, with a record for each collective.
+
+    Raises
+    ------
+    InputError
+        Where an axis does not divide over the mesh: the next size that does is named.
+
+    Commands
+    --------
+    learncost place gpt2 --mesh tp=2 --placement megatron --vocab-size 50304
+        Megatron's tensor parallelism, as it follows from what is cut.
+    learncost place llama-3-8b --mesh dp=2,tp=4 --placement fsdp,megatron-sp
+        Two placements at once, on eight devices.
+    learncost place gpt2 --mesh dp=2,tp=2 --place "h f over tp, B over dp"
+        The same with clauses of one's own.
+    learncost place gpt2 --mesh pp=4,dp=2 --placement pp,zero-1
+        The table of every stage of a pipeline, with what goes from one to the next.
+
+    Examples
+    --------
+    >>> found = lc.place("gpt2", "dp=2", placement="ddp", seq_len=64, n_layer=2)
+    >>> found.over.devices, found.over.sent[0].word, found.batch_size
+    (2, 'all_reduce', 2)
+    """
+    find_procedure(procedure)
+    kind = either(None, precision)
+    adapted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
+    if batch_size is None and not any(name in sizes for name in ("B", "batch")):
+        batch_size = whole_batch(mesh, place, placement)
+    run = prepare(
+        model,
+        "run",
+        batch_size,
+        seq_len,
+        target_len,
+        None,
+        optimizer,
+        dropout,
+        kind.name,
+        sizes,
+        (procedure,),
+        adapted,
+        plan,
+    )
+    several = over_stages(run, procedure, kind, mesh, place, placement)
+    return PlacedStep(
+        run.model.configuration.name,
+        procedure,
+        optimizer or DEFAULT,
+        run.plan,
+        kind.name,
+        run.axes["B"],
+        run.axes["N" if run.model.two_sided else "M"],
+        several[0],
+        several if several[0].placed.turns else (),
+    )

@@ -1,0 +1,154 @@
+"""Why a price book says something else than matrix products alone: its rows and theirs, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from learncost.books.formula import FORMULA
+from learncost.ir.count import total
+from learncost.ir.line import Line, Product, Word
+from learncost.layers.parts import Part, is_norm, part_of
+from learncost.layers.products import matrix_maccs
+from learncost.layers.rewrite import DROPOUT
+from learncost.models.model import Model
+from learncost.readings.price import Book, Row
+from learncost.reports.run import rows_of
+
+Difference = tuple[str, tuple[Row, ...], tuple[Row, ...]]
+"""A term, the rows that a book has for it, and those of matrix products alone."""
+
+_SCORES = "attention's products of scores and values"
+
+SCORES = (
+    "causal attention in half",
+    "pairs that causal attention hides",
+    f"{_SCORES}, left out",
+    f"{_SCORES}, counted at half",
+    f"{_SCORES}, counted otherwise",
+)
+"""Terms that say of the same products which of them count: of two at once one would take away what is gone."""
+
+LEFT_OUT = "left out of the publication's total: "
+"""How a term begins that only the publication has which prints the total."""
+
+
+def because(model: Model, book: Book, rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Difference]:
+    """The terms by which the rows of a book differ from those of matrix products, each row in one term alone."""
+    if book.rule == FORMULA:
+        yield from _formula(rows, plain)
+    elif book.rule == "matrix":
+        yield from _attention(model, book, rows, plain)
+    else:
+        yield from _grouped(_line_term(book, rows), rows, plain)
+
+
+def _attention(model: Model, book: Book, rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Difference]:
+    """Causal attention first, then its scores again: a book with the first alone stands between the two."""
+    between = rows_of(model, "bp", replace(book, name=f"{book.name}, once", again=False)) if book.again else rows
+    yield "causal attention in half" if book.causal == "half" else "pairs that causal attention hides", between, plain
+    yield "attention's scores computed again in backward", rows, between
+
+
+def _grouped(term: Callable[[Row], str], rows: Iterable[Row], plain: Iterable[Row]) -> Iterator[Difference]:
+    groups: dict[str, tuple[list[Row], list[Row]]] = {}
+    for place, group_rows in enumerate((rows, plain)):
+        for row in group_rows:
+            groups.setdefault(term(row), ([], []))[place].append(row)
+    for name, (more, less) in groups.items():
+        yield name, tuple(more), tuple(less)
+
+
+# Books that price lines.
+
+_PARTS: Mapping[Part, str] = {
+    "residual": "residual sums",
+    "positions": "positions",
+    "loss": "log-softmax and loss",
+    "head": "log-softmax and loss",
+}
+
+
+def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
+    jacobians = {
+        row.source.name: row.source.word
+        for row in rows
+        if isinstance(row.source, Word) and row.source.part == "jacobian"
+    }
+
+    def term(row: Row) -> str:
+        line = row.source
+        if not isinstance(line, Line):
+            return f"{LEFT_OUT}{row.line}"
+        if isinstance(line, Product) and matrix_maccs(line):
+            return "matrix products"
+        through = {jacobians[name] for name in (line.name, *line.reads) if name in jacobians}
+        if through:
+            return f"{_word(*through)} backward through the explicit Jacobian"
+        part = part_of(row.layer)
+        if part == "embedding" or row.layer in book.one_hot:
+            return "embedding as a product with one-hot rows" if row.layer in book.one_hot else "embedding"
+        if part in _PARTS:
+            return _PARTS[part]
+        if row.layer == DROPOUT:
+            return "dropout"
+        if is_norm(row.layer) or (isinstance(line, Word) and "normalize" in line.word):
+            return "normalization"
+        if isinstance(line, Word):
+            return _word(line.word)
+        return "biases, scaling, sums and products by elements"
+
+    return term
+
+
+def _word(word: str) -> str:
+    if "normalize" in word:
+        return "normalization"
+    return "softmax" if word.startswith("softmax") else word if word == "log_softmax" else "activations"
+
+
+# Formulas.
+
+
+def _formula(rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Difference]:
+    """By what is multiplied: the blocks' matrices, attention's own products, what stands outside the blocks."""
+    together = any(row.layer == "model" for row in rows)
+    apart = all(any(map(_of_attention, side)) for side in (rows, plain))  # a module may call its layers otherwise
+
+    def part(row: Row, formula: bool) -> str:
+        if row.kind != "linear":
+            return row.kind if row.kind == "attention" else f"elementwise {row.line if formula else ''}"
+        if together:
+            return "model"
+        if not row.repeat.sizes:
+            return row.layer
+        return "attention matrices" if apart and _of_attention(row) else "matrices"
+
+    groups: dict[str, tuple[list[Row], list[Row]]] = {}
+    for place, group_rows in enumerate((rows, plain)):
+        for row in group_rows:
+            if row.flops or row.maccs:
+                groups.setdefault(part(row, place == 0), ([], []))[place].append(row)
+    for name, (more, less) in groups.items():
+        yield _named(name, more, less), tuple(more), tuple(less)
+
+
+def _of_attention(row: Row) -> bool:
+    return row.kind == "linear" and bool(row.repeat.sizes) and row.layer.endswith("attention")
+
+
+def _named(part: str, more: list[Row], less: list[Row]) -> str:
+    """What differs, in words: products of matrices that a formula leaves out, adds, or takes of other sizes."""
+    if part == "model":
+        return "parameters without a product (look-ups, norms, biases)"
+    if part == "embedding":
+        return "embedding as a product with one-hot rows"
+    if part.startswith("elementwise"):
+        return f"{more[0].layer}: {more[0].line}, counted too" if more else f"{part.strip()} operations, left out"
+    half = total(row.flops for row in more) * 2 == total(row.flops for row in less) if more and less else False
+    how = "counted at half" if half else "counted otherwise" if part == "attention" else "of other sizes"
+    how = "left out" if not more else "counted too" if not less else how
+    if part == "attention":
+        return f"{_SCORES}, {how}"
+    where = {"matrices": "the blocks", "attention matrices": "the blocks' attention", "head": "the head"}
+    return f"matrix products of {where.get(part, f'{part} (outside the blocks)')}, {how}"

@@ -1,0 +1,190 @@
+"""The rows of a ledger: priced lines, put together as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from learncost.ir.errors import InputError
+from learncost.ir.precision import BYTES
+from learncost.layers.parts import shown_layer
+from learncost.models.model import Model
+from learncost.models.sizes import check_size
+from learncost.models.tables import letters_of
+from learncost.procedures.procedure import MACRO_OPERATIONS, Procedure
+from learncost.readings.active import active_parameters
+from learncost.readings.price import Price, Row, parameters
+from learncost.reports.record import Amount, Cost, LedgerRow
+
+if TYPE_CHECKING:
+    from learncost.reports.over import OverMesh
+    from learncost.reports.timing import Timing
+
+
+def ledger(
+    model: Model,
+    chosen: Procedure,
+    rows: Iterable[Row],
+    axes: Mapping[str, int],
+    by: str,
+    dtype: str,
+    tokens: int | None,
+    optimizer: str,
+    book: str,
+    timed: Timing | None = None,
+    over: OverMesh | None = None,
+) -> Cost:
+    """Priced rows, put together as asked and evaluated; over many devices those of one of them."""
+    price = Price(book, tuple(rows), axes, dtype)
+    passes = chosen.passes_over(model)
+    if any(row.macro_operation == "recomputation" for row in price.rows):
+        passes["recomputation"] = 1  # a plan's, where the procedure has none
+    macros = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
+    for (name,), part in price.by("macro_operation").items():
+        macros[name] = (passes[name], Amount(part.maccs, part.flops))
+    two_sided = model.two_sided
+    sizes = over.of_model if over else axes
+    return Cost(
+        model=model.configuration.name,
+        procedure=chosen.name,
+        price_book=book,
+        batch_size=axes["B"],
+        seq_len=axes["N"] if two_sided else axes["M"],
+        target_len=axes["M"] if two_sided else None,
+        parameters=model.parameters.at(sizes),
+        active_parameters=active_parameters(model.table, sizes).at(sizes) + model.configuration.unread,
+        trained_parameters=parameters(replace(model.table, weights=model.learning)).at(sizes),
+        total=Amount(price.maccs, price.flops),
+        macro_operations=macros,
+        rows=_rows(price, by, passes, timed, whole=model.table.title if model.configuration.layer else None, over=over),
+        by=by,
+        dtype=dtype,
+        optimizer=optimizer,
+        tokens=tokens,
+        tokens_per_step=axes["B"] * axes["M"],
+        counted=model.configuration.counted,
+        source=model.configuration.source,
+        timing=timed,
+        over=over,
+        letters=letters_of(model.configuration.layer, axes),
+        priced=price,
+        built=model,
+    )
+
+
+BY: Mapping[str, tuple[str, ...]] = {
+    "layer": ("layer", "block", "macro_operation"),
+    "macro-operation": ("macro_operation",),
+    "equation": ("layer", "block", "macro_operation", "line", "equation"),
+    "kind": ("kind", "macro_operation"),
+    "module": ("module", "macro_operation"),
+}
+"""What a ledger has rows by, and what its lines are put together by for each."""
+
+
+def by_module(cost: Cost, depth: Any) -> Cost:
+    """The same ledger with a row for each module, so many parts of its path deep; None: for each whole path."""
+    assert cost.priced is not None
+    if not any(row.module for row in cost.priced.rows):
+        raise InputError(f"the lines of {cost.model} say no modules: leave by module out")
+    parts = None if depth is None else check_size("depth", depth)
+    passes = {name: times for name, (times, _) in cost.macro_operations.items()}
+    return replace(cost, rows=_rows(cost.priced, "module", passes, cost.timing, parts, over=cost.over))
+
+
+def _path(row: Row, depth: int | None) -> str:
+    """The path of a row's module, so many parts of it; of a line without one that of the whole."""
+    return ".".join(row.module.split(".")[:depth]) if row.module.strip(".") else "."
+
+
+def lines_by(
+    price: Price, by: str, timed: Timing | None = None, depth: int | None = None
+) -> list[tuple[dict[str, Any], list[Row]]]:
+    """The priced lines that make each row of a ledger, under what the row is called, in the ledger's order.
+
+    Lines of one name are one row by equation; those that say different modules are several.
+    depth   how many parts of a module's path its rows have; None: all
+    """
+    named: Mapping[str, Callable[[Row], Any]] = {
+        "layer": lambda row: shown_layer(row.layer),
+        "module": lambda row: _path(row, depth),
+    }
+    has_modules = by == "equation" and any(row.module for row in price.rows)
+    names = (*BY[by], *(["module"] if has_modules else []))
+    groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
+    for priced in price.rows:
+        group = tuple(named[name](priced) if name in named else getattr(priced, name) for name in names)
+        kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
+        # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
+        turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
+        groups.setdefault((group, kernel + turns), []).append(priced)
+    order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}
+    fields_and_rows = [(dict(zip(names, key, strict=True)), rows) for (key, _), rows in groups.items()]
+    return sorted(fields_and_rows, key=lambda pair: order[pair[0]["macro_operation"]])
+
+
+def _rows(
+    price: Price,
+    by: str,
+    passes: Mapping[str, int],
+    timed: Timing | None = None,
+    depth: int | None = None,
+    whole: str | None = None,
+    over: OverMesh | None = None,
+) -> tuple[LedgerRow, ...]:
+    """The rows; `whole` is the name of the layer that is the model, of which there are no several."""
+    result = []
+    payloads, rounds = (over.payloads, over.rounds) if over else ({}, frozenset[int]())
+    for fields_of_row, rows in lines_by(price, by, timed, depth):
+        part = Price(price.book, tuple(rows), price.sizes, price.dtype)
+        row = LedgerRow(
+            layer=fields_of_row.get("layer"),
+            block=fields_of_row.get("block"),
+            repeat=_repeat(part, passes[fields_of_row["macro_operation"]], rounds)
+            if fields_of_row.get("layer") not in (None, whole)
+            else 1,
+            macro_operation=fields_of_row["macro_operation"],
+            maccs=part.maccs,
+            flops=part.flops,
+            bytes=part.bytes if price.dtype in BYTES else None,
+            line=fields_of_row.get("line", ""),
+            equation=fields_of_row.get("equation", ""),
+            kind=fields_of_row.get("kind", ""),
+            module=fields_of_row.get("module", ""),
+            outside_paper=any(row.outside_paper for row in part.rows),
+            not_derived=any(row.opaque for row in rows),
+            unknown=any(row.unknown for row in rows),
+            time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
+            sent=sum(payloads.get(row.place, 0) for row in rows) if over else None,
+        )
+        result.append(row)
+    return tuple(result)
+
+
+def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
+    """How many equal layers a row merges: how often a layer's most frequent line runs in one pass.
+
+    rounds  the places of lines in turns round a mesh, which the layer has outside of them for its own part as well
+    Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
+    merges alone, a layer is told by the value that it reads: its parts, in one repeat, are those of one layer.
+    """
+    lines: dict[tuple[str, ...], int] = {}
+    parts: dict[tuple[str, ...], int] = {}
+    merges: dict[tuple[str, ...], int] = {}
+    for row in part.rows:
+        if row.layer == "optimizer" or row.place in rounds:
+            continue
+        times = row.repeat.at(part.sizes)
+        if row.line in ("merge", ""):
+            merges[()] = max(merges.get((), 0), times)
+        elif row.part_of:
+            parts[row.layer, row.line, row.part_of, str(row.repeat)] = times
+        else:
+            lines[row.layer, row.line] = lines.get((row.layer, row.line), 0) + times
+    if lines or not parts:
+        return max(1, max((lines or merges).values(), default=1) // max(1, passes))
+    together: dict[tuple[str, ...], int] = {}
+    for (layer, line, *_), times in parts.items():
+        together[layer, line] = together.get((layer, line), 0) + times
+    return max(1, max(together.values()) // max(1, passes))

@@ -1,0 +1,278 @@
+"""A run that is priced: its model, sizes and training, checked; and the priced lines of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from learncost.books.book import BOOKS
+from learncost.books.book import book as find_book
+from learncost.ir.errors import InputError
+from learncost.ir.precision import Precision, precision_of
+from learncost.ir.table import Table
+from learncost.layers.layer import Layer
+from learncost.models.configuration import Configuration, configure
+from learncost.models.model import Model, Structure, build, run_sizes
+from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
+from learncost.models.tables import check_batch
+from learncost.models.wording import counted, shown
+from learncost.procedures.optimizer import default_optimizer
+from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.procedures.procedure import PROCEDURES
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.step import adaptation, step, trained_by
+from learncost.readings.price import Book, Row, price
+from learncost.reports.record import Cost
+from learncost.reports.rows import ledger
+
+if TYPE_CHECKING:
+    from learncost.devices.cluster import Cluster
+    from learncost.models.adaptation import Adaptation
+    from learncost.readings.time import Rates
+    from learncost.reports.over import OverMesh
+
+LARGEST_TRAINING = 10**18  # tokens
+
+
+@lru_cache(maxsize=64)
+def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[Row, ...]:
+    price_book = find_book(book)
+    table = _under(plan, step(structure.model, name, optimizer, price_book.jacobian, mode), structure.model)
+    return price(table, {}, price_book).rows
+
+
+def _under(plan: str, table: Table, model: Model) -> Table:
+    """The step under a plan; one that finds nothing in a layer of one's own is refused."""
+    if not plan:
+        return table
+    from learncost.plans.plan import planned  # imported where it is needed: start-up counts
+
+    for part in plan.split(",") if model.configuration.layer else ():
+        if planned(table, part).lines == table.lines:
+            raise InputError(f"the plan {part.strip()} finds nothing to change in {model.configuration.name}")
+    return planned(table, plan)
+
+
+def rows_of(
+    model: Model, name: str, book: str | Book, optimizer: str | None = None, mode: str = "paper", plan: str = ""
+) -> tuple[Row, ...]:
+    """The priced lines of one step of a procedure under a plan, as polynomials in the axes' sizes.
+
+    optimizer  where it is None, the book's (`default_optimizer`)
+    """
+    priced_by = find_book(book)
+    optimizer = optimizer or default_optimizer(priced_by)
+    if find_procedure(name).compares and not model.learns:
+        step(model, name, optimizer)  # refuses with its own message
+    if priced_by.rule == "formula":
+        if plan:
+            raise InputError(f"price book {priced_by.name} is a formula of whole models; a plan rewrites their lines")
+        from learncost.books.formula import priced as by_formula  # imported where it is needed: start-up counts
+
+        return by_formula(model, priced_by, name)
+    if BOOKS.get(priced_by.name) is priced_by:
+        return _priced(Structure(model), name, priced_by.name, optimizer, mode, plan)
+    table = _under(plan, step(model, name, optimizer, priced_by.jacobian, mode), model)
+    return price(table, {}, priced_by).rows  # a book of the caller's own
+
+
+Answer = TypeVar("Answer")
+
+
+def possible(
+    answered: Callable[[str], Answer], asked: Iterable[str] = tuple(PROCEDURES)
+) -> tuple[dict[str, Answer], dict[str, str]]:
+    """What is answered of each learning procedure, and why the others are refused: by default of the usual ones.
+
+    Raises `InputError` where all of them are refused.
+    """
+    answers, refused = dict[str, Answer](), dict[str, str]()
+    for name in asked:
+        try:
+            answers[name] = answered(name)
+        except InputError as error:
+            refused[name] = str(error)
+    if not answers:
+        raise InputError(next(iter(refused.values())))
+    return answers, refused
+
+
+def left_out_text(refused: Mapping[str, str]) -> str:
+    """Who is left out, and why: those of one reason together; empty where nobody is."""
+    reasons = dict.fromkeys(refused.values())
+    by_reason = {reason: [name for name in refused if refused[name] == reason] for reason in reasons}
+    parts = [(" and ".join(names), reason, reason.removeprefix(f"{names[0]} ")) for reason, names in by_reason.items()]
+    return "; ".join(f"left out: {who}{'; ' if said == reason else ', which '}{said}" for who, reason, said in parts)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is checked and built before anything is priced: a model, the sizes of all axes, and how it is trained."""
+
+    model: Model
+    axes: Mapping[str, int]
+    book: Book
+    optimizer: str | None
+    dtype: str
+    tokens: int | None
+    trained: str = "all"
+    plan: str = ""
+
+    def rows(self, procedure: str, book: Book) -> tuple[Row, ...]:
+        """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
+        return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
+
+    def table(self, procedure: str, book: Book) -> Table:
+        """The step as it is priced: the lines of `rows`, one for one, in the repeats that they stand in."""
+        optimizer = self.optimizer or default_optimizer(book)
+        return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian), self.model)
+
+    def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
+        """The ledger of one step of a procedure, with its time on a device."""
+        rows, chosen = self.rows(procedure, book), find_procedure(procedure)
+        model, trained = trained_by(self.model, procedure), self.trained
+        if (part := adaptation(chosen)) is not None:
+            from learncost.models.adaptation import learned_text  # imported where it is needed: start-up counts
+
+            trained = learned_text(model, part)
+        timed = None
+        if on is not None:
+            from learncost.reports.timing import timing  # imported where it is needed: start-up counts
+
+            timed = timing(rows, self.axes, on, self.dtype, book)
+        optimizer = self.optimizer or default_optimizer(book)
+        answer = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, optimizer, book.name, timed)
+        return replace(answer, trained=trained, plan=self.plan)
+
+    def cost_over(
+        self, procedure: str, book: Book, by: str, over: OverMesh, on: tuple[Cluster, Rates] | None = None
+    ) -> Cost:
+        """The ledger of one device's part of a step of a procedure, with what it sends, and its time on a cluster."""
+        if book.rule not in ("executed", "matrix"):
+            raise InputError(f"price book {book.name} is of one device: leave --mesh out, or take run or matmul")
+        rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.sizes}
+        optimizer = self.optimizer or default_optimizer(book)
+        chosen = find_procedure(procedure)
+        model, tokens = trained_by(self.model, procedure), self.tokens
+        takes = None
+        if on is not None:
+            from learncost.reports.over_time import over_time  # imported where it is needed: start-up counts
+
+            takes = over_time(rows, over, sizes, *on, self.dtype, book)
+        timed = takes.lines if takes else None
+        answer = ledger(model, chosen, rows, sizes, by, self.dtype, tokens, optimizer, book.name, timed, over)
+        return replace(answer, trained=self.trained, plan=self.plan, over_time=takes)
+
+
+def prepare(
+    model: str | Configuration | Layer,
+    price_book: str | Book,
+    batch_size: Any,
+    seq_len: Any,
+    target_len: Any,
+    tokens: Any,
+    optimizer: str | None,
+    dropout: Any,
+    dtype: str,
+    sizes: Mapping[str, Any],
+    procedures: Iterable[str],
+    adapted_by: Adaptation | None = None,
+    plan: str | None = None,
+) -> Run:
+    """Check all that `cost` is given, and build the model. Raises `InputError`.
+
+    dtype       the name of a precision
+    procedures  how the model learns; none: it does not
+    """
+    lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}, sizes)
+    if tokens is not None:
+        tokens = check_tokens("tokens", tokens)
+    kind = precision_of(dtype)
+    probability = check_probability("dropout", dropout)
+    book = find_book(price_book)
+    if optimizer is not None:
+        find_optimizer(optimizer)
+    names = tuple(procedures)
+    for name in names:
+        find_procedure(name)
+    if isinstance(model, Configuration):
+        if sizes:
+            raise InputError(f"{', '.join(sizes)}: a Configuration already has its sizes")
+        configuration = model
+    else:
+        configuration = configure(model, sizes, lengths=lengths)
+    built = build(replace(configuration, learned=None), dropout=probability > 0)
+    if tokens is not None:
+        check_batch(built.table, configuration.name)
+    learning, chosen = "all", adapted_by or configuration.learned
+    if configuration.layer and built.trained is not None:
+        learning = "all that the table does not freeze"
+    if adapted_by is not None and configuration.learned is not None:
+        raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
+    if chosen is not None:
+        if learning_part := next((name for name in names if find_procedure(name).chooses), None):
+            raise InputError(f"{learning_part} says itself what learns: leave train and lora out")
+        from learncost.models.adaptation import adapted, learned_text
+
+        built = adapted(built, chosen)
+        learning = learned_text(built, chosen)
+    if kind.quantized is not None:
+        from learncost.models.quantization import quantized
+
+        built = quantized(built, kind, learns=bool(names))
+    built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
+    axes = run_sizes(built, *(lengths.get(name) for name in ("batch_size", "seq_len", "target_len")))
+    return Run(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
+
+
+def adaptation_of(*choices: object, kind: Precision | None = None) -> Adaptation | None:
+    """What learns, where anything is said about it.
+
+    choices  train, train_layers, lora, lora_rank, lora_alpha
+    kind     the precision
+    """
+    if all(value is None for value in choices):
+        return None
+    from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
+
+    train, layers, lora, rank, alpha = choices
+    return adaptation(train, layers, lora, rank, alpha, kind is not None and kind.quantized is not None)
+
+
+def lengths_of(lengths: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
+    """The checked sizes of a run that are given, in any spelling among the sizes too, and the sizes of the model."""
+    checked, sizes = dict(lengths), dict(sizes)
+    for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in checked]:
+        name, value = resolve(spelling), sizes.pop(spelling)
+        earlier = checked[name]
+        if earlier not in (None, value) and (counted(earlier) or -1) != counted(value):
+            raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(earlier)}")
+        checked[name] = value
+    return {name: check_size(name, value) for name, value in checked.items() if value is not None}, sizes
+
+
+def check_tokens(name: str, value: object) -> int:
+    """A number of tokens: a whole number from 1 to 10^18, as text also in the form 3e11, 1.5e9 or 300B."""
+    number = counted(value)
+    if number is None or not 1 <= number <= LARGEST_TRAINING:
+        raise InputError(f"{name} must be a whole number from 1 to 10^18, not {shown(value)}")
+    return number
+
+
+def check_probability(name: str, value: object) -> float:
+    """A probability from 0 to below 1."""
+    try:
+        number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0.0 <= number < 1.0:
+        raise InputError(f"{name} must be a number from 0 to below 1, not {shown(value)}")
+    return number
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse what is none of the choices."""
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")

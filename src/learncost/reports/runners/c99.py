@@ -1,0 +1,143 @@
+"""A program in C99 on a processor without an operating system: one arena, every byte known before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from learncost.ir.table import Table
+from learncost.models.families import instead
+from learncost.models.made import names_made
+from learncost.plans.planner import frugal
+from learncost.reports.memory_step import Step
+from learncost.reports.runner import TYPES, Runner, Taken, at_line, grouped, refusal
+from learncost.reports.search import largest_batch
+from learncost.schedule.regions import Region, assigned, label, largest_assigned, too_large
+
+if TYPE_CHECKING:
+    from learncost.readings.emit.c99.layout import Alone
+
+
+def _rooms(step: Step, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
+    """What lies in RAM, by part, and the constants in flash; and the step as it is laid out."""
+    from learncost.readings.emit.c99.layout import alone, counted  # emits kernels: only where it is asked for
+
+    layout = alone(step.executed_table(statistics=True), sizes, step.kind.computed)
+    rooms = counted([layout], frozenset(names_made(step.model)))
+    parts = {
+        "weights": rooms.weights,
+        "optimizer state": rooms.states,
+        "batch": rooms.inputs,
+        "variables": rooms.variables,
+        "arena": rooms.arena,
+        FLASH: rooms.constants,
+    }
+    if rooms.masks:
+        parts["masks"] = rooms.masks
+    return parts, layout
+
+
+FLASH = "constants"
+"""What of a program lies in flash beside its code."""
+
+
+def _arrays(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The arrays in RAM, which lie in one region each."""
+    from learncost.readings.emit.c99.layout import alone, arrays
+
+    return arrays([alone(step.executed_table(), sizes, step.kind.computed)], frozenset(names_made(step.model)))
+
+
+def _peak(step: Step, sizes: Mapping[str, int]) -> int:
+    """Bytes in RAM; where they cannot be laid out over its regions, more than these have."""
+    arrays = _arrays(step, sizes)
+    fits = len(step.regions) < 2 or assigned(arrays, step.regions) is not None
+    return sum(arrays.values()) if fits else max(sum(arrays.values()), 1 + sum(each.bytes for each in step.regions))
+
+
+def _largest(step: Step, budget: int) -> int:
+    """The largest batch that fits the budget, and the regions where there are several."""
+
+    @cache
+    def arrays(batch: int) -> dict[str, int]:
+        return _arrays(step, step.sizes(batch))
+
+    most = largest_batch(lambda batch: sum(arrays(batch).values()), budget)
+    return most if len(step.regions) < 2 else largest_assigned(lambda batch: [arrays(batch)], step.regions, most)
+
+
+def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
+    from learncost.readings.emit.c99.layout import arrays as arrays_of
+
+    parts, layout = _rooms(step, sizes)
+    flash = parts.pop(FLASH)
+    size = sum(parts.values())
+    rooms = grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    said = unfit = ""
+    if step.regions:
+        arrays = arrays_of([layout], frozenset(names_made(step.model)))
+        places = assigned(arrays, step.regions)
+        unfit = "" if places else too_large(arrays, step.regions)
+        where = (
+            f"Of these bytes lie {_where(arrays, places, step.regions)}." if places else f"They do not fit: {unfit}."
+        )
+        said = f"{CONVENTION} {where}"
+    if not step.model.learns:
+        hint = instead(step.model.configuration.family)
+        said = f"{said or CONVENTION} As it stands emit refuses it: it has no output to learn from{hint}."
+    return Taken(size, at_line("", size), parts, rooms, said=said, flash=flash, arena=layout.map, unfit=unfit)
+
+
+def _where(arrays: Mapping[str, int], places: Mapping[str, str], regions: Sequence[Region]) -> str:
+    """What lies in which region."""
+    lying = {region: [label(name) for name in arrays if places[name] == region.name] for region in regions}
+    sizes = {region: sum(arrays[name] for name in arrays if places[name] == region.name) for region in regions}
+    texts = (f"{sizes[region]:,} in {region.name} ({', '.join(names)})" for region, names in lying.items() if names)
+    return "; ".join(texts)
+
+
+def _ram(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
+    return sum(_arrays_of(table, sizes, dtype).values())
+
+
+def _arrays_of(table: Table, sizes: Mapping[str, int], dtype: str) -> dict[str, int]:
+    from learncost.readings.emit.c99.layout import alone, arrays
+
+    return arrays([alone(table, sizes, dtype)], frozenset())
+
+
+def _flash(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
+    from learncost.readings.emit.c99 import rooms
+
+    return rooms(table, sizes, dtype).constants
+
+
+CONVENTION = (
+    "The step of learncost emit --backend c99, to the byte: .data and .bss of the program. Stack and code are not "
+    "measured here, and in no total: learncost verify --engine c99 measures them where there is a compiler."
+)
+
+RUNNERS = (
+    Runner(
+        "c99",
+        _peak,
+        _takes,
+        {
+            "new weights and states": "over the old ones",
+            "gradients": "until read",
+            "kept for backward": "what lines read",
+            "temporaries": "over operands",
+        },
+        CONVENTION,
+        lambda step: refusal(step, (*TYPES, "int32"), with_flash=True),
+        plan="auto",
+        planner=frugal,
+        alone="its program is that of one board, which sends nothing",
+        largest=_largest,
+        passes=_ram,
+        arrays=_arrays_of,
+        stored=_flash,
+        plans=("", "at-once", "in-product", "fused,in-product", "flash,fused,in-product,recompute=all"),
+    ),
+)

@@ -1,0 +1,79 @@
+"""PyTorch in place: its products and compiled kernels, all of them writing into one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from learncost.ir.errors import InputError
+from learncost.ir.value import RANDOM
+from learncost.plans.planner import smallest
+from learncost.reports.memory_step import Step
+from learncost.reports.runner import TYPES, Runner, Taken, at_line, bytes_of, given_bytes, grouped, refusal
+from learncost.reports.runners import libraries
+
+
+def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The parts of the peak. Raises `InputError` where a line cannot be in place."""
+    from learncost.readings.emit.placed import WIDTHS, placed  # emits programs: only where it is asked for
+
+    table = step.executed_table()
+    program = placed(table, sizes, step.kind.name)
+    parts = given_bytes(step, table, sizes)
+    batch = [
+        name for name in table.inputs if name in program.given and table.values[name].role not in ("state", *RANDOM)
+    ]
+    parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[program.given[name][1]])
+    parts["arena"] = program.bytes
+    if step.over and program.meets:
+        from learncost.plans.executed import beside_the_arena
+
+        parts["messages"] = beside_the_arena(program, sizes, step.over.placed.mesh.sizes)
+    return parts
+
+
+def _peak(step: Step, sizes: Mapping[str, int]) -> int:
+    try:
+        return sum(_parts(step, sizes).values())
+    except InputError:
+        return libraries.peak("torch", step, sizes)
+
+
+def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
+    try:
+        parts = _parts(step, sizes)
+    except InputError as error:
+        needs = libraries.takes("torch", step, sizes)
+        return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
+    size, rooms = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    return Taken(size, at_line("", size), parts, grouped(rooms), said=f"{SAID} {MESSAGES}" if step.over else "")
+
+
+SAID = (
+    "Predicted: the allocator's bytes when the step runs in place on compiled kernels: what stays from step to step, "
+    "the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena."
+)
+MESSAGES = (
+    "Of one process of learncost train --mesh, with the largest of the messages that arrays are packed in to be sent; "
+    "what the library that sends has for itself is not in it."
+)
+
+RUNNERS = (
+    Runner(
+        "torch",
+        _peak,
+        _takes,
+        {
+            "new weights and states": "over the old ones",
+            "gradients": "until read",
+            "kept for backward": "what lines read",
+            "temporaries": "over operands",
+        },
+        SAID,
+        lambda step: refusal(step, (*TYPES, "bf16")),
+        plan="auto",
+        planner=smallest,
+        plans=("auto",),
+        trains=True,
+    ),
+)

@@ -1,0 +1,83 @@
+"""Libraries as runners: the program that `emit` writes for NumPy or for PyTorch, run on arrays without values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from learncost.ir.table import Table
+from learncost.ops.optimizers import OPTIMIZERS
+from learncost.reports.memory_step import Step
+from learncost.reports.runner import TYPES, Runner, Taken, at_line, given_bytes, grouped, refusal
+
+
+def peak(library: str, step: Step, sizes: Mapping[str, int]) -> int:
+    """The most bytes of the emitted program."""
+    return _peak_of(library, step.executed_table(), sizes, step.kind.name, _mesh(step))
+
+
+def _peak_of(
+    library: str, table: Table, sizes: Mapping[str, int], dtype: str, mesh: Mapping[str, int] | None = None
+) -> int:
+    from learncost.plans.executed import executed  # emits programs: only where it is asked for
+
+    return executed(table, sizes, dtype, library=library, mesh=mesh).peak
+
+
+def _mesh(step: Step) -> Mapping[str, int] | None:
+    """How many devices lie along each axis, of a device among many."""
+    return step.over.placed.mesh.sizes if step.over else None
+
+
+def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
+    """The most bytes of the emitted program, and who takes them."""
+    from learncost.plans.executed import executed
+
+    table = step.executed_table()
+    execution = executed(table, sizes, step.kind.name, rooms=True, library=library, mesh=_mesh(step))
+    parts = given_bytes(step, table, sizes)
+    parts["new weights and states"] = sum(room.bytes for room in execution.rooms if room.function in OPTIMIZERS)
+    parts["values and temporaries"] = execution.peak - sum(parts.values())
+    rooms = ((room.bytes, room.line or "given") for room in execution.rooms)
+    moment = at_line(execution.line, execution.peak)
+    return Taken(execution.peak, moment, parts, grouped(rooms), rules=_rules(library))
+
+
+_TEMPORARIES = {"numpy": "results, buffers", "torch": "results, copies"}
+
+
+def _rules(library: str) -> Mapping[str, str]:
+    return {
+        "new weights and states": "beside the old ones",
+        "gradients": "to the end",
+        "kept for backward": "what lines read",
+        "temporaries": _TEMPORARIES[library],
+    }
+
+
+def _runner(name: str, library: str, dtypes: tuple[str, ...], convention: str) -> Runner:
+    return Runner(
+        name,
+        partial(peak, library),
+        partial(takes, library),
+        _rules(library),
+        convention,
+        lambda step: refusal(step, dtypes),
+        passes=partial(_peak_of, library),
+    )
+
+
+OPERATORS = (
+    "Predicted: the allocator's bytes when PyTorch's operators run the emitted program on a processor, new weights "
+    "beside the old ones. Not in it: buffers inside of operators."
+)
+
+RUNNERS = (
+    _runner(
+        "numpy",
+        "numpy",
+        TYPES,
+        "Predicted: what tracemalloc sees when NumPy runs the emitted program, new weights beside the old ones.",
+    ),
+    _runner("torch-operators", "torch", (*TYPES, "bf16"), OPERATORS),
+)

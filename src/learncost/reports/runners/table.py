@@ -1,0 +1,102 @@
+"""The table itself as a runner: line by line, as a library of kernels would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from learncost.ir.count import shape_of
+from learncost.layers.quantized import bytes_of_array
+from learncost.models.quantization import quantized_widths
+from learncost.readings.live import Held, Live, Stay, Stretch
+from learncost.reports.memory_step import Step
+from learncost.reports.over import part_of as part_over_devices
+from learncost.reports.runner import FIXED, Runner, Taken
+
+SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
+"""What memory holds. Activations are values of the forward pass that later passes read, and the batch; workspace is
+what is made and gone within a pass."""
+
+_PART = {
+    "weight": "weights",
+    "gradient": "gradients",
+    "kept": "activations",
+    "index": "activations",
+    "projection": FIXED,
+}
+
+
+def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
+    alive, beside = step.live(), step.beside
+    split = dict.fromkeys(SPLIT, 0)
+    for array in alive.witnesses:
+        part = part_of(step, array)
+        split[part] = split.get(part, 0) + array.bytes
+    split["weights"] += step.quantized - step.flash
+    split["optimizer state"], split["master weights"] = step.state, step.master
+    curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in alive.curve)
+    moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + beside)
+    stays = _stays(step, alive, len(curve))
+    return Taken(alive.peak + beside, moment, split, _with_quantized(alive.witnesses, step), curve, stays)
+
+
+def _stays(step: Step, alive: Live, lines: int) -> Iterator[Stay]:
+    """The arrays over the lines with what they are for, as `SPLIT` has it, and what no line says beside them.
+
+    Where frozen weights lie in flash, they are not among them.
+    """
+
+    def throughout(name: str, size: int, part: str, axes: tuple[str, ...] = (), shape: tuple[int, ...] = ()) -> Stay:
+        return Stay(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
+
+    away = {*quantized_widths(step.model), *(step.frozen if step.in_flash else ())}
+    yield from (replace(stay, part=part_of(step, stay)) for stay in alive.stays if stay.name not in away)
+    if not step.in_flash:
+        for array in step.packed:
+            shape = shape_of(array.axes, step.sizes())
+            yield throughout(array.name, bytes_of_array(array, step.sizes()), "weights", array.axes, shape)
+    for name, size in (("optimizer state", step.state), ("master weights", step.master)):
+        if size:
+            yield throughout(name, size, name)
+
+
+def _with_quantized(witnesses: tuple[Held, ...], step: Step) -> tuple[Held, ...]:
+    """The arrays that are alive, the largest first, with codes and scales as they are packed in RAM."""
+    if step.in_flash or not step.quantized:
+        return witnesses
+    arrays, sizes = step.packed, step.sizes()
+    packed = [
+        Held(array.name, array.axes, shape_of(array.axes, sizes), bytes_of_array(array, sizes), role="weight")
+        for array in arrays
+    ]
+    others = [array for array in witnesses if array.name not in quantized_widths(step.model)]
+    return tuple(sorted((*others, *packed), key=lambda array: -array.bytes))
+
+
+def part_of(step: Step, array: Held | Stay | Stretch) -> str:
+    """Which of the parts of `SPLIT` an array belongs to."""
+    if step.over and (part := part_over_devices(step.over.placed, array.name)):
+        return part
+    value = step.table.values.get(array.name)
+    if value is not None and value.role == "gathered":
+        return "gradients"
+    return _PART.get(array.role, "workspace")
+
+
+RUNNERS = (
+    Runner(
+        "table",
+        lambda step, sizes: step.peak(sizes),
+        _takes,
+        {
+            "new weights and states": "over the old ones",
+            "gradients": "until read",
+            "kept for backward": "what lines read",
+            "temporaries": "none",
+        },
+        "As the table says, line by line: new weights and states take the place of the old ones, nothing else is in "
+        "place, and what stays inside of a kernel takes nothing. Not in it: the library's workspace, the allocator's.",
+        largest=lambda step, budget: step.largest(budget),
+        lengths=True,
+    ),
+)

@@ -1,0 +1,418 @@
+"""Sheets: headings, rows of cells, notes underneath, as text of a given width, HTML, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import import_module
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from learncost.ir.displayed import Framed
+from learncost.ir.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
+
+WIDTH = 80
+"""Columns of text where nothing says how many there are."""
+
+_GAP = "  "
+_SEPARATED = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
+_NARROW = 16  # a column of words is not made narrower
+
+
+FORMATS = ("table", "json", "csv", "md", "latex", "html")
+"""What every answer can be written as."""
+
+SPELLED = {"text": "table", "markdown": "md"}
+"""What formats are called, too."""
+
+_ENDLESS = 10**6
+
+
+class Readable(Framed):
+    """A result that a Python session shows as its text: a dataclass with it says `repr=False`, so as to keep it."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Shown(Readable):
+    """An answer: fields, and the sheets that show them. All forms in which it is read or written come from these."""
+
+    room: ClassVar[str] = ""
+    """The module that makes the sheets, by a function `sheets(answer, width)`; it is imported when they are wanted.
+
+    Where a file holds something else than a screen, it has `tables(answer)` for Markdown and LaTeX and
+    `records(answer)`, rows for CSV.
+    """
+
+    def to_dict(self) -> Any:
+        """Everything as data, as the JSON has it."""
+        raise NotImplementedError
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """What is shown, one below the other, where there are as many columns."""
+        result: tuple[Sheet, ...] = self._by("sheets")(self, width)
+        return result
+
+    def _by(self, name: str) -> Any:
+        return getattr(import_module(self.room), name, None) if self.room else None
+
+    def _tables(self) -> tuple[Sheet, ...]:
+        make = self._by("tables")
+        return make(self) if make else self.sheets(_ENDLESS)
+
+    def _csv(self) -> str:
+        make = self._by("records")
+        return _records(make(self)) if make else "\n".join(sheet.csv() for sheet in self._tables())
+
+    def show(self, format: str = "table") -> str:
+        """The answer as table, json, csv, md, latex or html."""
+        match SPELLED.get(format, format):
+            case "table":
+                return str(self)
+            case "json":
+                return json.dumps(self.to_dict(), indent=2)
+            case "csv":
+                return self._csv()
+            case "md":
+                return "\n\n".join(sheet.markdown() for sheet in self._tables())
+            case "latex":
+                return "\n\n".join(sheet.latex() for sheet in self._tables())
+            case "html":
+                return self._repr_html_()
+        raise InputError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+
+    def _rows(self) -> list[Mapping[str, Any]]:
+        rows = self._by("rows") or self._by("records")
+        if rows:
+            return list(rows(self))
+        from learncost.reports.frames import records  # is needed for frames alone
+
+        return [
+            row
+            for sheet in self._tables()
+            for row in records(sheet.columns, (row_of_cells.cells for row_of_cells in sheet.rows))
+        ]
+
+    def _lines(self, width: int) -> Iterator[tuple[str, str]]:
+        for place, sheet in enumerate(self.sheets(width)):
+            yield from chain([("", "")] if place else [], sheet.lines(width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from styled(self._lines(options.max_width))
+
+    def text(self, width: int = WIDTH) -> str:
+        """The answer as plain text, no line longer than the width."""
+        return "\n".join(line for line, _ in self._lines(width))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return "".join(sheet.html() for sheet in self.sheets(_ENDLESS))
+
+
+class Drawn(Shown):
+    """An answer of which there are figures."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+    """The kinds, the usual one first."""
+
+    beside: ClassVar[str] = ""
+    """The kind that a notebook shows over the table, where matplotlib is installed."""
+
+    def plot(self, figure: str = "", columns: int = 1) -> Any:
+        """The answer as a matplotlib Figure, which a notebook shows; `savefig` writes it.
+
+        Parameters
+        ----------
+        figure
+            Which kind, where there are several: as `learncost figure` has them.
+        columns
+            How many columns of a page it is wide, 1 or 2.
+
+        Raises
+        ------
+        InputError
+            Where matplotlib is not installed, and for a kind that the answer has not the data of.
+        """
+        return import_module("learncost.viz.figures.make").of_answer(figure or self._figure, self, columns)
+
+    @property
+    def _figure(self) -> str:
+        return self.figures[0]
+
+    @property
+    def panels(self) -> tuple[Shown, ...]:
+        """The answers that have a panel each."""
+        return (self,)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        picture = ""
+        if self.beside:
+            picture = import_module("learncost.viz.figures.make").as_html(self.beside, self)
+        return {"text/plain": str(self), "text/html": picture + self._repr_html_()}
+
+
+def _records(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as comma-separated values; numbers in full."""
+    rows, text = list(rows), io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, tuple(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells of a row, the first one indented `depth` times; `style` is "", "bold" or "dim"."""
+
+    cells: tuple[str, ...]
+    style: str = ""
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table with what stands over and under it. `left` says which columns are words; the others are numbers.
+
+    `answer` is what was asked in one sentence, where the table is its reason.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    left: frozenset[int] = frozenset({0})
+    answer: str = ""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of every column."""
+        heads = [len(name) for name in self.columns]
+        for row in self.rows:
+            for place, cell in enumerate(row.cells):
+                heads[place] = max(heads[place], len(cell) + (2 * row.depth if place == 0 else 0))
+        return tuple(heads)
+
+    @property
+    def width(self) -> int:
+        """The width of the table as text, its notes left aside."""
+        return sum(self.widths) + len(_GAP) * (len(self.columns) - 1)
+
+    def lines(self, width: int = WIDTH) -> Iterator[tuple[str, str]]:
+        """Lines of text with their styles, none longer than the width.
+
+        Columns of words and the notes are broken; where the numbers still need more, their columns stand in blocks,
+        one below the other, each beside the first column.
+        """
+        for part in textwrap.wrap(self.title, width, break_on_hyphens=False):
+            yield part, "bold"
+        for part in textwrap.wrap(self.answer, width, break_on_hyphens=False):
+            yield part, ""
+        widths = self._narrowed(width)
+        for places in self._blocks(widths, width) if self.columns else ():
+            yield "", ""
+            if any(self.columns):
+                yield from self._row(Row(self.columns, "dim"), widths, places)
+            for row in self.rows:
+                yield from self._row(row, widths, places)
+        if self.notes and (self.title or self.columns):
+            yield "", ""
+        for note in self.notes:
+            for part in textwrap.wrap(note, width, break_on_hyphens=False):
+                yield part, "dim"
+
+    def _narrowed(self, width: int) -> list[int]:
+        """The widths of the columns, those of words made narrower where it takes that: the last one first."""
+        widths, last = list(self.widths), len(self.columns) - 1
+
+        def over() -> int:
+            return sum(widths) + len(_GAP) * last - width
+
+        if last in self.left:
+            widths[last] = max(min(widths[last], _NARROW), widths[last] - max(0, over()))
+        while over() > 0 and (wide := [place for place in self.left if place <= last and widths[place] > _NARROW]):
+            widths[max(wide, key=lambda place: widths[place])] -= 1
+        return widths
+
+    def _blocks(self, widths: Sequence[int], width: int) -> list[list[int]]:
+        """The columns of each block; the first column is in all of them."""
+        blocks = [[0]]
+        for place in range(1, len(widths)):
+            needed = sum(widths[column] + len(_GAP) for column in blocks[-1]) + widths[place]
+            if needed > width and len(blocks[-1]) > 1:
+                blocks.append([0])
+            blocks[-1].append(place)
+        return blocks
+
+    def _row(self, row: Row, widths: Sequence[int], places: Sequence[int]) -> Iterator[tuple[str, str]]:
+        """The row in as many lines as its longest cell of words needs."""
+        cells = []
+        for place in places:
+            text = row.cells[place] if place < len(row.cells) else ""
+            indent = "  " * row.depth if place == 0 else ""
+            if place in self.left and len(indent + text) > widths[place]:
+                hanging = indent + ("  " if place == 0 else "")
+                cells.append(textwrap.wrap(text, widths[place], initial_indent=indent, subsequent_indent=hanging))
+            else:
+                cells.append([indent + text])
+        for turn in range(max(map(len, cells), default=0)):
+            parts = (cell[turn] if turn < len(cell) else "" for cell in cells)
+            texts = (
+                part.ljust(widths[place]) if place in self.left else part.rjust(widths[place])
+                for place, part in zip(places, parts, strict=True)
+            )
+            yield _GAP.join(texts).rstrip(), row.style
+
+    def text(self, width: int = WIDTH) -> str:
+        """The sheet as plain text."""
+        return "\n".join(line for line, _ in self.lines(width))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from styled(self.lines(options.max_width))
+
+    def html(self) -> str:
+        """The sheet as one self-contained piece of HTML."""
+
+        def cells(kind: str, row: Sequence[str], depth: int = 0) -> str:
+            html_cells = []
+            for place, cell in enumerate(row):
+                align = "left" if place in self.left else "right"
+                indent = f";padding-left:{1.5 * depth + 0.5}em" if depth and place == 0 else ""
+                html_cells.append(f'<{kind} style="text-align:{align}{indent}">{escape(cell)}</{kind}>')
+            return f"<tr>{''.join(html_cells)}</tr>"
+
+        body = []
+        for row in self.rows:
+            line = cells("td", row.cells, row.depth)
+            body.append(line.replace("<tr>", '<tr style="font-weight:bold">') if row.style == "bold" else line)
+        notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
+        answer = f"<div>{escape(self.answer)}</div>" if self.answer else ""
+        table = f"<div>{escape(self.title)}{answer}</div>"
+        if self.columns:
+            table = (
+                f'<table><caption style="text-align:left">{escape(self.title)}{answer}</caption>'
+                f"<thead>{cells('th', self.columns)}</thead><tbody>{''.join(body)}</tbody></table>"
+            )
+        return f'<div class="learncost">{table}<div style="font-size:smaller">{notes}</div></div>'
+
+    def markdown(self) -> str:
+        """The sheet as a table of GitHub's Markdown."""
+
+        def line(cells: Iterable[str]) -> str:
+            return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+        rules = ["---" if place in self.left else "---:" for place in range(len(self.columns))]
+        rows = [[f"**{cell}**" if row.style == "bold" and cell else cell for cell in row.cells] for row in self.rows]
+        table = "\n".join([line(self.columns), line(rules), *map(line, rows)]) if self.columns else ""
+        title = f"**{self.title}**" if self.title else ""
+        return "\n\n".join(part for part in (title, self.answer, table, "\n".join(self.notes)) if part)
+
+    def csv(self) -> str:
+        """The sheet as comma-separated values, numbers without separators."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for cells in (self.columns, *(row.cells for row in self.rows)):
+            if any(cells):
+                writer.writerow(cell.replace(",", "") if _SEPARATED.fullmatch(cell) else cell for cell in cells)
+        return text.getvalue()
+
+    def latex(self) -> str:
+        """The sheet as a tabular that needs no package; the title and the notes are comments."""
+        if not self.columns:
+            return "\n".join(f"% {text}" for text in (self.title, *self.notes) if text)
+        align = "".join("l" if place in self.left else "r" for place in range(len(self.columns)))
+        lines = [f"% {self.title}", rf"\begin{{tabular}}{{{align}}}", r"\hline"]
+        lines += [_latex_line(self.columns), r"\hline"] if any(self.columns) else []
+        for row in self.rows:
+            line = _latex_line(row.cells)
+            lines += [r"\hline", line] if row.style == "bold" else [line]
+        return "\n".join([*lines, r"\hline", r"\end{tabular}", *(f"% {note}" for note in self.notes)])
+
+
+def _latex_line(cells: Iterable[str]) -> str:
+    special = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "×": r"$\times$"}
+    special |= {character: f"\\{character}" for character in "&%$#_{}"}
+    escaped = ("".join(special.get(character, character) for character in cell) for cell in cells)
+    return " & ".join(escaped) + r" \\"
+
+
+def styled(lines: Iterable[tuple[str, str]]) -> Iterator[Text]:
+    """Lines for a terminal, none of them broken again."""
+    from rich.text import Text
+
+    for line, style in lines:
+        yield Text(line, style, no_wrap=True, overflow="crop")
+
+
+def wrapped(text: str) -> str:
+    """A line in as many as it needs; a path or a plan stays in one piece."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def number(value: int) -> str:
+    """A count with separators."""
+    return f"{value:,}"
+
+
+def rounded(value: int) -> str:
+    """A count that is too long for its column, by four digits and a power of ten."""
+    if abs(value) < 10**9:
+        return number(value)
+    power = len(str(abs(value))) - 1
+    digits = round(value, 3 - power) // 10 ** (power - 3)
+    if abs(digits) >= 10**4:
+        digits, power = digits // 10, power + 1
+    return f"{digits / 1000:.3f}e{power}"
+
+
+def significant(value: float) -> str:
+    """Three significant digits, also where the last of them are zeros; from a thousand on zeros fill up."""
+    if not value:
+        return "0"
+    rounded_off = float(f"{value:.3g}")
+    return f"{rounded_off:,.0f}" if abs(rounded_off) >= 100 else f"{rounded_off:#.3g}"
+
+
+def size_of(count: int) -> str:
+    """Bytes in the unit that leaves three digits."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
+        if abs(value) < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} B" if unit == "B" else f"{significant(value)} {unit}"
+
+
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_JOULES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))
+
+
+def seconds_of(seconds: float) -> str:
+    """A time in the unit that leaves three digits; nothing where there is none."""
+    return _scaled(seconds, _SECONDS)
+
+
+def joules_of(joules: float) -> str:
+    """An energy in the unit that leaves three digits; nothing where there is none."""
+    return _scaled(joules, _JOULES)
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    scale, unit = next((candidate for candidate in units if value >= 0.9995 * candidate[0]), units[-1])
+    return f"{significant(value / scale)} {unit}" if value >= scale / 1000 else ""

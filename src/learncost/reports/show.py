@@ -1,0 +1,297 @@
+"""How a cost ledger is shown: a sheet that fits its width, HTML, and flat tables for Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from learncost.books.book import BOOKS, every
+from learncost.readings.price import NOT_DERIVED
+from learncost.reports.not_derived import notes as notes_of
+from learncost.reports.sheet import WIDTH, Row, Sheet, joules_of, number, rounded, seconds_of, size_of
+
+if TYPE_CHECKING:
+    from learncost.reports.record import Cache, Cost, LedgerRow
+    from learncost.reports.timing import Timing
+
+
+def words(name: str) -> str:
+    """A name of the JSON as it is shown."""
+    return name.replace("_", " ")
+
+
+def tables(cost: Cost) -> tuple[Sheet, ...]:
+    """A row a row of the ledger."""
+    return (_flat(cost),)
+
+
+def records(cost: Cost) -> list[dict[str, Any]]:
+    """The ledger's rows; counts are whole numbers."""
+    rows = [row.to_dict() | {"outside_paper": row.outside_paper} for row in cost.rows]
+    if not any(row.not_derived for row in cost.rows):
+        return rows
+    return [{"not_derived": False, "at_least": False} | row for row in rows]
+
+
+def sheets(cost: Cost, width: int = WIDTH) -> tuple[Sheet]:
+    """The ledger by macro-operation, with totals; it leaves columns out, then digits, until it fits the width."""
+    return (_fitting(cost, width),)
+
+
+def _fitting(cost: Cost, width: int) -> Sheet:
+    moved = ("bytes",) if any(row.bytes for row in cost.rows) else ()  # formulas know nothing of bytes
+    timed = _timed(cost)
+    for columns in ((*moved, "share"), moved, ()):
+        sheet = _sheet(cost, (*columns, *timed), number)
+        if sheet.width <= width:
+            return sheet
+    for columns in ((*moved, "share"), moved):
+        sheet = _sheet(cost, (*columns, *timed), rounded)
+        if sheet.width <= width:
+            return sheet
+    return _sheet(cost, timed, rounded)
+
+
+def _timed(cost: Cost) -> tuple[str, ...]:
+    """The columns of a device, and of one among many."""
+    if cost.timing is None:
+        return ("sent",) if cost.over else ()
+    if cost.over:
+        return ("time", "sent")
+    return ("time", "bound") if cost.timing.joules is None else ("time", "energy", "bound")
+
+
+def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
+    """What rows take on the device together, and what bounds most of it; what no line takes stands in the total."""
+    if cost.timing is None:
+        return _sent(cost, rows)
+    bounds: dict[str, float] = {}
+    for row in rows:
+        bounds[row.bound] = bounds.get(row.bound, 0.0) + (row.seconds or 0.0)
+    inside = [name.partition(".")[2] for row in rows if row.time for name in row.time.inside]
+    if inside and all(row.seconds is None for row in rows):
+        return {"time": "", "energy": "", "bound": f"in {inside[0]}"}
+    seconds = sum(bounds.values())
+    watts = cost.timing.rates.watts
+    return _sent(cost, rows) | {
+        "time": seconds_of(seconds),
+        "energy": joules_of(seconds * watts[1]) if watts else "",
+        "bound": max(bounds, key=lambda name: bounds[name], default=""),
+    }
+
+
+def _sent(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
+    return {"sent": size_of(sum(row.sent or 0 for row in rows))} if cost.over else {}
+
+
+def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> Sheet:
+    rows: list[Row] = []
+    two_sided = cost.target_len is not None
+
+    def add(name: str, parts: Iterable[LedgerRow], depth: int, style: str = "") -> None:
+        rows_again = tuple(parts)
+        maccs, flops = (sum(getattr(row, field) for row in rows_again) for field in ("maccs", "flops"))
+        moved = sum(row.bytes or 0 for row in rows_again)
+        share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops and not cost.at_least else ""
+        extra = {"bytes": size_of(moved), "share": share} | _timed_cells(cost, rows_again)
+        at_least = AT_LEAST if any(row.unknown for row in rows_again) else ""
+        counts = (f"{at_least}{written(count)}" for count in (maccs, flops))
+        cells = (f"{name}{_marks(rows_again) if depth else ''}", *counts, *(extra[column] for column in more))
+        rows.append(Row(cells, style, depth))
+
+    for macro, (passes, _) in cost.macro_operations.items():
+        parts = [row for row in cost.rows if row.macro_operation == macro]
+        if not parts:
+            continue
+        times = f", {passes} passes" if passes > 1 else ""
+        add(words(macro) + times, parts, 0, "" if cost.by == "macro-operation" else "bold")
+        if cost.by == "equation":
+            for lines in _grouped(parts):
+                add(_place(lines[0], two_sided), lines, 1)
+                for line in lines:
+                    number_of = f" ({line.equation})" if line.equation not in ("", line.line) else ""
+                    add(f"{line.line}{number_of}", (line,), 2)
+        elif cost.by != "macro-operation":
+            kinds = ("linear", "attention", "elementwise", NOT_DERIVED, "")
+            for row in sorted(parts, key=lambda row: kinds.index(row.kind)):
+                add(row.kind or row.module or _layer(row, two_sided), (row,), 1)
+    add("total", cost.rows, 0, "bold")
+    columns = ("", "MACCs", "FLOPs", *more)
+    left = frozenset({0, columns.index("bound")} if "bound" in columns else {0})
+    return Sheet(title(cost), columns, tuple(rows), _notes(cost, "bytes" in more, written is rounded), left)
+
+
+AT_LEAST = ">= "
+"""Before a number with something in it that nobody knows."""
+
+
+def _marks(rows: Sequence[LedgerRow]) -> str:
+    """The signs that the notes explain."""
+    dagger = "†" if any(row.not_derived for row in rows) else ""
+    return dagger + ("*" if any(row.outside_paper for row in rows) else "")
+
+
+def _layer(row: LedgerRow, two_sided: bool) -> str:
+    """A layer as it is called in a table: its block where it has one, and how many equal ones there are."""
+    times = f" × {row.repeat}" if row.repeat > 1 else ""
+    return f"{_place(row, two_sided)}{times}"
+
+
+def _place(row: LedgerRow, two_sided: bool) -> str:
+    """A module by its path, or a layer by its name, after that of its block where there are blocks of two kinds."""
+    if row.module:
+        return row.module
+    return f"{row.block} {row.layer}" if two_sided and row.block else row.layer or ""
+
+
+def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
+    """The rows of equal layers together, or of a module."""
+    groups: dict[tuple[str | None, ...], list[LedgerRow]] = {}
+    for row in rows:
+        groups.setdefault((row.block, row.layer, row.module), []).append(row)
+    return groups.values()
+
+
+def title(cost: Cost) -> str:
+    """What was run: the model, the procedure, the batch and the lengths."""
+    name = "standard input" if cost.model == "-" else cost.model
+    if cost.context is not None:
+        return f"{name}, one step of decode: {_decoded(cost)}"
+    sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
+    sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
+    tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
+    step = "" if cost.cache else "one step of "
+    plan = f" under {cost.plan}" if cost.plan else ""
+    what = f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}"
+    return f"{what}, on {cost.over.devices:,} devices together; counts of one device" if cost.over else what
+
+
+def _decoded(cost: Cost) -> str:
+    new = cost.seq_len if cost.target_len is None else cost.target_len
+    sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''}"
+    behind = f"{new:,} new token{'s' if new > 1 else ''} after {cost.context:,} in the cache"
+    source = "" if cost.target_len is None else f", {cost.seq_len:,} of the encoder"
+    return f"{sequences}, {behind}{source}"
+
+
+def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
+    if cost.last_only:
+        yield "The head gives the logits of the last position of each sequence only."
+    text = f"Cache: {cache.elements:,} elements a token"
+    if cache.width:
+        text += f", {cache.elements * cache.width:,} bytes in {cost.dtype}"
+    for window, part in cache.windows:
+        text += f"; {part:,} of them where {window:,} tokens are seen and the last {window - 1:,} kept"
+    if cache.source:
+        text += f"; {cache.source:,} elements a token of the encoder"
+    tokens = cost.context if cost.context is not None else cost.target_len or cost.seq_len
+    filled = f"{tokens:,} token{'' if tokens == 1 else 's'}"
+    if cache.source:
+        filled += f" and {cost.seq_len:,} of the encoder"
+    each = f" in each of {cost.batch_size:,} sequences" if cost.batch_size > 1 else ""
+    held = f" With {filled}{each} it holds {cache.bytes:,} bytes." if cache.width else ""
+    yield f"{text}.{held}"
+    if cache.remade:
+        yield "Every step of decode makes keys and values of all the cache's tokens anew: nothing is absorbed."
+
+
+def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
+    notes = []
+    if is_rounded:
+        notes.append("Rounded to fit; --format json has every digit.")
+    if any(row.outside_paper for row in cost.rows):
+        notes.append("* has lines that the publication does not have, priced as they run.")
+    notes.extend(notes_of(cost.not_derived))
+    notes.append(f"{cost.parameters:,} parameters{active(cost)}{learning(cost)}. Counted: {cost.counted}.")
+    optimizer = "" if cost.cache else f" Optimizer: {cost.optimizer}."
+    notes.append(f"{convention(cost.price_book)}.{optimizer}")
+    if cost.cache:
+        notes.extend(_cache_notes(cost, cost.cache))
+    if moved:
+        notes.append(f"Bytes: every operand read once and every result written once, line by line, in {cost.dtype}.")
+    elif any(row.bytes is None for row in cost.rows):
+        notes.append(f"Bytes are unknown in {cost.dtype}: what is stored in which type is up to a recipe.")
+    if cost.timing:
+        notes.extend(_timing_notes(cost.timing))
+    if cost.over:
+        notes += [cost.over.said, "sent: the payload of what a device sends.", cost.over.sentence]
+        every = (f"{count * cost.over.devices:,}" for count in (cost.total.maccs, cost.total.flops))
+        notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
+    if cost.over_time:
+        notes.extend(cost.over_time.notes())
+    if training := cost.training:
+        maccs, flops = training["maccs"], training["flops"]
+        notes.append(
+            f"Training on {training['tokens']:,} tokens takes {training['steps']:,} steps: "
+            f"{maccs:,} MACCs, {flops:,} FLOPs."
+        )
+    return tuple(notes)
+
+
+def _timing_notes(timing: Timing) -> Iterator[str]:
+    time, rates = timing.time, timing.rates
+    text = (
+        f"Time on {rates.name}: {seconds_of(time.total)} a step, from {seconds_of(time.low)} to {seconds_of(time.high)}"
+    )
+    parts = ", ".join(f"{seconds_of(seconds)} by {name}" for name, seconds in time.bounds.items() if seconds)
+    yield f"{text}; bound {parts}."
+    how = "operator by operator, as PyTorch does it with autograd" if rates.operators else "by kernels, in place"
+    yield f"It runs {how}. Rates: {rates.source}."
+    if timing.joules:
+        low, usual, high = timing.joules
+        between = f"from {joules_of(low)} to {joules_of(high)}"
+        yield f"Energy, modelled as time x power: {joules_of(usual)} a step, {between}."
+
+
+def active(cost: Cost) -> str:
+    """How many of the parameters a token meets, where it is not all of them."""
+    if cost.active_parameters == cost.parameters:
+        return ""
+    return f" ({cost.active_parameters:,} active for a token)"
+
+
+def learning(cost: Cost) -> str:
+    """How many of the parameters learn, and which, where it is not all of them."""
+    if cost.trained == "all":
+        return ""
+    share = 100 * cost.trained_parameters / cost.parameters
+    return f", of which {cost.trained_parameters:,} learn ({share:.3g} %): {cost.trained}"
+
+
+def convention(price_book: str) -> str:
+    """What stands under every table of counts."""
+    books = BOOKS if price_book in BOOKS else every()
+    meaning = f" - {books[price_book].title}" if price_book in books else ""
+    return f"1 MACC = 2 FLOPs; price book: {price_book}{meaning}"
+
+
+def _flat(cost: Cost) -> Sheet:
+    fields = {
+        "layer": ("macro_operation", "layer", "block", "repeat"),
+        "macro-operation": ("macro_operation",),
+        "equation": ("macro_operation", "layer", "block", "repeat", "line", "equation"),
+        "kind": ("macro_operation", "kind"),
+        "module": ("macro_operation", "module"),
+    }[cost.by]
+    if cost.by == "equation" and any(row.module for row in cost.rows):
+        fields = (*fields[:3], "module", *fields[3:])
+    rows, timed = [], _timed(cost)
+    stored = any(row.bytes is not None for row in cost.rows)
+    for row in cost.rows:
+        values = [getattr(row, field) for field in fields]
+        texts = ["" if value is None else str(value) for value in values]
+        texts[0] = words(texts[0]) + _marks((row,))
+        more = _timed_cells(cost, (row,))
+        at_least = AT_LEAST if row.unknown else ""
+        counts = (f"{at_least}{number(count)}" for count in (row.maccs, row.flops))
+        cells = (*counts, *([number(row.bytes or 0)] if stored else []), *(more[name] for name in timed))
+        rows.append(Row((*texts, *cells)))
+    blank = ("",) * (len(fields) - 1)
+    moved, more = sum(row.bytes or 0 for row in cost.rows), _timed_cells(cost, cost.rows)
+    at_least = AT_LEAST if cost.at_least else ""
+    totals = (f"{at_least}{number(count)}" for count in (cost.total.maccs, cost.total.flops))
+    cells = (*totals, *([number(moved)] if stored else []), *(more[name] for name in timed))
+    rows.append(Row(("total", *blank, *cells), "bold"))
+    left = frozenset(place for place, field in enumerate(fields) if field != "repeat")
+    columns = (*map(words, fields), "MACCs", "FLOPs", *(["bytes"] if stored else []), *timed)
+    return Sheet(title(cost), columns, tuple(rows), _notes(cost, stored, False), left)

@@ -1,0 +1,139 @@
+"""How a comparison of learning procedures is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from learncost.procedures.procedure import MACRO_OPERATIONS
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.reports.sheet import WIDTH, Row, Sheet, number, rounded
+from learncost.reports.show import active, convention, learning, title, words
+
+if TYPE_CHECKING:
+    from learncost.reports.compare import Comparison, Overtaking
+    from learncost.reports.record import Amount
+
+_JACOBIANS = (
+    "The paper charges backpropagation with explicit Jacobians (of softmax and of normalization), which real "
+    "implementations avoid; that makes PEPITA and MEMPEPITA look cheaper than they run. `run` counts what is executed."
+)
+
+
+def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Every macro-operation under every book by every procedure; counts are whole numbers."""
+    for book, costs in comparison.costs.items():
+        for procedure, cost in costs.items():
+            macros: dict[str, tuple[int | str, Amount]] = {**cost.macro_operations, "total": ("", cost.total)}
+            for macro, (passes, amount) in macros.items():
+                fields = {"price_book": book, "procedure": procedure, "macro_operation": macro, "passes": passes}
+                yield fields | amount.to_dict()
+
+
+def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
+    """Macro-operations by procedure; ratios of others to bp by book; who overtakes whom."""
+    return (
+        _macro_operations(comparison, width),
+        *((_ratios(comparison),) if {*comparison.procedures} > {"bp"} else ()),
+        *((_crossings(comparison),) if comparison.overtaking else ()),
+    )
+
+
+def _macro_operations(comparison: Comparison, width: int) -> Sheet:
+    """Counts exactly where they fit, else in millions, and so on, with three digits after the point."""
+    for power in (0, 6, 9, 12, 15, 18):
+        sheet = _counts(comparison, power)
+        if sheet.width <= width:
+            return sheet
+    return _counts(comparison, None)
+
+
+def _counts(comparison: Comparison, power: int | None) -> Sheet:
+    costs = comparison.costs[comparison.price_book]
+
+    def written(value: int) -> str:
+        if power is None:
+            return rounded(value)
+        return f"{value / 10**power:,.3f}" if power else number(value)
+
+    rows = []
+    for kind in ("MACCs", "FLOPs"):
+        unit = f", 10^{power}" if power else ""
+        rows.append(Row((f"{kind}{unit}", *("" for _ in costs)), "dim"))
+        for macro in MACRO_OPERATIONS:
+            amounts = [cost.macro_operations[macro] for cost in costs.values()]
+            if any(passes for passes, _ in amounts):
+                values = [written(getattr(amount, kind.lower())) if passes else "-" for passes, amount in amounts]
+                rows.append(Row((words(macro), *values), depth=1))
+        totals = [getattr(cost.total, kind.lower()) for cost in costs.values()]
+        rows.append(Row(("total", *map(written, totals)), "bold", 1))
+    first = comparison.first
+    heading = title(first).replace(f"one step of {first.procedure}", "one step")
+    notes = ["Rounded; --format json has every digit."] if power != 0 else []
+    notes += [f"{convention(comparison.price_book)}. {_optimizers(comparison)}."]
+    notes.append(f"{first.parameters:,} parameters{active(first)}{learning(first)}. Counted: {first.counted}.")
+    if first.training:
+        notes.append(f"Training on {first.training['tokens']:,} tokens takes {first.training['steps']:,} steps.")
+    if comparison.left_out:
+        notes.append(f"{comparison.left_out}.")
+    if len(costs) > 1 and not comparison.varied:
+        notes.append(f"{first.model} has no length that can vary: no procedure overtakes another.")
+    return Sheet(heading, ("", *costs), tuple(rows), tuple(notes))
+
+
+def _optimizers(comparison: Comparison) -> str:
+    """The optimizer, and the books that have another one."""
+    optimizer = comparison.first.optimizer
+    by_book = {name: next(iter(costs.values())).optimizer for name, costs in comparison.costs.items()}
+    others = (f"; under {name} {another}" for name, another in by_book.items() if another != optimizer)
+    return f"Optimizer: {optimizer}{''.join(others)}"
+
+
+def _ratios(comparison: Comparison) -> Sheet:
+    rows = []
+    for book in comparison.costs:
+        for kind in ("MACCs", "FLOPs"):
+            ratios = [comparison.ratio(name, book, kind.lower()) for name in comparison.procedures]
+            cells = ("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
+            rows.append(Row((f"{book}, {kind}", *cells)))
+    notes = [_JACOBIANS] if any(find_procedure(name).compares for name in comparison.procedures) else []
+    return Sheet("One step over one step of bp, by price book", ("", *comparison.procedures), tuple(rows), tuple(notes))
+
+
+def _crossings(comparison: Comparison) -> Sheet:
+    pairs = dict.fromkeys(overtaking.procedures for overtaking in comparison.overtaking)
+    rows = []
+    for pair in pairs:
+        of_pair = [overtaking for overtaking in comparison.overtaking if overtaking.procedures == pair]
+        sentences = {_said(overtaking) for overtaking in of_pair}
+        rows.append(Row((f"{pair[0]}, {pair[1]}", sentences.pop() if len(sentences) == 1 else "")))
+        if sentences:
+            for overtaking in of_pair:
+                label = f"{overtaking.price_book}, {overtaking.quantity.upper()[:-1]}s"
+                rows.append(Row((label, _said(overtaking)), depth=1))
+    notes = []
+    if comparison.positions and any(
+        c.beyond_positions for overtaking in comparison.overtaking for c in overtaking.crossings
+    ):
+        notes.append(f"* beyond the {comparison.positions:,} positions that the model learns.")
+    lengths = " = ".join(name.replace("_", "-") for name in comparison.varied)
+    heading = f"The cheaper one at every sequence length from 1 to 10^12 ({lengths}, all else as above)"
+    return Sheet(heading, ("", ""), tuple(rows), tuple(notes), frozenset({0, 1}))
+
+
+def _said(overtaking: Overtaking) -> str:
+    start = overtaking.cheaper[0].procedure
+    if not overtaking.crossings:
+        return "never: both cost the same" if start is None else f"never: {start} is cheaper at every length"
+    parts = []
+    for stretch, following in zip(overtaking.cheaper, (*overtaking.cheaper[1:], None), strict=True):
+        name = stretch.procedure or "both the same"
+        star = "*" if stretch.beyond_positions else ""
+        last = "" if following is None else following.seq_len - 1
+        if following is None:
+            parts.append(f"{name} from {stretch.seq_len:,}{star}")
+        elif stretch.seq_len == last:
+            parts.append(f"{name} at {last:,}{star}")
+        else:
+            parts.append(f"{name} to {last:,}")
+    return ", ".join(parts)

@@ -1,0 +1,189 @@
+"""How conventions are shown: what every book says, why, what counters say; flat tables for Markdown and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from learncost.reports.conventions import YARDSTICK, Conventions, Counts
+from learncost.reports.sheet import WIDTH, Row, Sheet, number, significant
+
+_NAMES = 36  # columns that names are given, which are broken where they are longer
+_COLUMNS = (
+    *("kind", "name", "what", "forward_maccs", "forward_flops", "maccs", "flops"),
+    *("attention_by_matmul", "attention_fused"),
+)
+MATCHES = 8
+"""Ways of counting that are shown; the JSON has all."""
+
+if TYPE_CHECKING:
+    from learncost.reports.mine import Mine
+
+
+def records(answer: Conventions) -> Iterator[dict[str, Any]]:
+    """Books, the reasons of their differences, counters: a row each, with whole numbers."""
+
+    def row(kind: str, name: str, label: str, counts: Counts | None = None, *attention: int) -> dict[str, Any]:
+        amounts = (counts.forward, counts.whole) if counts else ()
+        values = [value for amount in amounts for value in (amount.maccs, amount.flops)] or [""] * 4
+        return dict(zip(_COLUMNS, (kind, name, label, *values, *(attention or ("", ""))), strict=True))
+
+    for convention in answer.conventions:
+        yield row("price book", convention.book.name, convention.refused or convention.book.title, convention.counts)
+        yield from (
+            row("difference", convention.book.name, reason.what, reason.amount) for reason in convention.reasons
+        )
+    if answer.mine:
+        for place, way in enumerate(answer.mine.matches, 1):
+            yield row("mine", answer.mine.number.text, f"{place}: {way.text}")
+    for counter in answer.counters:
+        label = f"{counter.unit}, {counter.version}: {counter.rule}"
+        yield row("counter", counter.name, label, None, counter.by_matmul, counter.fused)
+
+
+def sheets(answer: Conventions, width: int = WIDTH) -> tuple[Sheet, ...]:
+    """Whose number it is, where one is given; else what counters say, what every book says, and why."""
+    if answer.mine is not None:
+        return (_mine(answer, answer.mine),)
+    return Sheet(_title(answer), (), ()), _counters(answer, width), _books(answer, width), _why(answer, width)
+
+
+def _mine(answer: Conventions, mine: Mine) -> Sheet:
+    matches = mine.matches[:MATCHES]
+    rows = [Row((way.text, number(round(way.value)))) for way in matches]
+    notes = []
+    heading = f"{answer.model}: {mine.number.text} is what these say"
+    if len(mine.matches) > MATCHES:
+        notes.append(f"{len(mine.matches) - MATCHES} more ways give it; --format json has all.")
+    if mine.number.rounding and matches:
+        notes.append("Within the rounding of the digits that were typed.")
+    if not matches:
+        near = mine.nearest
+        share = 100 * (float(mine.number.value / near.value) - 1)
+        off = f"{significant(abs(share))} % {'more' if share > 0 else 'less'}"
+        heading = f"{answer.model}: no convention says {mine.number.text}; it is {off} than the nearest"
+        rows = [Row((near.text, number(round(near.value))), "bold")]
+        rows += [Row((label, f"{round(amount):+,}"), depth=1) for label, amount in mine.lines]
+        if mine.rest:
+            rows.append(Row(("not explained" if mine.lines else "the difference", f"{round(mine.rest):+,}"), depth=1))
+        rows.append(Row((mine.number.text, number(round(mine.number.value))), "bold"))
+        notes.append(
+            "Where your counter had another length, batch or class, give it: --seq-len, --batch-size, --architecture."
+        )
+    notes.append(
+        f"A step is {_sequences(answer)}. Counted: {answer.counted}. Without --mine every convention is shown."
+    )
+    return Sheet(heading, ("", ""), tuple(rows), tuple(notes))
+
+
+def _fitting(make: Callable[[Callable[[int], str]], Sheet], width: int) -> Sheet:
+    """The sheet with every digit if it fits, else in billions with three decimals, and so on."""
+
+    def fits(sheet: Sheet) -> bool:
+        numbers = [column_width for place, column_width in enumerate(sheet.widths) if place not in sheet.left]
+        words = [column_width for place, column_width in enumerate(sheet.widths) if place in sheet.left]
+        names = min(words[0], _NAMES) + sum(words[1:]) + 2 * len(words[1:])
+        return names + sum(numbers) + 2 * len(numbers) <= width
+
+    sheet = make(number)
+    for power in (9, 12, 15, 18):
+        if fits(sheet):
+            break
+        note = f"In units of 10^{power}, rounded to three decimals; --format json has every digit."
+        sheet = make(partial(_in_units, power))
+        sheet = replace(sheet, notes=(note, *sheet.notes))
+    return sheet
+
+
+def _in_units(power: int, value: int) -> str:
+    thousandths = round(abs(value), 3 - power) // 10 ** (power - 3)
+    return f"{'-' if value < 0 else ''}{thousandths // 1000:,}.{thousandths % 1000:03d}"
+
+
+def _books(answer: Conventions, width: int) -> Sheet:
+    def make(written: Callable[[int], str]) -> Sheet:
+        rows = []
+        for convention in answer.conventions:
+            ratio = answer.ratio(convention.book.name)
+            cells: tuple[str, ...] = ("-",) * 5
+            if convention.counts is not None:
+                amounts = (convention.counts.forward, convention.counts.whole)
+                counts = [written(value) for amount in amounts for value in (amount.maccs, amount.flops)]
+                cells = (*counts, "" if ratio is None else f"{ratio:.3f}")
+            rows.append(Row((convention.book.name, *cells), "bold" if convention.book.name == YARDSTICK else ""))
+        notes = (
+            "In all: forward, backward, weights' gradients; the optimizer's step aside. 1 MACC = 2 FLOPs.",
+            f"{answer.parameters:,} parameters. Counted: {answer.counted}.",
+        )
+        columns = ("price book", "MACCs, fwd", "FLOPs, fwd", "MACCs, all", "FLOPs, all", "of matmul")
+        title = "What price books and formulas of publications say (fwd: forward; all: backward and updates too)"
+        return Sheet(title, columns, tuple(rows), notes)
+
+    return _fitting(make, width)
+
+
+def _title(answer: Conventions) -> str:
+    return f"{answer.model}, one step of backpropagation: {_sequences(answer)}"
+
+
+def _sequences(answer: Conventions) -> str:
+    if answer.letters:
+        return answer.letters
+    sides = "" if answer.target_len is None else f" and {answer.target_len:,}"
+    return f"{answer.batch_size:,} sequence{'s' if answer.batch_size > 1 else ''} of {answer.seq_len:,}{sides} tokens"
+
+
+def _why(answer: Conventions, width: int) -> Sheet:
+    def make(written: Callable[[int], str]) -> Sheet:
+        def signed(value: int) -> str:
+            return f"+{written(value)}" if value > 0 else written(value) if value else "0"
+
+        rows = []
+        for convention in answer.conventions:
+            if convention.difference is None or convention.book.name == YARDSTICK:
+                continue
+            name = f"{convention.book.name}: {convention.book.title}"
+            totals = (signed(convention.difference.forward.flops), signed(convention.difference.whole.flops))
+            rows.append(Row((name, *totals), "bold"))
+            for reason in convention.reasons:
+                if not (reason.amount.forward.flops or reason.amount.whole.flops):
+                    continue  # a difference in MACCs alone, which the data has
+                amounts = (signed(reason.amount.forward.flops), signed(reason.amount.whole.flops))
+                rows.append(Row((reason.what, *amounts), "", 1))
+        title = "Why they differ: FLOPs more (+) or fewer (-) than the matrix products of `matmul`"
+        twice = "Formulas of publications take the backward pass as twice the forward one, as products are."
+        notes = (twice, *_refusals(answer))
+        return Sheet(title, ("", "forward", "in all"), tuple(rows), notes)
+
+    return _fitting(make, width)
+
+
+def _refusals(answer: Conventions) -> Iterator[str]:
+    """Why books say nothing of the model, those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for convention in answer.conventions:
+        if convention.refused:
+            reasons.setdefault(convention.refused.removeprefix(f"price book {convention.book.name} is "), []).append(
+                convention.book.name
+            )
+    for reason, names in reasons.items():
+        yield f"{', '.join(names)}: {reason}."
+
+
+def _counters(answer: Conventions, width: int) -> Sheet:
+    def make(written: Callable[[int], str]) -> Sheet:
+        rows = [
+            Row((counter.name, counter.unit, written(counter.by_matmul), written(counter.fused)))
+            for counter in answer.counters
+        ]
+        rules = dict.fromkeys(
+            f"{counter.name.partition(',')[0]} ({counter.version}): {counter.rule}." for counter in answer.counters
+        )
+        columns = ("counter", "unit", "with matmul", "fused")
+        title = "What common counters report, with attention by matmul or by the fused kernel"
+        notes = (*rules, "Forward, or in all: forward, backward and weights' gradients.")
+        return Sheet(title, columns, tuple(rows), notes, frozenset({0, 1}))
+
+    return _fitting(make, width)

@@ -1,0 +1,202 @@
+"""How the memory of a step is shown: the split, the arrays that make the peak, the curve by layer, what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from learncost.ir.precision import precision_of
+from learncost.procedures.optimizer import state_of
+from learncost.reports.memory import Memory
+from learncost.reports.memory_types import said_bytes
+from learncost.reports.run import left_out_text
+from learncost.reports.runners import TABLE
+from learncost.reports.sheet import WIDTH, Row, Sheet, number, size_of
+
+if TYPE_CHECKING:
+    from learncost.reports.memory_several import Several
+
+SHOWN = 8
+"""Witnesses in the table; --json has them all."""
+
+
+def rows(answer: Memory | Several) -> Iterator[dict[str, Any]]:
+    """The arrays over the lines of the step; where there is no account of lines, those of the peak."""
+    for memory in (answer,) if isinstance(answer, Memory) else answer.memories:
+        step = {"procedure": memory.procedure, "engine": memory.engine}
+        if memory.arrays:
+            yield from (step | array.to_dict() for array in memory.arrays)
+        else:
+            yield from (
+                step | {"name": array.name, "shape": array.shape, "bytes": array.bytes, "layer": array.layer}
+                for array in memory.witnesses
+            )
+
+
+def sheets(answer: Memory | Several, width: int = WIDTH) -> tuple[Sheet]:
+    """A step by itself, or several beside each other."""
+    return (_alone(answer) if isinstance(answer, Memory) else _beside(answer),)
+
+
+def _alone(memory: Memory) -> Sheet:
+    """The split, the largest witnesses, and the highest level of every macro-operation."""
+    rows = [Row(("at the peak", "", number(memory.peak), size_of(memory.peak)), "bold")]
+    for name, size in memory.split.items():
+        if size:
+            rows.append(Row((name, "", number(size), size_of(size)), depth=1))
+    if memory.buffers:
+        rows.append(Row(("on top: kernel buffers", "", f"0 to {number(memory.buffers)}", size_of(memory.buffers))))
+    rows.append(Row(("alive then", "number x bytes" if _executed(memory) else "shape", "", ""), "bold"))
+    witnesses = [witness for witness in memory.witnesses if witness.bytes]
+    for witness in witnesses[:SHOWN]:
+        shape = " x ".join(map(str, witness.shape))
+        rows.append(Row((witness.name.rstrip("*"), shape, number(witness.bytes), size_of(witness.bytes)), depth=1))
+    if rest := sum(witness.bytes for witness in witnesses[SHOWN:]):
+        rows.append(Row((f"{len(witnesses) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
+    macros = dict.fromkeys(() if _executed(memory) else (moment.macro_operation for moment in memory.curve))
+    if macros:
+        rows.append(Row(("highest in", "line", "", ""), "bold"))
+    for macro in macros:
+        top = max(
+            (moment for moment in memory.curve if moment.macro_operation == macro), key=lambda moment: moment.bytes
+        )
+        rows.append(Row((macro.replace("_", " "), top.line, number(top.bytes), size_of(top.bytes)), depth=1))
+    return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}), _fits(memory))
+
+
+def _beside(several: Several) -> Sheet:
+    """The peaks of several procedures, or runners, and what they hold, side by side; with a budget what fits."""
+    memories, by_engine = several.memories, several.by == "engine"
+    first = memories[0]
+    parts = dict.fromkeys(part for memory in memories for part, size in memory.split.items() if size)
+    headings = [memory.engine for memory in memories] if by_engine else [procedure_title(memory) for memory in memories]
+    rows = [Row(("under", *(memory.plan or "no plan" for memory in memories)))] if by_engine else []
+    rows += [] if by_engine else [Row(("run by", *map(run_by, memories)))]
+    rows.append(Row(("at the peak", *(size_of(memory.peak) for memory in memories)), "bold"))
+    cells = [[size_of(memory.split[part]) if part in memory.split else "" for memory in memories] for part in parts]
+    rows += [Row((part, *sizes), depth=1) for part, sizes in zip(parts, cells, strict=True)]
+    if first.budget is not None:
+        batches = (f"{(memory.fits or {}).get('batch_size') or 0:,}" for memory in memories)
+        rows.append(Row((f"sequences in {said_bytes(first.budget)}", *batches), "bold"))
+    if by_engine:
+        rows.append(Row(("rules", *("" for _ in memories)), "bold"))
+        rows += [Row((rule, *(memory.rules[rule] for memory in memories)), depth=1) for rule in first.rules]
+        notes = [_why(memory, first) for memory in memories[1:]] + [
+            f"{memory.engine}: {memory.convention}" for memory in memories
+        ]
+    else:
+        notes = [memory.convention for memory in memories]
+        notes += [f"{text}." for text in (left_out_text(several.left_out),) if text]
+    return Sheet(
+        title(first, with_procedure=by_engine, with_runner=not by_engine),
+        ("", *headings),
+        tuple(rows),
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _why(memory: Memory, other: Memory) -> str:
+    """What makes the difference between two runners, and by which rules."""
+    from learncost.reports.memory_several import differences
+
+    parts = sorted(differences(memory, other), key=lambda difference: -abs(difference.bytes))
+    if not parts:
+        return f"{memory.engine} takes what {other.engine} takes."
+    texts = []
+    for part in parts:
+        rules = [f"{name}: {mine}, not {theirs}" for name, (mine, theirs) in part.rules.items()]
+        sign = "+" if part.bytes > 0 else "-"
+        texts.append(f"{part.part} {sign} {size_of(abs(part.bytes))}" + (f" ({'; '.join(rules)})" if rules else ""))
+    more = memory.peak - other.peak
+    much = f"{size_of(abs(more))} {'more' if more > 0 else 'less'} than" if more else "as much as"
+    return f"{memory.engine} takes {much} {other.engine}: {', '.join(texts)}."
+
+
+def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True) -> str:
+    """What was run; of several procedures, or runners, what they have in common."""
+    name = "standard input" if memory.model == "-" else memory.model
+    plan = f" under {memory.plan}" if memory.plan and with_runner == with_procedure else ""
+    plan += f" by {run_by(memory)}" if _executed(memory) and with_runner and with_procedure else ""
+    sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
+    sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
+    parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
+    step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
+    what = f"{name}, memory of {step}{plan}: {memory.letters or f'{sequences} tokens'}{parts}"
+    return f"{what}, on {memory.over.devices:,} devices together; memory of one device" if memory.over else what
+
+
+def run_by(memory: Memory) -> str:
+    """Who runs it, and whose code: autograd (transformers)."""
+    return f"{memory.engine} ({memory.module})" if memory.module else memory.engine
+
+
+def procedure_title(memory: Memory) -> str:
+    """The procedure, and its mode where it has one: pepita (paper)."""
+    return f"{memory.procedure} ({memory.mode})" if memory.mode else memory.procedure
+
+
+GRADIENTS = (
+    "A gradient is held until its weight was updated. `learncost run-cost --mesh` and `learncost search` hold those of "
+    "all weights through the step, as trainings with microbatches do, and other values of microbatches in flight, so "
+    "that they mostly say more."
+)
+
+
+BUFFERS = (
+    "Kernel buffers are taken on top while a product or convolution runs: from none to one packed copy of its operands "
+    "and results, channels padded to blocks of 16 (oneDNN's layouts). How many depends on the processor; what "
+    "libraries take beside PyTorch's allocator is not included."
+)
+"""What the range of kernel buffers is."""
+
+
+def _notes(memory: Memory) -> tuple[str, ...]:
+    at = memory.moment
+    layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
+    macro = f", {at.macro_operation.replace('_', ' ')}" if at.macro_operation else ""
+    notes = [f"The peak is at line {at.line}{layer}{macro}."] if at.line else []
+    if memory.updates:
+        notes.append(str(memory.updates))
+    if memory.trained != "all":
+        notes.append(f"Learns: {memory.trained}.")
+    if memory.buffers:
+        notes.append(BUFFERS)
+    if _executed(memory):
+        return (*notes, memory.convention)
+    kind, state = precision_of(memory.dtype), state_of(memory.optimizer)
+    notes.append(f"{memory.dtype}: {kind.source}. {memory.optimizer}: {state.source}.")
+    notes.append(memory.convention)
+    if memory.over:
+        notes += [memory.over.said, memory.over.sentence]
+        notes += [GRADIENTS] if memory.engine == "table" else []
+    return tuple(notes)
+
+
+def _fits(memory: Memory) -> str:
+    """What a budget holds."""
+    if memory.budget is None:
+        return ""
+    batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
+    many, batch_text = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
+    text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
+    if memory.letters:  # a table of a user's: its batch is B, where that is open at all
+        text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
+        if "B = " in memory.letters:
+            text = f"In {said_bytes(memory.budget)} fits " + (f"B = {batch:,} at most" if batch else "no B")
+    elif length is not None:
+        text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
+    if not batch:
+        text += (
+            ". Recomputation and other plans take less: learncost fit, with --ram for --budget and the other flags as "
+            "here, says which fit and what else to change"
+        )
+    return f"{text}."
+
+
+def _sequences(count: int) -> str:
+    return "sequence" if count == 1 else "sequences"
+
+
+def _executed(memory: Memory) -> bool:
+    """Whether it is an engine's step, and not what the table says."""
+    return memory.engine != TABLE

@@ -1,0 +1,125 @@
+"""How a placed step is shown: what a device sends, then its lines, each collective with why it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from learncost.ir.count import shape_of
+from learncost.ir.line import Word
+from learncost.ir.repeat import Repeat, walk
+from learncost.ops import entry
+from learncost.reports.over import fields_of
+from learncost.reports.sheet import WIDTH, Row, Sheet, number, size_of
+
+if TYPE_CHECKING:
+    from learncost.reports.over import OverMesh
+    from learncost.reports.placed import PlacedStep
+
+
+def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
+    """What a device sends in all, and its table; of a pipeline the stages, and tables of those not alike."""
+    if not step.stages:
+        return _sent(step), *_formulas(step), _table(step, step.over, "The table of every device")
+    tables: dict[tuple[object, ...], list[int]] = {}
+    for place, over in enumerate(step.stages):
+        table = over.placed.table
+        kinds = tuple(line.word if isinstance(line, Word) else type(line) for line, _ in walk(table.lines))
+        tables.setdefault((table.weights, kinds), []).append(place)
+    return _stages(step), *(_table(step, step.stages[alike[0]], _of_stages(alike)) for alike in tables.values())
+
+
+def _of_stages(alike: list[int]) -> str:
+    several = "stage" if len(alike) == 1 else "stages"
+    more = "" if len(alike) == 1 else ", as the first of them has it"
+    return f"The table of every device of {several} {', '.join(map(str, alike))}{more}"
+
+
+def _stages(step: PlacedStep) -> Sheet:
+    """A row for each stage: its blocks, its weights, what its devices send."""
+    rows, axis = [], step.over.placed.clauses[0].mesh
+    for place, over in enumerate(step.stages):
+        table, sizes = over.placed.table, {**over.sizes, **over.placed.sizes}
+        weights = sum(prod(shape_of(table.axes[name], sizes)) for name in table.weights)
+        sends = [collective for collective in over.collectives if collective.word == "send"]
+        tied = sum(
+            collective.payload_bytes
+            for collective in over.collectives
+            if collective.mesh_axis == axis and collective.word != "send"
+        )
+        inside = sum(row.ring for row in over.sent if row.mesh_axis != axis)
+        to = {
+            way: sum(collective.payload_bytes for collective in sends if (collective.macro == "forward") == way)
+            for way in (True, False)
+        }
+        blocks = number(sum(over.placed.turns.values()))
+        cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
+        rows.append(Row(cells))
+    notes = (
+        f"Cut by: {step.over.cut_by}.",
+        "Of one device, for one microbatch of all sequences: weights in numbers; what it sends forward and backward to "
+        f"other stages; gradients of weights that several stages have, which are summed; and what it sends within its "
+        f"stage, {step.over.convention}.",
+    )
+    columns = ("stage", "blocks", "weights", "forward", "backward", "tied", "within")
+    return Sheet(title(step), columns, tuple(rows), notes, frozenset({0}))
+
+
+def records(step: PlacedStep) -> Iterator[dict[str, Any]]:
+    """A row a collective."""
+    for place, over in enumerate(step.stages or (step.over,)):
+        for collective in over.collectives:
+            yield {"stage": place, **fields_of(collective)} if step.stages else fields_of(collective)
+
+
+def title(step: PlacedStep) -> str:
+    """What is placed, over what."""
+    plan = f", plan {step.plan}" if step.plan else ""
+    over = f"over {step.over.mesh} ({number(step.over.devices)} devices)"
+    return (
+        f"{step.model}, {step.procedure} with {step.optimizer}, {over}: "
+        f"batch_size {number(step.batch_size)} of all devices, seq_len {number(step.seq_len)}, {step.precision}{plan}"
+    )
+
+
+def _sent(step: PlacedStep) -> Sheet:
+    over = step.over
+    rows = tuple(
+        Row((row.mesh_axis, row.word, number(row.runs), size_of(row.payload), size_of(row.ring))) for row in over.sent
+    )
+    notes = (
+        f"Cut by: {over.cut_by}.",
+        f"payload: the larger of what goes in and what comes out, on one device, of all runs; sent: {over.convention}.",
+    )
+    columns = ("mesh axis", "word", "runs", "payload", "sent")
+    return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)
+
+
+def _formulas(step: PlacedStep) -> Iterator[Sheet]:
+    """The payload by sizes, as publications print it."""
+    rows = tuple(Row((row["mesh_axis"], row["word"], row["numbers"])) for row in step.formulas)
+    notes = ("Numbers, not bytes, of all runs of a step; B/dp is a device's part of B.",)
+    if rows:
+        yield Sheet("The payload as formulas", ("mesh axis", "word", "numbers"), rows, notes, frozenset({0, 1, 2}))
+
+
+def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
+    rows: list[Row] = []
+    macro = ""
+    for depth, line, collective in step.statements(over):
+        if isinstance(line, Repeat):
+            rows.append(Row((str(line).partition("\n")[0], ""), depth=depth))
+            continue
+        if line.tag.macro != macro:
+            macro = line.tag.macro
+            rows.append(Row((macro.replace("_", " "), ""), "bold", depth))
+        is_moved = isinstance(line, Word) and entry(line.word).kind == "collective"
+        rows.append(Row((f"{'> ' if is_moved else ''}{line}", size_of(collective.payload_bytes) if collective else "")))
+        rows[-1] = Row(rows[-1].cells, "", depth)
+        if is_moved:
+            times = f" {number(collective.times)} times." if collective and collective.times > 1 else ""
+            why = line.tag.why[:1] + line.tag.why[1:]
+            rows.append(Row((f"{why}.{times}", ""), "dim", depth + 2))
+    notes = ("> moves arrays between devices, or takes a device's part (shard); rules: docs/many-devices.md.",)
+    return Sheet(heading, ("line", "payload"), tuple(rows), notes)

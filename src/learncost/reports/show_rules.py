@@ -1,0 +1,79 @@
+"""How rules of thumb are shown: a table a rule, what it was held against in its rows, with the parts of its error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from learncost.reports.sheet import WIDTH, Row, Sheet, number, rounded
+
+if TYPE_CHECKING:
+    from learncost.reports.thumbs import Case, Number, Rule, Rules
+
+
+def sheets(rules: Rules, width: int = WIDTH) -> tuple[Sheet, ...]:
+    """What all rules are about, and each of them; numbers are rounded where these columns are all there is."""
+    written = _whole if width > 2 * WIDTH else _number
+    return Sheet(title(rules), (), ()), *(_table(rule, written) for rule in rules.rules)
+
+
+def records(rules: Rules) -> Iterator[dict[str, Any]]:
+    """A row a case; numbers in full."""
+    for rule in rules.to_dict()["rules"]:
+        for case in rule["cases"]:
+            fields = {name: case[name] for name in ("subject", "price_book", "rule", "exact", "relative_error")}
+            yield {"key": rule["key"], "formula": rule["formula"], **fields, "source": rule["source"]}
+
+
+def title(rules: Rules) -> str:
+    """What all numbers are about."""
+    lengths = f"seq_len {number(rules.seq_len)}"
+    if rules.target_len is not None:
+        lengths += f", target_len {number(rules.target_len)}"
+    return (
+        f"Rules of thumb for {rules.model}: {number(rules.parameters)} parameters, batch_size "
+        f"{number(rules.batch_size)}, {lengths}, {number(rules.tokens)} tokens; 1 MACC = 2 FLOPs; error = rule / exact "
+        "- 1"
+    )
+
+
+def _subject(case: Case) -> str:
+    return f"{case.subject} ({case.price_book})" if case.price_book else case.subject
+
+
+def _table(rule: Rule, written: Callable[[Number], str]) -> Sheet:
+    rows = []
+    for case in rule.cases:
+        rows.append(Row((_subject(case), written(case.rule), written(case.exact), percent(case.error))))
+        for part in case.parts:
+            share = percent(float(Fraction(part.amount) / Fraction(case.exact)))
+            rows.append(Row((part.what, written(part.amount), "", share), depth=1))
+    thumb = rule.thumb
+    letters = ", ".join(f"{letter} {meaning}" for letter, meaning in thumb.letters.items())
+    formula = f"{thumb.formula}   ({letters})" if letters else thumb.formula
+    heading = thumb.title[0].upper() + thumb.title[1:]
+    notes = (thumb.because, f"Source: {thumb.source}.")
+    return Sheet(heading, ("", "rule", "exact", "error"), tuple(rows), notes, answer=formula)
+
+
+def _number(value: Number) -> str:
+    if value == int(value):
+        rounded_down = int(value)
+        return number(rounded_down) if abs(rounded_down) < 10**12 else rounded(rounded_down)
+    return f"{float(value):,.5g}" if abs(float(value)) < 10**4 else f"{float(value):,.1f}"
+
+
+def _whole(value: Number) -> str:
+    return number(int(value)) if value == int(value) else f"{float(value):.6g}"
+
+
+def percent(share: float) -> str:
+    """A signed share: "0" where it is nothing, tiny ones in powers of ten, huge ones as a factor."""
+    if share == 0:
+        return "0"
+    if abs(share) >= 10:
+        return f"{share:+.3g} x"
+    if abs(share) < 5e-5:
+        return f"{share * 100:+.1e} %"
+    return f"{share * 100:+.2f} %"

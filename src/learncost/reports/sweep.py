@@ -1,0 +1,383 @@
+"""Sweeps: the cost of very many configurations at once, the polynomials of the ledger evaluated on arrays.
+
+Counts are float64, exact below 2^53, and every row says whether its own are. Nothing here loops over configurations:
+the distinct monomials of all polynomials are multiplied up once, block by block, and summed. No library of matrix
+products is used, whose threads would only get in the way of each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from learncost.books.book import BOOKS
+from learncost.books.book import book as find_book
+from learncost.ir.count import Count, total
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import check_known
+from learncost.models import expression
+from learncost.models.compose import SYMBOLS
+from learncost.models.configuration import family_of
+from learncost.models.model import Model, build
+from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.readings.price import Row, parameters
+from learncost.reports.grid import Grid, grid_of
+from learncost.reports.question import question
+from learncost.reports.run import check_probability, left_out_text, possible, rows_of
+from learncost.reports.sheet import WIDTH, Drawn, Sheet
+from learncost.reports.sheet import Row as Cells
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+EXACT = 2.0**53  # every integer below it is a float64
+BLOCK = 2**13  # configurations at a time: their monomials stay in the processor's cache
+BY = ("total", "macro-operation")
+ALL = "all"
+UNREAD = "unread"  # stands for the parameters that nothing reads, among the axes
+
+
+SHOWN = 20
+"""Rows that a sweep shows of itself."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """The counts of all configurations under one procedure and one price book; float64, like all columns of counts."""
+
+    procedure: str
+    price_book: str
+    macro_operation: str | None
+    maccs: NDArray[np.float64]
+    flops: NDArray[np.float64]
+    exact: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep(Drawn):
+    """Configurations with their counts, as arrays. Counts are float64 and exact below 2^53, which every row says.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    sizes
+        Arrays of the sizes that were given, of those that follow from them, of the batch size and of the lengths.
+    fixed
+        Every other size of the model, the same in all configurations.
+    parameters
+        Parameters of every configuration.
+    series
+        The counts under each procedure and price book: `maccs`, `flops` and `exact`, with an entry for each
+        configuration.
+    dropped
+        How many combinations were left out as invalid.
+    left_out
+        Where "all" was asked for, the procedures that the model cannot be trained by, with the reason.
+
+    Examples
+    --------
+    >>> found = lc.sweep("gpt2", seq_len=[128, 256])
+    >>> list(found.columns)
+    ['batch_size', 'seq_len', 'procedure', 'price_book', 'parameters', 'maccs', 'flops', 'exact']
+    >>> found.inexact
+    0
+    """
+
+    figures = ("sweep",)
+
+    model: str
+    sizes: Mapping[str, NDArray[np.int64]]
+    fixed: Mapping[str, int]
+    parameters: NDArray[np.float64]
+    series: tuple[Series, ...]
+    dropped: int = 0
+    left_out: str = ""
+
+    @property
+    def configurations(self) -> int:
+        """How many configurations there are; every series has a row for each."""
+        return len(self.parameters)
+
+    def __len__(self) -> int:
+        return self.configurations * len(self.series)
+
+    @property
+    def inexact(self) -> int:
+        """Rows with a count from 2^53 on."""
+        return sum(int(np.count_nonzero(~series.exact)) for series in self.series)
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """The columns of one series after another; a text that is the same in all its rows is given once."""
+        for series in self.series:
+            columns: dict[str, Any] = {**self.sizes, "procedure": series.procedure, "price_book": series.price_book}
+            if series.macro_operation is not None:
+                columns["macro_operation"] = series.macro_operation
+            columns |= {"parameters": self.parameters, "maccs": series.maccs, "flops": series.flops}
+            yield columns | {"exact": series.exact}
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """All rows as one array a column, one series after another."""
+        count = self.configurations
+        parts = [
+            {name: np.full(count, value) if isinstance(value, str) else value for name, value in part.items()}
+            for part in self.parts()
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """The first rows; `frame` and `write` have all."""
+        columns = {name: values[:SHOWN] for name, values in self.columns.items()}
+        cells = zip(*(values.tolist() for values in columns.values()), strict=True)
+        rows = tuple(Cells(tuple(map(_cell, row))) for row in cells)
+        notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
+        left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
+        return (Sheet(f"{self.model}: {len(self):,} rows", tuple(columns), rows, notes, left),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The columns as lists; counts are whole numbers."""
+        whole_numbers = {"parameters", "maccs", "flops"}
+        columns = {
+            name: [int(value) for value in column.tolist()] if name in whole_numbers else column.tolist()
+            for name, column in self.columns.items()
+        }
+        return {"schema": 1, "model": self.model, "fixed": dict(self.fixed), "dropped": self.dropped, **columns}
+
+    def frame(self) -> Any:
+        """The rows as a polars DataFrame (extra `sweep`); counts are Float64, sizes Int64, texts Categorical."""
+        from learncost.reports.columns import frame
+
+        return frame(self)
+
+    def to_polars(self) -> Any:
+        """The same as `frame`."""
+        return self.frame()
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+        from learncost.reports.frames import pandas_of_columns
+
+        return pandas_of_columns(self.columns)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to a file ending in .csv or .parquet, under a temporary name until they are complete."""
+        from learncost.reports.columns import write
+
+        write(self, path)
+
+    def write_csv(self, stream: IO[str]) -> None:
+        """Write the rows as comma-separated values."""
+        from learncost.reports.columns import write_csv
+
+        write_csv(self, stream)
+
+
+@question()
+def sweep(
+    model: str,
+    procedure: str | Iterable[str] = "bp",
+    price_book: str | Iterable[str] = "run",
+    batch_size: Any = None,
+    seq_len: Any = None,
+    target_len: Any = None,
+    *,
+    grid: bool = True,
+    by: str = "total",
+    skip_invalid: bool = False,
+    optimizer: str | None = None,
+    dropout: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+    **sizes: Any,
+) -> Sweep:
+    """The cost of one training step for very many configurations at once; any row equals `lc.cost` of its sizes.
+
+    Every size may be one number, several (a list, an array, a range), or a text as on the command line.
+
+    Parameters
+    ----------
+    procedure
+        How the model learns: {choices}, one or more with commas between, or all: those of the first four by which it
+        can learn.
+    price_book
+        What one operation costs: run, matmul, paper or others (`learncost list price-books`) with commas between, or
+        all that price lines.
+    batch_size
+        One or more numbers of sequences; 1 by default.
+    seq_len
+        One or more lengths.
+    target_len
+        One or more of the decoder's lengths.
+    grid
+        True takes all combinations of the values, the last size varying fastest. False takes the arrays together, like
+        the columns of a table; they then have one length.
+    by
+        What a row is: total, or macro-operation for a row for each of them.
+    skip_invalid
+        Leaves out combinations that are no model, such as a width that the heads do not divide. Without it they are
+        refused.
+    progress
+        A function that is called with the number of configurations that are done, and of all.
+
+    Returns
+    -------
+    Sweep
+        The rows, as arrays.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`.
+
+    Examples
+    --------
+    >>> found = lc.sweep("gpt2", "bp,pepita", seq_len=[256, 512], n_layer=[6, 12])
+    >>> len(found), found.configurations
+    (8, 4)
+    >>> found.columns["maccs"][:2].astype(int).tolist()
+    [64082018560, 131797352960]
+    """
+    names: Sequence[str] = _chosen(procedure, PROCEDURES, lambda name: find_procedure(name).name)
+    books = _chosen(price_book, BOOKS, lambda name: find_book(name).name)
+    if optimizer is not None:
+        find_optimizer(optimizer)
+    if by not in BY:
+        raise InputError(f"by must be one of {', '.join(BY)}, not {by!r}")
+    probability = check_probability("dropout", dropout)
+    lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    combinations = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
+    built = build(combinations.configuration, dropout=probability > 0)
+    check_known(built.table.lines, "a sweep")
+    priced, refused = possible(lambda name: rows_of(built, name, books[0], optimizer), names)
+    names, left_out = tuple(priced), left_out_text(refused)
+    series_asked = _wanted(built, names, books, optimizer, by)
+    unread = Count.of((UNREAD,)) if built.configuration.unread else Count()
+    counts = [parameters(built.table) + unread, *(count for _, _, _, pair in series_asked for count in pair)]
+    values, bounds = evaluate(counts, combinations, built, progress)
+    series = tuple(
+        Series(name, book, macro, values[i], values[i + 1], (bounds[i] < EXACT) & (bounds[i + 1] < EXACT))
+        for i, (name, book, macro, _) in zip(itertools.count(1, 2), series_asked, strict=False)
+    )
+    is_exact = bounds[0] < EXACT
+    if not is_exact.all():
+        series = tuple(replace(series, exact=series.exact & is_exact) for series in series)
+    return Sweep(
+        built.configuration.name,
+        combinations.columns,
+        combinations.fixed,
+        values[0],
+        series,
+        combinations.dropped,
+        left_out,
+    )
+
+
+_Wanted = tuple[str, str, str | None, tuple[Count, Count]]
+
+
+def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer: str | None, by: str) -> list[_Wanted]:
+    """For every series the polynomials of its MACCs and its FLOPs."""
+    result: list[_Wanted] = []
+    for name, book in itertools.product(names, books):
+        rows = rows_of(model, name, book, optimizer)
+        if by == "total":
+            result.append((name, book, None, _summed(rows)))
+        else:
+            by_macro = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
+            result += [(name, book, macro, _summed(part)) for macro, part in by_macro.items()]
+    return result
+
+
+def _summed(rows: Iterable[Row]) -> tuple[Count, Count]:
+    rows_again = tuple(rows)
+    return total(row.maccs for row in rows_again), total(row.flops for row in rows_again)
+
+
+def evaluate(
+    counts: Sequence[Count], combinations: Grid, model: Model, progress: Callable[[int, int], None] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The values of polynomials for every configuration, and bounds: a value is exact where its bound is below 2^53.
+
+    All partial sums are whole numbers of at most the bound, the sum with absolute coefficients. Below 2^53 none is
+    ever rounded, in whatever order a library sums, and once a sum has reached 2^53 rounding cannot take it back.
+    """
+    columns, constants = _axes(combinations, model)
+    partly = [count if count.sizes <= columns.keys() else count.at(constants) for count in counts]
+    polynomials = [value if isinstance(value, Count) else Count.of((), value) for value in partly]
+    monomials = sorted({monomial for count in polynomials for monomial in count.terms})
+    # Every monomial is an earlier one times a size; prefixes that no polynomial has are made on the way.
+    prefixes = sorted({m[:i] for m in monomials for i in range(1, len(m) + 1)})
+    size = combinations.configurations
+    values = np.zeros((len(polynomials), size))
+    signed = any(coefficient < 0 for count in polynomials for coefficient in count.terms.values())
+    bounds = np.zeros_like(values) if signed else values
+    term = np.empty(min(BLOCK, size))
+    products = {monomial: np.empty_like(term) for monomial in prefixes} | {(): np.ones_like(term)}
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        chunk = slice(0, stop - start)
+        for monomial in prefixes:
+            column = columns[monomial[-1]][start:stop]
+            np.multiply(products[monomial[:-1]][chunk], column, out=products[monomial][chunk])
+        for i, count in enumerate(polynomials):
+            for monomial, coefficient in count.terms.items():
+                np.multiply(products[monomial][chunk], float(coefficient), out=term[chunk])
+                values[i, start:stop] += term[chunk]
+                if signed:
+                    bounds[i, start:stop] += np.abs(term[chunk])
+        if progress is not None:
+            progress(stop, size)
+    return values, bounds
+
+
+def _axes(combinations: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
+    """The axes of the tables: those that differ between configurations as arrays, the others as numbers."""
+    sizes = {
+        **model.configuration.values,
+        **combinations.fixed,
+        **combinations.columns,
+        "B": combinations.columns["batch_size"],
+    }
+    sizes["M"] = sizes["target_len" if model.two_sided else "seq_len"]
+    sizes["N"] = sizes["seq_len"]
+    values: dict[str, Any] = {axis: expression.evaluate(rule, sizes) for axis, rule in model.rules.items()}
+    values |= {axis: sizes[axis] for axis in ("B", "M", "N")}
+    for count in model.sizes.keys() - model.rules.keys():
+        name = next((size for size, symbol in SYMBOLS.items() if symbol == count), None)
+        values[count] = model.sizes[count] if name is None else sizes[name]
+        if name is None and combinations.columns.keys() & {"num_hidden_layers", "n_enc", "n_dec"}:
+            raise InputError(f"the blocks of {model.configuration.name} are of several kinds, so it is not swept")
+    if model.configuration.unread:
+        values[UNREAD] = expression.evaluate(family_of(model.configuration).unread, sizes)
+    columns, constants = {}, {}
+    for axis, column in values.items():
+        if not isinstance(column, np.ndarray):
+            constants[axis] = int(column)
+        elif column[0] == column[-1] and (column == column[0]).all():
+            constants[axis] = int(column[0])
+        else:
+            columns[axis] = column.astype(np.float64)
+    return columns, constants
+
+
+def _chosen(names_asked: str | Iterable[str], choices: Mapping[str, Any], check: Callable[[str], str]) -> list[str]:
+    """Names, given as one, as text with commas, as many, or as "all"; each once, an unknown one refused."""
+    names = names_asked.split(",") if isinstance(names_asked, str) else list(names_asked)
+    if names == [ALL]:
+        return list(choices)
+    if not names:
+        raise InputError(f"nothing is chosen of {', '.join(choices)}")
+    return list(dict.fromkeys(check(name.strip() if isinstance(name, str) else name) for name in names))
+
+
+def _cell(value: object) -> str:
+    """A value of a row, numbers with separators."""
+    return str(value) if isinstance(value, bool | str) else f"{value:,.0f}"

@@ -1,0 +1,156 @@
+"""Rules of thumb as their sources have them: formulas in the source's letters, from rules.toml, and their values."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from learncost.ir.count import Count, total
+from learncost.reports.sheet import Shown
+
+Number = int | Fraction
+
+
+@dataclass(frozen=True)
+class Thumb:
+    """A rule of thumb as its source has it."""
+
+    key: str
+    title: str
+    formula: str
+    letters: Mapping[str, str]
+    source: str
+    because: str
+    parts: Mapping[str, str]
+
+    def at(self, **letters: Number) -> Number:
+        """What the rule says where its letters have these values."""
+        return evaluate(self.formula, letters)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an error, in the units of the numbers; the parts of a case sum to rule minus exact."""
+
+    what: str
+    amount: Number
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a rule says of one subject, and what is exact."""
+
+    subject: str
+    rule: Number
+    exact: Number
+    price_book: str = ""
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """Rule minus exact, relative to exact."""
+        return float(Fraction(self.rule - self.exact) / Fraction(self.exact))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The case as the JSON has it: whole numbers exactly, others as floats."""
+        parts = [
+            {"what": part.what, "amount": _plain(part.amount), "share": float(Fraction(part.amount) / self.exact)}
+            for part in self.parts
+        ]
+        numbers = {"rule": _plain(self.rule), "exact": _plain(self.exact), "relative_error": self.error}
+        return {"subject": self.subject, "price_book": self.price_book or None, **numbers, "error_parts": parts}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of thumb with everything that it was held against."""
+
+    thumb: Thumb
+    cases: tuple[Case, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rule as the JSON has it."""
+        fields = {name: getattr(self.thumb, name) for name in ("key", "title", "formula", "source", "because")}
+        return {**fields, "letters": dict(self.thumb.letters), "cases": [case.to_dict() for case in self.cases]}
+
+
+@dataclass(frozen=True, repr=False)
+class Rules(Shown):
+    """Rules of thumb held against a model at the sizes of one step, and against GPT-3, which some of them are about.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    batch_size
+        Sequences in a step.
+    seq_len
+        Tokens in a sequence.
+    target_len
+        Tokens of the decoder's sequence, where there is an encoder too; else None.
+    tokens
+        Tokens of the training run.
+    parameters
+        Parameters of the model.
+    rules
+        Every rule: its `thumb` (title, formula, source) and its `cases`, with what the `rule` says, what is `exact`,
+        and the `error`, rule over exact minus 1.
+
+    Examples
+    --------
+    >>> found = lc.rules("gpt2")
+    >>> found.tokens, found.parameters
+    (1024, 124439808)
+    """
+
+    room = "learncost.reports.show_rules"
+
+    model: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    tokens: int
+    parameters: int
+    rules: tuple[Rule, ...]
+
+    def __getitem__(self, key: str) -> Rule:
+        return next(rule for rule in self.rules if rule.thumb.key == key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All rules as the JSON has them (schema 1)."""
+        names = ("model", "batch_size", "seq_len", "target_len", "tokens", "parameters")
+        fields = {name: getattr(self, name) for name in names}
+        return {"schema": 1, **fields, "rules": [rule.to_dict() for rule in self.rules]}
+
+
+@cache
+def thumbs() -> Mapping[str, Thumb]:
+    """The rules of thumb by key, in the order of rules.toml."""
+    text = Path(__file__).with_name("rules.toml").read_text(encoding="utf-8")
+    return {key: Thumb(key, **{"parts": {}, **row}) for key, row in tomllib.loads(text).items()}
+
+
+def evaluate(formula: str, letters: Mapping[str, Number]) -> Number:
+    """The value of a sum of products such as `24 b s h^2 + 4 b s^2 h`, or of one over another."""
+    values: list[Any] = [_polynomial(part).at(letters) for part in formula.split(" / ")]
+    assert not any(isinstance(value, Count) for value in values), f"{formula} has letters that stand for nothing"
+    value: Number = values[0] if len(values) == 1 else Fraction(values[0]) / values[1]
+    return value
+
+
+def _polynomial(text: str) -> Count:
+    def factors(term: str) -> Iterator[str]:
+        for factor in term.split():
+            name, _, power = factor.partition("^")
+            yield from [name] * int(power or 1)
+
+    return total(Count.of(factors(term)) for term in text.split(" + "))
+
+
+def _plain(value: Number) -> int | float:
+    return int(value) if value == int(value) else float(value)

@@ -27,8 +27,8 @@ from learncost.plans.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
+from learncost.program.pipeline import schedule
 from learncost.readings.emit import fill, leaves, unfold
-from learncost.schedule.pipeline import schedule
 from learncost.sharding.collective import collectives
 from learncost.sharding.devices import of_stage, part
 from learncost.sharding.mesh import mesh

@@ -23,9 +23,9 @@ from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
+from learncost.program.calls import every_call
 from learncost.readings.emit.placed import placed
 from learncost.readings.run import execute
-from learncost.schedule.calls import every_call
 from learncost.verification.sample import random_arrays, small_sizes
 from tiny_models import GPT2, LLAMA
 

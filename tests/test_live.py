@@ -7,8 +7,8 @@ from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.schedule import lifetimes
-from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS
+from learncost.program import lifetimes
+from learncost.program.calls import AS_WRITTEN, IN_KERNELS
 from unrolled import unrolled
 
 GPT2 = """gpt2(tokens positions targets share; wte wpe) -> loss

@@ -13,8 +13,8 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.program.log import Log
 from learncost.reports.question import flags_of
-from learncost.schedule.log import Log
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.curve import curve
 from learncost.viz.data.growth import growth

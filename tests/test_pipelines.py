@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 import learncost as lc
-from learncost.schedule.pipeline import KINDS, peak, run, schedule, seconds
+from learncost.program.pipeline import KINDS, peak, run, schedule, seconds
 
 
 def bubble(name, devices, microbatches, chunks=1):
@@ -109,7 +109,7 @@ def test_very_many_passes_are_counted_as_they_run(name, monkeypatch):
     stages = 8 * chunks
     times = [1.0 + 0.05 * (stage % 3) for stage in range(stages)], [2.0] * stages, [0.9] * stages
     exact = seconds(name, 8, 128, chunks, *times, 0.02)
-    monkeypatch.setattr("learncost.schedule.pipeline.MANY", 10)
+    monkeypatch.setattr("learncost.program.pipeline.MANY", 10)
     assert seconds(name, 8, 128, chunks, *times, 0.02) == pytest.approx(exact, rel=0.03)
 
 

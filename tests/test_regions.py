@@ -20,7 +20,7 @@ from learncost.derivations.emit_c99 import Source
 from learncost.devices.device import STACK, devices
 from learncost.engines.boards import BOARDS, build, run
 from learncost.ir.errors import InputError
-from learncost.schedule.regions import Region, assigned, largest_assigned
+from learncost.program.regions import Region, assigned, largest_assigned
 
 BOARD = BOARDS["cortex-m4f"]
 KIB = 1024

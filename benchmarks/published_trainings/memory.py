@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.autoshard.segments import Part
 from learncost.autoshard.step import memory_of, sizes_of, stages_of
-from learncost.schedule.pipeline import peak, schedule
+from learncost.program.pipeline import peak, schedule
 from published_trainings.case import Case
 
 

@@ -10,7 +10,7 @@ import learncost as lc
 from learncost.devices.collective import algorithm
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
-from learncost.schedule.pipeline import run, schedule
+from learncost.program.pipeline import run, schedule
 from published_trainings.case import told
 from published_trainings.memory import activations
 from published_trainings.sources import korthikanti

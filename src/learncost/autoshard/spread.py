@@ -18,8 +18,8 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.model import Model
 from learncost.models.wording import counted, shown
+from learncost.program.pipeline import KINDS
 from learncost.reports.run import prepare
-from learncost.schedule.pipeline import KINDS
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh

@@ -23,8 +23,8 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.repeat import Repeat
+from learncost.program.pipeline import KINDS, peak, schedule, seconds
 from learncost.readings.time import Rates
-from learncost.schedule.pipeline import KINDS, peak, schedule, seconds
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
 

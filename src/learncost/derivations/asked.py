@@ -11,9 +11,9 @@ from learncost.ir.table import Table
 from learncost.models.configuration import family_of
 from learncost.models.model import Model, run_sizes
 from learncost.models.sizes import check_size
+from learncost.program.pipeline import CHUNKS, KINDS, Schedule
+from learncost.program.pipeline import schedule as schedule_of
 from learncost.reports.over import whole_batch
-from learncost.schedule.pipeline import CHUNKS, KINDS, Schedule
-from learncost.schedule.pipeline import schedule as schedule_of
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh

@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES, PRODUCTS_ALONE
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import nearest, shown
-from learncost.schedule.regions import Region
+from learncost.program.regions import Region
 
 FILES = tuple(Path(__file__).with_name(name) for name in ("devices.toml", "microcontrollers.toml"))
 

@@ -6,7 +6,7 @@ import re
 
 from learncost.ir.errors import InputError
 from learncost.models.wording import shown
-from learncost.schedule.regions import Region
+from learncost.program.regions import Region
 
 
 def regions_of(value: object, where: str) -> tuple[Region, ...]:

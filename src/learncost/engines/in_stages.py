@@ -14,8 +14,8 @@ from learncost.ops.collectives import is_collective
 from learncost.plans.plan import planned
 from learncost.procedures.staged import clipped_together, staged, staged_forward
 from learncost.procedures.weight_decay import with_weight_decay
+from learncost.program.pipeline import Schedule
 from learncost.readings.emit.stages import StagesProgram, StageTables, stages_program
-from learncost.schedule.pipeline import Schedule
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
 from learncost.sharding.stages import Pipeline, place_stages

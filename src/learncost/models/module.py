@@ -6,7 +6,7 @@ from learncost.models.expression import evaluate
 from learncost.models.families import ACTIVATIONS, FAMILIES
 from learncost.models.model import Model
 from learncost.models.modules import joint
-from learncost.schedule.autograd.module import MODULES, USUAL_MODULE, Itself, Module
+from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module
 
 
 def usual_module(model: Model, recomputes: bool = False) -> str:

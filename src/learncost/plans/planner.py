@@ -17,9 +17,9 @@ from learncost.layers.parts import NORM, is_norm
 from learncost.models.purposes import activates, attentions, layers_that
 from learncost.plans.plan import planned
 from learncost.plans.recompute import SEGMENTS
+from learncost.program.calls import IN_KERNELS
 from learncost.readings.live import Live, live
 from learncost.readings.price import Book, price
-from learncost.schedule.calls import IN_KERNELS
 
 CHEAP = 0.01
 """What recomputation may cost without being asked for, as a share of the step's FLOPs."""

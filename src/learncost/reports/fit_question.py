@@ -12,6 +12,7 @@ from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.program.regions import Region, largest_assigned
 from learncost.reports.memory import of_part
 from learncost.reports.memory_inference import NAME, Serving
 from learncost.reports.memory_runner import largest, longest, runner_of
@@ -20,7 +21,6 @@ from learncost.reports.run import Run, adaptation_of, prepare
 from learncost.reports.runner import TYPES
 from learncost.reports.runners import TABLE, runners
 from learncost.reports.search import largest_batch
-from learncost.schedule.regions import Region, largest_assigned
 
 if TYPE_CHECKING:
     from learncost.reports.over import OverMesh

@@ -17,6 +17,7 @@ from learncost.plans.plan import plan_of
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.program.regions import Region
 from learncost.readings.live import Held, Moment, Stay
 from learncost.reports.memory_runner import Chosen, largest, longest, runner_of
 from learncost.reports.memory_step import Step
@@ -25,13 +26,12 @@ from learncost.reports.question import question
 from learncost.reports.run import adaptation_of, possible, prepare
 from learncost.reports.runners import TABLE, USUAL, runners
 from learncost.reports.sheet import Drawn
-from learncost.schedule.regions import Region
 
 if TYPE_CHECKING:
     from learncost.plans.in_product import Updates
+    from learncost.program.arena import Arena
     from learncost.reports.memory_several import Several
     from learncost.reports.over import OverMesh
-    from learncost.schedule.arena import Arena
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,6 +15,8 @@ from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.program.autograd import module_named
+from learncost.program.regions import Region
 from learncost.reports.fit_advice import advice_for, refusal
 from learncost.reports.fit_question import FitQuestion, Fitting
 from learncost.reports.memory import check_over
@@ -23,8 +25,6 @@ from learncost.reports.memory_types import bytes_of, said_bytes
 from learncost.reports.question import question
 from learncost.reports.runners import TABLE, runners
 from learncost.reports.sheet import WIDTH, Drawn, Row, Sheet, number, size_of
-from learncost.schedule.autograd import module_named
-from learncost.schedule.regions import Region
 
 if TYPE_CHECKING:
     from learncost.reports.memory_lengths import Lengths

@@ -29,14 +29,14 @@ from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import with_statistics
 from learncost.procedures.step import step, trained_by
+from learncost.program.autograd.module import module_named
+from learncost.program.autograd.running import Running
+from learncost.program.calls import IN_KERNELS
+from learncost.program.lifetimes import FEW, Walked, every_turn
+from learncost.program.regions import Region
 from learncost.readings.live import Instant, Live, Stretch, levels, live, moments, stretches
 from learncost.reports.memory_types import INDEX
 from learncost.reports.run import Run
-from learncost.schedule.autograd.module import module_named
-from learncost.schedule.autograd.running import Running
-from learncost.schedule.calls import IN_KERNELS
-from learncost.schedule.lifetimes import FEW, Walked, every_turn
-from learncost.schedule.regions import Region
 
 if TYPE_CHECKING:
     from learncost.reports.over import OverMesh

@@ -13,9 +13,9 @@ from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.plans.planner import chosen
+from learncost.program.arena import Arena
 from learncost.readings.live import Held, Moment, Stay
 from learncost.reports.memory_step import Step
-from learncost.schedule.arena import Arena
 
 FIXED = "fixed matrices"
 """The part of the memory that matrices take which are drawn once and read at every step."""

@@ -15,9 +15,9 @@ from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.ir.value import Same
 from learncost.procedures.optimizer import without_gradients
+from learncost.program.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule
 from learncost.readings.emit import fill, leaves, unfold
 from learncost.readings.emit.stages import StagesProgram
-from learncost.schedule.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule
 from learncost.sharding.clauses import Clause
 from learncost.sharding.devices import counted, of_stage, together
 from learncost.sharding.mesh import Mesh

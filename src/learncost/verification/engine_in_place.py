@@ -18,9 +18,9 @@ from learncost.ir.count import base, shape_of
 from learncost.ir.line import Line, Product, Word
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
+from learncost.program.calls import Call, Item, Loop
 from learncost.readings.emit.c.sides import is_ended, is_library
 from learncost.readings.emit.placed import Placed
-from learncost.schedule.calls import Call, Item, Loop
 from learncost.verification.engine import Lines, factors, places
 
 Shape = tuple[int, int, int]

@@ -14,10 +14,10 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.layers.parts import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS
+from learncost.program.groups import groups
+from learncost.program.lifetimes import Turn, Walked, every_turn, some_turns
 from learncost.readings.price import Price, Row
 from learncost.reports.timing import Timing
-from learncost.schedule.groups import groups
-from learncost.schedule.lifetimes import Turn, Walked, every_turn, some_turns
 from learncost.viz.timeline import Counter, Pen, Process, changes
 
 MOST = 100_000

@@ -18,6 +18,7 @@ from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.program.lifetimes import Walked
 from learncost.readings.live import moments
 from learncost.reports.inference import served
 from learncost.reports.memory_step import Step
@@ -25,7 +26,6 @@ from learncost.reports.question import question
 from learncost.reports.run import adaptation_of, prepare
 from learncost.reports.sheet import Row, Sheet, Shown, number, seconds_of
 from learncost.reports.timing import timing
-from learncost.schedule.lifetimes import Walked
 from learncost.training.files import path_of, written
 from learncost.version import __version__
 from learncost.viz.perfetto import perfetto

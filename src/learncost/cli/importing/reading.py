@@ -19,7 +19,7 @@ from learncost.models.files import read_path
 from learncost.models.imported.configured import check_installed
 from learncost.models.imported.inputs import Input, checked, parse_inputs
 from learncost.models.wording import printable
-from learncost.schedule.autograd import Running
+from learncost.program.autograd import Running
 from learncost.version import __version__
 
 

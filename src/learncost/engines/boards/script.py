@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from learncost.devices.device import STACK, Device
 from learncost.engines.boards.board import HERE
-from learncost.schedule.regions import Region
+from learncost.program.regions import Region
 
 
 def linker_script(device: Device, used: Sequence[str]) -> str:

@@ -10,13 +10,13 @@ from learncost.ir.line import Line, Product, Sum, Word, alias
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ops import entry
 from learncost.ops.collectives import KIND
+from learncost.program.calls import Item, Loop
 from learncost.readings.emit.collected import collected
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
 from learncost.readings.emit.indices import gathered, is_taken, scatter, take
 from learncost.readings.emit.precision import contraction
 from learncost.readings.emit.scope import Layout, Scope
 from learncost.readings.emit.words import is_along, primitive
-from learncost.schedule.calls import Item, Loop
 
 
 def write(scope: Scope, line: Line, heading: str = "") -> None:

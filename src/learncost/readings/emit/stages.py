@@ -14,12 +14,12 @@ from learncost.ir.count import base, whole
 from learncost.ir.table import Table
 from learncost.layers.parted import parted
 from learncost.ops.collectives import is_collective
+from learncost.program.pipeline import Schedule
 from learncost.readings.emit.backend import backend
 from learncost.readings.emit.between import ALONG
 from learncost.readings.emit.expression import shape
 from learncost.readings.emit.program import Stops, Writer, closed, in_types
 from learncost.readings.emit.records import Node, Tree, leaves
-from learncost.schedule.pipeline import Schedule
 
 BATCH = "B"
 """The axis along which a batch is cut into microbatches."""

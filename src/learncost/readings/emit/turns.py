@@ -10,6 +10,7 @@ from learncost.ir.count import base, comes_round, cuts
 from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import INDICES
+from learncost.program.calls import Loop, every_call
 from learncost.readings.emit import function
 from learncost.readings.emit.between import MESH
 from learncost.readings.emit.expression import POWER, PRODUCT, SUM, Code, binary, call, returned
@@ -17,7 +18,6 @@ from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.records import Group, Record, Weights
 from learncost.readings.emit.scope import FIRST, Layout, Scope
 from learncost.readings.emit.scope import Statement as Made
-from learncost.schedule.calls import Loop, every_call
 
 Pair = tuple[str, str]  # a name inside a repeat and the name of its stack outside
 

@@ -18,10 +18,10 @@ by `einsum` need them; what kernels have for themselves is not counted. Where it
 devices, it runs on a mesh without values.
 """
 
+from learncost.program.account import Account
 from learncost.readings.rooms.array import Array
 from learncost.readings.rooms.between import Device, DeviceMesh
 from learncost.readings.rooms.program import loaded, loaded_on_torch
 from learncost.readings.rooms.tensor import Tensor
-from learncost.schedule.account import Account
 
 __all__ = ["Account", "Array", "Device", "DeviceMesh", "Tensor", "loaded", "loaded_on_torch"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from learncost.program.account import Account, Room
 from learncost.readings.rooms.layout import Laid, chosen, laid
-from learncost.schedule.account import Account, Room
 
 BUFFER = 8192
 """Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.errors import InputError
+from learncost.program.account import Account
 from learncost.readings.rooms.array import Array
 from learncost.readings.rooms.operators import elementwise
-from learncost.schedule.account import Account
 
 
 class NumPy:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from learncost.schedule.account import Account, Room
+from learncost.program.account import Account, Room
 
 
 class Laid:

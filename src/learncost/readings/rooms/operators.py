@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from learncost.program.account import Account
 from learncost.readings.rooms.array import BUFFER, Array, order_of
-from learncost.schedule.account import Account
 
 ELIDED = 256 * 1024
 """Bytes from which on NumPy writes a result into a temporary operand (NPY_MIN_ELIDE_BYTES)."""

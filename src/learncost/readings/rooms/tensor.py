@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from learncost.program.account import Account, Room
 from learncost.readings.rooms.layout import Laid, chosen, laid
-from learncost.schedule.account import Account, Room
 
 BFLOAT16 = np.dtype("float16")
 """In its place, as NumPy has none: of the same size, and as narrow beside others."""

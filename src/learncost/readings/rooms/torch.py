@@ -12,9 +12,9 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.ops import entries
+from learncost.program.account import Account
 from learncost.readings.rooms.between import Collectives, distributed
 from learncost.readings.rooms.tensor import BFLOAT16, Function, Rows, Tensor, elementwise
-from learncost.schedule.account import Account
 
 
 @cache

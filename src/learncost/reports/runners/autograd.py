@@ -12,11 +12,8 @@ from learncost.ir.precision import BYTES
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.procedures.procedure import procedure
-from learncost.reports.memory_step import Step
-from learncost.reports.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
-from learncost.reports.runners.logged import Logs
-from learncost.schedule.account import Room
-from learncost.schedule.autograd import (
+from learncost.program.account import Room
+from learncost.program.autograd import (
     BUCKETS,
     GATHERED,
     MESSAGES,
@@ -29,6 +26,9 @@ from learncost.schedule.autograd import (
     run_step,
     step_weights,
 )
+from learncost.reports.memory_step import Step
+from learncost.reports.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
+from learncost.reports.runners.logged import Logs
 from learncost.sharding.presets import chosen
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from learncost.program.autograd.tape import Node, Tape
 from learncost.reports.runners.autograd import Stepping, runner
-from learncost.schedule.autograd.tape import Node, Tape
 
 
 class _InBackward(Tape):

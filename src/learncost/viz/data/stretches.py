@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from learncost.ir.count import size_of
+from learncost.program.lifetimes import FEW
 from learncost.readings.live import Instant, Stretch
 from learncost.reports.memory_step import Step
 from learncost.reports.runners.table import part_of
-from learncost.schedule.lifetimes import FEW
 from learncost.viz.data.curve import KINDS, brackets, kind_of
 from learncost.viz.data.polynomials import Monomials
 

@@ -16,9 +16,9 @@ from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.plans.plan import PLANS
 from learncost.procedures.optimizer_state import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
+from learncost.program.pipeline import KINDS
 from learncost.reports.question import Flag, flags_of, schema_of, typed
 from learncost.reports.runners import runners
-from learncost.schedule.pipeline import KINDS
 from learncost.sharding.presets import PLACEMENTS
 from learncost.viz.views import VIEWS
 

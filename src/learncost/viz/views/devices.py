@@ -18,11 +18,11 @@ from learncost.ir.precision import precision_of
 from learncost.ir.repeat import Repeat
 from learncost.models.wording import counted, shown
 from learncost.ops.collectives import is_collective
+from learncost.program.pipeline import run
+from learncost.program.pipeline import schedule as schedule_of
 from learncost.reports.placed import place as placed_table
 from learncost.reports.question import question
 from learncost.reports.sheet import number, seconds_of, size_of
-from learncost.schedule.pipeline import run
-from learncost.schedule.pipeline import schedule as schedule_of
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.viz.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of
 

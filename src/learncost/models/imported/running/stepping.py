@@ -11,7 +11,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.models.imported.refusals import silenced, told
-from learncost.schedule.autograd.running import Running
+from learncost.program.autograd.running import Running
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the types that it trains in."""

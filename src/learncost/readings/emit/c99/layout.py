@@ -12,17 +12,17 @@ from learncost.ir.line import Line
 from learncost.ir.repeat import check_derived
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, Value
+from learncost.program import arena
+from learncost.program.arena import Arena
+from learncost.program.calls import Axes
+from learncost.program.lifetimes import Array
+from learncost.program.matrix import MatrixProduct, matrix_product
+from learncost.program.regions import ARENA, Region, assigned, too_large
 from learncost.readings.emit.c import Function
 from learncost.readings.emit.c.c99 import C99
 from learncost.readings.emit.placed.kernels import Kernels
 from learncost.readings.emit.placed.layout import IN_PLACE, Layout
 from learncost.readings.emit.precision import typed
-from learncost.schedule import arena
-from learncost.schedule.arena import Arena
-from learncost.schedule.calls import Axes
-from learncost.schedule.lifetimes import Array
-from learncost.schedule.matrix import MatrixProduct, matrix_product
-from learncost.schedule.regions import ARENA, Region, assigned, too_large
 
 WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1, "int32": 4}
 """Bytes of an element: places and indices are of 32 bits."""

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.table import Table
+from learncost.program.calls import Call
+from learncost.program.regions import ARENA, Region, label
 from learncost.readings.emit.c.c99 import BASIS, C99, WHOLE_BASIS, products
 from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.functions import called, check_written, functions, known
@@ -19,8 +21,6 @@ from learncost.readings.emit.c99.steps import CODES, Steps
 from learncost.readings.emit.c99.values import initial, initializer
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.placed.kernels import Kernels
-from learncost.schedule.calls import Call
-from learncost.schedule.regions import ARENA, Region, label
 
 REAL = {"fp32": "float", "fp64": "double", "int32": "int32_t"}
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from math import prod
 
 from learncost.ir.line import Line, Word
+from learncost.program.calls import Axes, Call, Item, Loop, axes_within
+from learncost.program.lifetimes import Array
+from learncost.program.matrix import Matrix
 from learncost.readings.emit.c.c99 import C99, product_name
 from learncost.readings.emit.c99.functions import without_comments
 from learncost.readings.emit.c99.layout import Alone
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.lines import headed
 from learncost.readings.emit.turns import loop_title
-from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within
-from learncost.schedule.lifetimes import Array
-from learncost.schedule.matrix import Matrix
 
 WIDE = 118
 

@@ -8,12 +8,12 @@ from math import prod
 
 from learncost.ir.count import size_of
 from learncost.ir.line import Line
+from learncost.program.calls import Axes
 from learncost.readings.emit.c import Function, SizeNeededError, kernel
 from learncost.readings.emit.c.gnu import GNU
 from learncost.readings.emit.c.printer import Printer
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.placed.alike import Alike, Pattern, alike, flat, named_by_word
-from learncost.schedule.calls import Axes
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
+from learncost.program import arena
+from learncost.program.calls import Axes
+from learncost.program.in_place import calls
+from learncost.program.lifetimes import Array, Lifetimes, Stack, every_turn
+from learncost.program.matrix import MatrixProduct, matrix_product
 from learncost.readings.emit.c import Function
 from learncost.readings.emit.placed.kernels import Kernels
 from learncost.readings.emit.precision import Rounding, typed
-from learncost.schedule import arena
-from learncost.schedule.calls import Axes
-from learncost.schedule.in_place import calls
-from learncost.schedule.lifetimes import Array, Lifetimes, Stack, every_turn
-from learncost.schedule.matrix import MatrixProduct, matrix_product
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
 """Bytes of an element of every type of array."""

@@ -14,6 +14,9 @@ from learncost.ir.line import Word
 from learncost.ir.repeat import check_derived
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective
+from learncost.program.calls import Axes, Call, Item, Loop, axes_within, every_call
+from learncost.program.lifetimes import Array, Path
+from learncost.program.matrix import Matrix, Scatter
 from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers
@@ -21,9 +24,6 @@ from learncost.readings.emit.lines import comment, headed
 from learncost.readings.emit.placed import between
 from learncost.readings.emit.placed.layout import Layout, laid_out
 from learncost.readings.emit.turns import loop_title
-from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within, every_call
-from learncost.schedule.lifetimes import Array, Path
-from learncost.schedule.matrix import Matrix, Scatter
 
 TYPES = {
     "fp64": "float64",

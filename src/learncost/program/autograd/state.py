@@ -10,12 +10,12 @@ from math import prod
 from learncost.ir.count import shape_of, size_of
 from learncost.ir.repeat import Repeat
 from learncost.ir.table import Table
-from learncost.schedule.account import Room
-from learncost.schedule.autograd.asked import Asked
-from learncost.schedule.autograd.blocks import blocks_of, places
-from learncost.schedule.autograd.operators import Tensor
-from learncost.schedule.autograd.tape import Node, Tape, Value
-from learncost.schedule.autograd.wrapped import Group, Sharded
+from learncost.program.account import Room
+from learncost.program.autograd.asked import Asked
+from learncost.program.autograd.blocks import blocks_of, places
+from learncost.program.autograd.operators import Tensor
+from learncost.program.autograd.tape import Node, Tape, Value
+from learncost.program.autograd.wrapped import Group, Sharded
 
 ROOT = ()
 """The group of weights that no block has."""

@@ -11,8 +11,8 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.schedule.lifetimes import Array, Lifetimes
-from learncost.schedule.packing import Piece, most, packed
+from learncost.program.lifetimes import Array, Lifetimes
+from learncost.program.packing import Piece, most, packed
 
 ALIGNED = 64
 """Every place begins at a multiple of so many bytes: a line of the cache, and the widest vector registers."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from sys import getrefcount
 
-from learncost.schedule.account import Account, Room
+from learncost.program.account import Account, Room
 
 
 @dataclass(eq=False, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from learncost.ops import word_called
-from learncost.schedule.account import Room
-from learncost.schedule.autograd.tape import Gradients, Tape, Value
+from learncost.program.account import Room
+from learncost.program.autograd.tape import Gradients, Tape, Value
 
 FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""

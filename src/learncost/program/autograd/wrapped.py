@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from learncost.schedule.account import Room, Storage
-from learncost.schedule.autograd.operators import Tensor
-from learncost.schedule.autograd.tape import Gradients, Tape, Value
+from learncost.program.account import Room, Storage
+from learncost.program.autograd.operators import Tensor
+from learncost.program.autograd.tape import Gradients, Tape, Value
 
 BUCKETS, GATHERED, MESSAGES = "buckets", "gathered weights", "messages"
 """What wrappers take, as memory is told by."""

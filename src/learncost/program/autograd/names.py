@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from learncost.ir.term import Operand, Read, Term
-from learncost.schedule.autograd.module import Module
-from learncost.schedule.autograd.operators import Tensor
-from learncost.schedule.autograd.state import State
-from learncost.schedule.autograd.tape import Tape
+from learncost.program.autograd.module import Module
+from learncost.program.autograd.operators import Tensor
+from learncost.program.autograd.state import State
+from learncost.program.autograd.tape import Tape
 
 Values = dict[str, Tensor]
 

@@ -17,7 +17,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.repeat import Repeat, defined
 from learncost.ir.table import Table
-from learncost.schedule.calls import Axes, Call, Item, Loop, Place, axes_within
+from learncost.program.calls import Axes, Call, Item, Loop, Place, axes_within
 
 FOREVER = 10**9
 """The moment when a step is over."""

@@ -9,7 +9,7 @@ from learncost.ir.affine import Affine
 from learncost.ir.line import Line
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.term import Operand, Read, Term
-from learncost.schedule.autograd.calls import Call
+from learncost.program.autograd.calls import Call
 
 
 @dataclass(frozen=True)

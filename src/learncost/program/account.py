@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from learncost.schedule.log import Log
+from learncost.program.log import Log
 
 FILE = "<a program without values>"
 

@@ -12,7 +12,7 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.schedule.matrix import MatrixProduct, Scatter
+from learncost.program.matrix import MatrixProduct, Scatter
 
 Axes: TypeAlias = Mapping[str, tuple[str, ...]]
 Values: TypeAlias = Mapping[str, Value]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from learncost.ir.table import Table
-from learncost.schedule.account import Room
-from learncost.schedule.autograd.asked import Asked
-from learncost.schedule.autograd.names import Names, Values
-from learncost.schedule.autograd.operators import INTEGER, Tensor
-from learncost.schedule.autograd.state import ROOT, State
-from learncost.schedule.autograd.tape import Tape, Value
-from learncost.schedule.autograd.turns import run_lines
-from learncost.schedule.autograd.wrapped import BUCKETS
+from learncost.program.account import Room
+from learncost.program.autograd.asked import Asked
+from learncost.program.autograd.names import Names, Values
+from learncost.program.autograd.operators import INTEGER, Tensor
+from learncost.program.autograd.state import ROOT, State
+from learncost.program.autograd.tape import Tape, Value
+from learncost.program.autograd.turns import run_lines
+from learncost.program.autograd.wrapped import BUCKETS
 
 
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: Asked) -> None:

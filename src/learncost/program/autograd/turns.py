@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from learncost.ir.count import size_of
 from learncost.ir.repeat import Repeat, Statement
-from learncost.schedule.autograd.blocks import blocks_of, whole_block
-from learncost.schedule.autograd.called import call_module
-from learncost.schedule.autograd.calls import Call, Experts, Linear, Loss, Norm, Projection, Scope, Single, local_name
-from learncost.schedule.autograd.names import Names, Values
-from learncost.schedule.autograd.operators import Tensor, cat
-from learncost.schedule.autograd.parts import after_makers, with_parts
-from learncost.schedule.autograd.tape import Value
+from learncost.program.autograd.blocks import blocks_of, whole_block
+from learncost.program.autograd.called import call_module
+from learncost.program.autograd.calls import Call, Experts, Linear, Loss, Norm, Projection, Scope, Single, local_name
+from learncost.program.autograd.names import Names, Values
+from learncost.program.autograd.operators import Tensor, cat
+from learncost.program.autograd.parts import after_makers, with_parts
+from learncost.program.autograd.tape import Value
 
 
 def run_lines(names: Names, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:

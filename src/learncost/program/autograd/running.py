@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from learncost.schedule.account import Account
-from learncost.schedule.log import Logged
+from learncost.program.account import Account
+from learncost.program.log import Logged
 
 
 class Running:

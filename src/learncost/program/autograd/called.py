@@ -9,7 +9,7 @@ from learncost.ir.count import base, size_of
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.term import Literal, Term
 from learncost.ops import entry
-from learncost.schedule.autograd.calls import (
+from learncost.program.autograd.calls import (
     Attention,
     Call,
     Dropout,
@@ -23,10 +23,10 @@ from learncost.schedule.autograd.calls import (
     Single,
     local_name,
 )
-from learncost.schedule.autograd.module import Scores
-from learncost.schedule.autograd.names import Names, Values
-from learncost.schedule.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
-from learncost.schedule.autograd.parts import Parts
+from learncost.program.autograd.module import Scores
+from learncost.program.autograd.names import Names, Values
+from learncost.program.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
+from learncost.program.autograd.parts import Parts
 
 
 def call_module(names: Names, call: Call, values: Values) -> None:

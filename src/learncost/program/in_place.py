@@ -14,9 +14,9 @@ from learncost.ir.repeat import Repeat, Statement, defined, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, terms_of
 from learncost.ops.collectives import JOINED, REDUCES, is_collective
-from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
-from learncost.schedule.groups import groups, in_kernels
-from learncost.schedule.matrix import MatrixProduct, matrix_product, scatter
+from learncost.program.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
+from learncost.program.groups import groups, in_kernels
+from learncost.program.matrix import MatrixProduct, matrix_product, scatter
 
 Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], Function]
 """Writes the lines of a kernel as a function, given their axes, which names others read, and a wish for its name."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from learncost.schedule.autograd.module import Module
-from learncost.schedule.autograd.wrapped import Wrapping
+from learncost.program.autograd.module import Module
+from learncost.program.autograd.wrapped import Wrapping
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from learncost.ir.errors import named_one
 from learncost.ir.line import Word
-from learncost.schedule.autograd.calls import Projection
-from learncost.schedule.autograd.operators import (
+from learncost.program.autograd.calls import Projection
+from learncost.program.autograd.operators import (
     BOOLEAN,
     FLOAT,
     POINTWISE,

@@ -25,8 +25,8 @@ from learncost.bench.torch_side import Eager
 from learncost.books.book import book
 from learncost.devices.rates import rates
 from learncost.ir.errors import InputError
-from learncost.plans.plan import planned
-from learncost.plans.planner import smallest
+from learncost.passes.plan import planned
+from learncost.passes.planner import smallest
 from learncost.procedures.step import step
 from learncost.readings.price import price
 from learncost.readings.time import Time

@@ -27,8 +27,8 @@ from learncost.ir.count import base
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.ops import entries
-from learncost.plans.plan import planned
-from learncost.plans.planner import memory
+from learncost.passes.plan import planned
+from learncost.passes.planner import memory
 from learncost.procedures.step import step
 from learncost.readings import write as print_reading
 from learncost.readings.price import price

@@ -33,7 +33,7 @@ from learncost.layers.lower import lower
 from learncost.models.configuration import configure
 from learncost.models.model import build, lengths_open, run_sizes
 from learncost.models.small import small
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.run import execute

@@ -23,7 +23,7 @@ from learncost.ir.repeat import Repeat
 from learncost.layers.stages import turns_of
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step

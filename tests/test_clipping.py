@@ -8,7 +8,7 @@ import learncost as lc
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
 from learncost.layers.lower import lower
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.price import parameters

@@ -13,7 +13,7 @@ from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.emit import program

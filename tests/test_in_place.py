@@ -20,7 +20,7 @@ from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.program.calls import every_call

@@ -8,8 +8,8 @@ from learncost.engines.compiler import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.from_layer import from_layer
-from learncost.plans.in_product import updates
-from learncost.plans.plan import planned
+from learncost.passes.in_product import updates
+from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
@@ -131,7 +131,7 @@ def test_tiles_of_every_order_of_axes(line: str, dtype: str) -> None:
 
 def test_sizes_of_the_planner_take_it_only_where_it_is_needed() -> None:
     """Under a budget that the plan at-once misses by less than a gradient, nothing runs again."""
-    from learncost.plans.planner import chosen, memory
+    from learncost.passes.planner import chosen, memory
 
     table, sizes = _mlp("adamw"), {**SIZES, "B": 64, "M": 1}
     assert "in-product" not in chosen(table, sizes)

@@ -4,7 +4,7 @@ import pytest
 import learncost as lc
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.program import lifetimes

@@ -10,7 +10,7 @@ from learncost.ir.count import shape_of
 from learncost.ir.repeat import walk
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.verification.check import sound_arrays, tally, values_of

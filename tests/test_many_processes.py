@@ -19,7 +19,7 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.emit.placed import placed

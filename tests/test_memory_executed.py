@@ -12,8 +12,8 @@ from learncost.engines.emitted import Emitted
 from learncost.ir.count import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.executed import executed
-from learncost.plans.plan import planned
+from learncost.passes.executed import executed
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings import rooms

@@ -9,7 +9,7 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.live import live
 from learncost.reports.memory_measured import measured

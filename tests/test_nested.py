@@ -9,7 +9,7 @@ from learncost.ir.repeat import Repeat, walk
 from learncost.layers.lower import lower
 from learncost.layers.split import Part, split
 from learncost.models.from_layer import from_layer
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.run import execute as run

@@ -8,8 +8,8 @@ from learncost.ir.count import Count
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.plan import planned
-from learncost.plans.planner import smallest
+from learncost.passes.plan import planned
+from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.emit.placed import placed

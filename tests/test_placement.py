@@ -18,7 +18,7 @@ from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.ops import entry
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step

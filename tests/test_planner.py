@@ -9,8 +9,8 @@ from learncost.ir.line import Kernel
 from learncost.ir.repeat import each_line
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.plan import planned
-from learncost.plans.planner import chosen, memory
+from learncost.passes.plan import planned
+from learncost.passes.planner import chosen, memory
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.step import step
 from learncost.readings.price import parameters

@@ -15,7 +15,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.repeat import Repeat, walk
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.plan import PLANS, plan_of, planned
+from learncost.passes.plan import PLANS, plan_of, planned
 from learncost.procedures.step import step
 from planned import MODELS, given, results, sizes_of, table_of
 from programs import execute, worst

@@ -7,7 +7,7 @@ import learncost as lc
 from learncost.engines.emitted import Programs
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.verification.check import sound_arrays, tally, values_of

@@ -11,7 +11,7 @@ from learncost.ir.line import Sum, Word
 from learncost.ir.repeat import Repeat, walk
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.reports.over import in_a_ring

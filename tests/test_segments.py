@@ -10,9 +10,9 @@ from counting import counting, tally_of
 from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import Repeat
-from learncost.plans.executed import executed
-from learncost.plans.plan import planned
-from learncost.plans.planner import chosen, memory
+from learncost.passes.executed import executed
+from learncost.passes.plan import planned
+from learncost.passes.planner import chosen, memory
 from planned import given, results, sizes_of, table_of
 from programs import execute, worst
 

@@ -7,7 +7,7 @@ import learncost as lc
 from learncost.ir.repeat import Repeat
 from learncost.models.model import build
 from learncost.models.small import small
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.step import run_by, step
 from learncost.verification.check import tally, values_of
 from learncost.verification.stepped import arrays_of, sizes_of

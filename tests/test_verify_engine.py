@@ -16,8 +16,8 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.flash import QUERIES
-from learncost.plans.plan import planned
+from learncost.passes.flash import QUERIES
+from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.training.verified import verify_engine
 from learncost.verification import engine_operators

@@ -13,8 +13,8 @@ from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
-from learncost.plans.fused import fused
-from learncost.plans.plan import planned
+from learncost.passes.fused import fused
+from learncost.passes.plan import planned
 from learncost.readings.run import execute as execute_table
 from learncost.verification.sample import random_arrays
 from programs import execute

@@ -7,7 +7,7 @@ from learncost.ir.repeat import walk
 from learncost.layers.layer import layer
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.price import price
 from learncost.readings.time import Curve, Grid, Rates

@@ -20,7 +20,7 @@ from learncost.books.book import book
 from learncost.devices.calibration import save
 from learncost.devices.rates import rates
 from learncost.hardware.calibrate import calibrate
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.price import price
 from learncost.readings.time import time as predicted_time

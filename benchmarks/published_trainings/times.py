@@ -11,7 +11,7 @@ from learncost.books.book import book
 from learncost.devices.cluster import Cluster, cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.price import Price, price
 from learncost.readings.time import Rates

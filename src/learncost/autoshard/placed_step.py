@@ -12,7 +12,7 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.sharding.clauses import Clause, Homes

@@ -20,7 +20,7 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.models.wording import shown
-from learncost.plans.executed import executed
+from learncost.passes.executed import executed
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, procedure
 from learncost.readings.price import price

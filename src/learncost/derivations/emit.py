@@ -21,8 +21,8 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
-from learncost.plans.plan import planned
-from learncost.plans.planner import smallest
+from learncost.passes.plan import planned
+from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure

@@ -34,8 +34,8 @@ from learncost.models.made import names_made
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.tables import letters
 from learncost.models.wording import nearest, shown
-from learncost.plans.plan import plan_of, planned
-from learncost.plans.planner import frugal
+from learncost.passes.plan import plan_of, planned
+from learncost.passes.planner import frugal
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed

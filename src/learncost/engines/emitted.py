@@ -10,7 +10,7 @@ import numpy as np
 from learncost.engines.core import Core, Interpreter, Prepared, Values
 from learncost.ir.table import Table
 from learncost.ir.value import Same
-from learncost.plans.executed import executed
+from learncost.passes.executed import executed
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, program, unfold
 

@@ -11,7 +11,7 @@ from learncost.ir.table import Table
 from learncost.layers.stages import turns_of
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.staged import clipped_together, staged, staged_forward
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.program.pipeline import Schedule

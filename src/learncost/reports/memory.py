@@ -13,7 +13,7 @@ from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
-from learncost.plans.plan import plan_of
+from learncost.passes.plan import plan_of
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
@@ -28,7 +28,7 @@ from learncost.reports.runners import TABLE, USUAL, runners
 from learncost.reports.sheet import Drawn
 
 if TYPE_CHECKING:
-    from learncost.plans.in_product import Updates
+    from learncost.passes.in_product import Updates
     from learncost.program.arena import Arena
     from learncost.reports.memory_several import Several
     from learncost.reports.over import OverMesh
@@ -457,6 +457,6 @@ def _updates(step: Step) -> Updates | None:
     """Which weights are updated in a product, where the plan has that."""
     if not any(plan.name == "in-product" for plan, _ in plan_of(step.plan)):
         return None
-    from learncost.plans.in_product import updates  # only where it is asked for: start-up counts
+    from learncost.passes.in_product import updates  # only where it is asked for: start-up counts
 
     return updates(step.table)

@@ -13,7 +13,7 @@ from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.quantization import quantized_widths
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.decoding import Kept
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.needed import needed

@@ -15,7 +15,7 @@ from learncost.models.model import Model
 from learncost.ops import entry
 from learncost.ops.collectives import KIND
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.step import step as step_of
 from learncost.reports.memory_step import Step, gathering, points, stacks_of, state_bytes

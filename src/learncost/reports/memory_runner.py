@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch
-from learncost.plans.plan import CHOSEN
+from learncost.passes.plan import CHOSEN
 from learncost.reports.memory_step import Step
 from learncost.reports.runner import Runner
 from learncost.reports.runners import TABLE, USUAL, runners

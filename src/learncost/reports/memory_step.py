@@ -20,9 +20,9 @@ from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
 from learncost.models.wording import counted, shown
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.plans.in_product import KERNELS
-from learncost.plans.plan import CHOSEN, planned
-from learncost.plans.planner import chosen
+from learncost.passes.in_product import KERNELS
+from learncost.passes.plan import CHOSEN, planned
+from learncost.passes.planner import chosen
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
 from learncost.procedures.procedure import PAPER

@@ -16,7 +16,7 @@ from learncost.ir.repeat import round_rings, walk
 from learncost.ir.table import Table
 from learncost.layers.stages import turns_of
 from learncost.models.model import Model, Structure
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step

@@ -47,7 +47,7 @@ def _under(plan: str, table: Table, model: Model) -> Table:
     """The step under a plan; one that finds nothing in a layer of one's own is refused."""
     if not plan:
         return table
-    from learncost.plans.plan import planned  # imported where it is needed: start-up counts
+    from learncost.passes.plan import planned  # imported where it is needed: start-up counts
 
     for part in plan.split(",") if model.configuration.layer else ():
         if planned(table, part).lines == table.lines:

@@ -12,7 +12,7 @@ from learncost.ir.count import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.plans.planner import chosen
+from learncost.passes.planner import chosen
 from learncost.program.arena import Arena
 from learncost.readings.live import Held, Moment, Stay
 from learncost.reports.memory_step import Step

@@ -16,8 +16,8 @@ from learncost.ir.count import base, shape_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.ir.value import Same
-from learncost.plans.plan import planned
-from learncost.plans.planner import smallest
+from learncost.passes.plan import planned
+from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.sharding.bucketed import bucketed
 from learncost.sharding.clauses import Clause

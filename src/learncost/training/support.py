@@ -25,8 +25,8 @@ from learncost.models.configuration import Configuration
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, lengths_open
 from learncost.models.small import small
-from learncost.plans.plan import planned
-from learncost.plans.planner import smallest
+from learncost.passes.plan import planned
+from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.reports.cost import cost

@@ -17,8 +17,8 @@ from learncost.ir.precision import BLOCKS, precision_of
 from learncost.ir.table import Table
 from learncost.ir.value import Same
 from learncost.models.configuration import Configuration
-from learncost.plans.plan import planned
-from learncost.plans.planner import smallest
+from learncost.passes.plan import planned
+from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, program, unfold
 from learncost.training.engine import Arrays, NumPyEngine

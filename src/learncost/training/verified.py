@@ -23,8 +23,8 @@ from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import configure
 from learncost.models.model import Model, build
-from learncost.plans.plan import planned
-from learncost.plans.planner import smallest
+from learncost.passes.plan import planned
+from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.readings.emit.c import source
 from learncost.verification import engine_in_place as in_place

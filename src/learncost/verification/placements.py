@@ -23,7 +23,7 @@ from learncost.models.model import Model, build
 from learncost.models.small import small
 from learncost.ops import entry
 from learncost.ops.collectives import sends
-from learncost.plans.plan import planned
+from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step

@@ -135,7 +135,7 @@ def _roles(types: Mapping[str, str]) -> str:
 
 
 def _plans() -> Listed:
-    from learncost.plans.plan import PLANS
+    from learncost.passes.plan import PLANS
 
     entries: list[Known] = [
         {"name": plan.spelling, "title": plan.title, "source": plan.source} for plan in PLANS.values()

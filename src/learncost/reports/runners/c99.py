@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from learncost.ir.table import Table
 from learncost.models.families import instead
 from learncost.models.made import names_made
-from learncost.plans.planner import frugal
+from learncost.passes.planner import frugal
 from learncost.program.regions import Region, assigned, label, largest_assigned, too_large
 from learncost.reports.memory_step import Step
 from learncost.reports.runner import TYPES, Runner, Taken, at_line, grouped, refusal

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.value import RANDOM
-from learncost.plans.planner import smallest
+from learncost.passes.planner import smallest
 from learncost.reports.memory_step import Step
 from learncost.reports.runner import TYPES, Runner, Taken, at_line, bytes_of, given_bytes, grouped, refusal
 from learncost.reports.runners import libraries
@@ -26,7 +26,7 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[program.given[name][1]])
     parts["arena"] = program.bytes
     if step.over and program.meets:
-        from learncost.plans.executed import beside_the_arena
+        from learncost.passes.executed import beside_the_arena
 
         parts["messages"] = beside_the_arena(program, sizes, step.over.placed.mesh.sizes)
     return parts

@@ -15,8 +15,8 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.parts import NORM, is_norm
 from learncost.models.purposes import activates, attentions, layers_that
-from learncost.plans.plan import planned
-from learncost.plans.recompute import SEGMENTS
+from learncost.passes.plan import planned
+from learncost.passes.recompute import SEGMENTS
 from learncost.program.calls import IN_KERNELS
 from learncost.readings.live import Live, live
 from learncost.readings.price import Book, price

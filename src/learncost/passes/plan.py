@@ -41,7 +41,7 @@ def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
     """The rewriting of a module of this folder, which is imported when it is applied: start-up counts."""
 
     def apply(table: Table, parts: tuple[str, ...]) -> Table:
-        plan_function = getattr(import_module(f"learncost.plans.{module}"), module)
+        plan_function = getattr(import_module(f"learncost.passes.{module}"), module)
         result = plan_function(table, parts) if parts else plan_function(table)
         assert isinstance(result, Table)
         return result

@@ -19,7 +19,7 @@ from learncost.layers.inverse import inverted, kept_again
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed, run_once
 from learncost.ops import entry
-from learncost.plans.kernels import Names
+from learncost.passes.kernels import Names
 
 QUERIES = 32
 """Queries of a block: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which a

@@ -7,7 +7,7 @@ from dataclasses import replace
 from learncost.ir.repeat import repeats
 from learncost.ir.table import Table
 from learncost.layers.recompute import recomputed
-from learncost.plans.flash import scores
+from learncost.passes.flash import scores
 
 
 def ring(table: Table) -> Table:

@@ -15,7 +15,7 @@ from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.layers.names import named_once
-from learncost.plans.kernels import Names
+from learncost.passes.kernels import Names
 
 _APART = ("zeros", "eye", "append", "join", "inside")
 

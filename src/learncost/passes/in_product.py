@@ -16,8 +16,8 @@ from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.names import named_once
 from learncost.ops import entry
-from learncost.plans.at_once import at_once
-from learncost.plans.kernels import Names
+from learncost.passes.at_once import at_once
+from learncost.passes.kernels import Names
 
 KERNELS = "in_product"
 """How kernels of this plan begin."""

@@ -29,7 +29,7 @@ from learncost.models.imported.room import give_room, without_memory
 from learncost.models.imported.whole import table_of
 from learncost.models.presets import TABLES
 from learncost.procedures.statistics import has_statistics
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 

@@ -8,7 +8,7 @@ import pytest
 import learncost as lc
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

@@ -18,7 +18,7 @@ from learncost.ir.count import Count
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 
 PETAFLOP_DAY = 10**15 * 86_400
 

@@ -11,7 +11,7 @@ from learncost.layers.lower import lower
 from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.weight_decay import with_weight_decay
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 from learncost.readings.run import execute
 from planned import given, results, sizes_of, table_of
 from trainings import batch, training

@@ -17,8 +17,7 @@ from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build
 from learncost.models.presets import presets
-from learncost.readings.active import active_parameters, choices
-from learncost.readings.price import parameters
+from learncost.readings.active import active_parameters, choices, parameters
 from sampling import sampled
 
 ROWS = json.loads((Path(__file__).parent / "published" / "experts.json").read_text())

@@ -9,7 +9,7 @@ from learncost.ir.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.procedures.step import step
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 from sampling import sampled
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from learncost.passes.plan import planned
 from learncost.passes.planner import chosen, memory
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.step import step
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 from planned import sizes_of, table_of
 
 PAGE = (Path(__file__).parent.parent / "docs" / "plans.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.presets import preset, presets
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 
 ROWS = json.loads((Path(__file__).parent / "published" / "encoders.json").read_text(encoding="utf-8"))
 

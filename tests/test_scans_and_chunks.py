@@ -17,7 +17,7 @@ from learncost.models.model import build
 from learncost.models.presets import preset
 from learncost.models.small import small
 from learncost.procedures.step import step
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 from learncost.verification.check import sound_arrays, tally, values_of
 from learncost.verification.sample import small_sizes
 

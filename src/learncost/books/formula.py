@@ -17,8 +17,8 @@ from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.models.purposes import makes_shares
-from learncost.readings.active import active_parameters, choices
-from learncost.readings.price import Book, Row, kind, parameters
+from learncost.readings.active import active_parameters, choices, parameters
+from learncost.readings.price import Book, Row, kind
 
 FORMULA = "formula"
 """The rule of these books."""

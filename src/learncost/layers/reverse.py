@@ -14,13 +14,8 @@ from learncost.ir.value import Role, Value, axes_of
 from learncost.layers.adding import Adding
 from learncost.layers.cuts import Elsewhere
 from learncost.layers.reach import Reach
-from learncost.layers.spelling import operand, primed, spell
+from learncost.layers.spelling import merging, operand, primed, spell
 from learncost.ops import entry
-
-
-def merging(tag: Tag, macro: str) -> Tag:
-    """What is said of a line that adds parts of a gradient, of a value that a line of this tag reads or makes."""
-    return Tag(tag.layer, tag.block, macro, local="merge", binding=tag.binding, module=tag.module)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from learncost.ir.count import base
-from learncost.ir.line import Line, Word
+from learncost.ir.line import Line, Tag, Word
 from learncost.ir.repeat import Statement, walk
 from learncost.ir.term import Term
 from learncost.ops import entry
@@ -61,3 +61,8 @@ def spell(axes: Iterable[str], line: Word, second: Mapping[str, str] = {}) -> tu
         else:
             result.append(axis)
     return tuple(result)
+
+
+def merging(tag: Tag, macro: str) -> Tag:
+    """What is said of a line that adds parts of a gradient, of a value that a line of this tag reads or makes."""
+    return Tag(tag.layer, tag.block, macro, local="merge", binding=tag.binding, module=tag.module)

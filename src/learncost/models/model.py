@@ -23,7 +23,7 @@ from learncost.models.configuration import PROJECTED, Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.rewritings import REWRITINGS
 from learncost.models.tables import RUN, check_limits, check_open, letters
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 
 if TYPE_CHECKING:
     from learncost.layers.quantized import Quantized

@@ -14,7 +14,7 @@ from learncost.ir.repeat import Carry, Repeat, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
-from learncost.layers.reverse import merging
+from learncost.layers.spelling import merging
 from learncost.ops import entry
 
 BATCH = "B"

@@ -15,10 +15,10 @@ from learncost.ir.value import Axes, Value
 from learncost.ops import entry
 from learncost.ops.optimizers import OPTIMIZERS, Optimizer
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
-from learncost.readings.price import Book
 
 if TYPE_CHECKING:
     from learncost.procedures.optimizer_state import State
+    from learncost.readings.price import Book
 
 DEFAULT = "adamw"
 """Of a model, where no optimizer is named; a layer has none."""

@@ -17,7 +17,7 @@ from learncost.ir.repeat import walk
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve
 from learncost.models.wording import shown
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 from learncost.reports.crossing import Stretch, coefficients, stretches
 from learncost.reports.letters import LETTERS, lettered, order, python, text
 from learncost.reports.question import question

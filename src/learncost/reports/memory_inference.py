@@ -18,8 +18,8 @@ from learncost.procedures.decoding import Kept
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.needed import needed
 from learncost.program.calls import IN_KERNELS
+from learncost.readings.active import parameters
 from learncost.readings.live import levels, live
-from learncost.readings.price import parameters
 from learncost.reports.memory_types import INDEX
 from learncost.reports.search import longest_within
 

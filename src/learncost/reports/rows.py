@@ -13,8 +13,8 @@ from learncost.models.model import Model
 from learncost.models.sizes import check_size
 from learncost.models.tables import letters_of
 from learncost.procedures.procedure import MACRO_OPERATIONS, Procedure
-from learncost.readings.active import active_parameters
-from learncost.readings.price import Price, Row, parameters
+from learncost.readings.active import active_parameters, parameters
+from learncost.readings.price import Price, Row
 from learncost.reports.record import Amount, Cost, LedgerRow
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from learncost.models.model import Model, build
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.price import Row, parameters
+from learncost.readings.active import parameters
+from learncost.readings.price import Row
 from learncost.reports.grid import Grid, grid_of
 from learncost.reports.question import question
 from learncost.reports.run import check_probability, left_out_text, possible, rows_of

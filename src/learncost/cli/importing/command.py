@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
 from learncost.models.files import NOTATION
 from learncost.models.wording import shown
-from learncost.readings.price import parameters
+from learncost.readings.active import parameters
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
 from learncost.training.files import path_of, written

@@ -8,7 +8,7 @@ from learncost.readings.price.book import Book, Override, WordPrice
 from learncost.readings.price.line import NOT_DERIVED, elements, kind, narrow_elements
 from learncost.readings.price.row import Price, Row
 from learncost.readings.price.running import executed
-from learncost.readings.price.tables import parameters, price
+from learncost.readings.price.tables import price
 
 __all__ = [
     "NOT_DERIVED",
@@ -21,6 +21,5 @@ __all__ = [
     "executed",
     "kind",
     "narrow_elements",
-    "parameters",
     "price",
 ]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
@@ -38,8 +37,3 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
         table = with_windows(table, sizes)
     rows = tuple(replace(row, place=place) for place, row in enumerate(rule(table, book)))
     return Price(book.name, rows, sizes, dtype)
-
-
-def parameters(table: Table) -> Count:
-    """What is trained: every weight of the table once, stacks of turns in full."""
-    return total(Count.of(table.axes[name]) for name in table.weights)

@@ -26,11 +26,11 @@ from learncost.books.book import book
 from learncost.devices.rates import rates
 from learncost.ir.errors import InputError
 from learncost.passes.plan import planned
-from learncost.passes.planner import smallest
 from learncost.procedures.step import step
 from learncost.readings.price import price
 from learncost.readings.time import Time
 from learncost.readings.time import time as predicted
+from learncost.reports.memory.planner import smallest
 
 
 def gpt2(layers: int, width: int, heads: int, length: int, vocabulary: int) -> Mapping[str, Any]:

@@ -28,10 +28,10 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.ops import entries
 from learncost.passes.plan import planned
-from learncost.passes.planner import memory
 from learncost.procedures.step import step
 from learncost.readings import write as print_reading
 from learncost.readings.price import price
+from learncost.reports.memory.planner import memory
 
 # The sizes of bert-base at 128 tokens, on which the conventions page compares the price books.
 EXAMPLE = {"B": 1, "M": 128, "N": 128, "d": 768, "k": 64, "h": 12, "f": 3072, "v": 30522}

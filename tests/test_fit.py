@@ -21,9 +21,9 @@ from learncost.ir.precision import precision_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.readings.live import live
-from learncost.reports.memory_fit import fit
-from learncost.reports.memory_inference import Serving
-from learncost.reports.search import largest_batch, longest_within
+from learncost.reports.memory.fit import fit
+from learncost.reports.memory.inference import Serving
+from learncost.reports.memory.largest import largest_batch, longest_within
 
 MIB = 2**20
 MODEL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 500}

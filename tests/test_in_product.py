@@ -131,7 +131,7 @@ def test_tiles_of_every_order_of_axes(line: str, dtype: str) -> None:
 
 def test_sizes_of_the_planner_take_it_only_where_it_is_needed() -> None:
     """Under a budget that the plan at-once misses by less than a gradient, nothing runs again."""
-    from learncost.passes.planner import chosen, memory
+    from learncost.reports.memory.planner import chosen, memory
 
     table, sizes = _mlp("adamw"), {**SIZES, "B": 64, "M": 1}
     assert "in-product" not in chosen(table, sizes)

@@ -17,7 +17,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, masks_of, run_sizes
 from learncost.models.module import module_of
 from learncost.program.autograd import Asked, Tape, run_step
-from learncost.reports.runners import autograd
+from learncost.reports.memory.engines import autograd
 from sampling import sampled
 from unrolled import unrolled
 

@@ -7,7 +7,7 @@ from learncost.engines import in_place
 from learncost.engines.compiler import compiler
 from learncost.ir.count import base
 from learncost.ir.precision import precision_of
-from learncost.reports.memory_step import Step
+from learncost.reports.memory.step import Step
 from learncost.reports.run import prepare
 from sampling import sampled
 

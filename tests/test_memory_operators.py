@@ -11,7 +11,7 @@ from learncost.ir.precision import precision_of
 from learncost.readings import rooms
 from learncost.readings.emit import fill, leaves, program
 from learncost.readings.rooms.layout import chosen
-from learncost.reports.memory_step import Step
+from learncost.reports.memory.step import Step
 from learncost.reports.run import prepare
 from sampling import sampled
 

@@ -10,7 +10,7 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.reports.memory_published import conventions, exact, published_memory
+from learncost.reports.memory.published import conventions, exact, published_memory
 
 AUTHORS = conventions()["pau-aymone"]
 PROCEDURES = ("bp", "pepita", "mempepita")

@@ -9,10 +9,10 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.reports import runners as package
-from learncost.reports.memory_several import differences
-from learncost.reports.runner import RULES
-from learncost.reports.runners import runners
+from learncost.reports.memory import engines as package
+from learncost.reports.memory.engine import RULES
+from learncost.reports.memory.engines import runners
+from learncost.reports.memory.several import differences
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 30, "seq_len": 8}
 
@@ -54,7 +54,7 @@ def test_refusals(engine, procedures, said):
 
 
 ADDED = """
-from learncost.reports.runner import RULES, Runner, Taken, at_line
+from learncost.reports.memory.engine import RULES, Runner, Taken, at_line
 
 def takes(step, sizes):
     return Taken(7, at_line("", 7), {"weights": 7}, ())
@@ -71,11 +71,11 @@ def test_a_runner_is_added_by_one_module(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     runners.cache_clear()
     try:
-        assert import_module("learncost.reports.runners.seven").RUNNERS[0].name == "seven"
+        assert import_module("learncost.reports.memory.engines.seven").RUNNERS[0].name == "seven"
         assert lc.memory("gpt2", engine="seven", **SMALL).peak == 7
         assert lc.fit("gpt2", "1GB", procedures="bp", engine="seven", **SMALL).rows[0].ram == 7
         assert main(["memory", "gpt2", "--engine", "table,seven", "--seq-len", "8"]) == 0
         assert "Always seven." in capsys.readouterr().out
     finally:
-        sys.modules.pop("learncost.reports.runners.seven", None)
+        sys.modules.pop("learncost.reports.memory.engines.seven", None)
         runners.cache_clear()

@@ -9,11 +9,11 @@ from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
-from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.readings.emit.placed import placed
 from learncost.readings.live import live
+from learncost.reports.memory.planner import smallest
 from learncost.sharding.bucketed import bucketed
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place

@@ -10,10 +10,10 @@ from learncost.ir.repeat import each_line
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
-from learncost.passes.planner import chosen, memory
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.step import step
 from learncost.readings.active import parameters
+from learncost.reports.memory.planner import chosen, memory
 from planned import sizes_of, table_of
 
 PAGE = (Path(__file__).parent.parent / "docs" / "plans.md").read_text(encoding="utf-8")

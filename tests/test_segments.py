@@ -12,7 +12,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.repeat import Repeat
 from learncost.passes.executed import executed
 from learncost.passes.plan import planned
-from learncost.passes.planner import chosen, memory
+from learncost.reports.memory.planner import chosen, memory
 from planned import given, results, sizes_of, table_of
 from programs import execute, worst
 

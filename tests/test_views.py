@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import learncost as lc
 from learncost.ir.errors import InputError
-from learncost.reports.runners import runners
+from learncost.reports.memory.engines import runners
 from learncost.viz.serve.app import application
 from learncost.viz.serve.pool import Here
 from learncost.viz.views import VIEWS, pictures

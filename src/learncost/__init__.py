@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from learncost.reports.conventions import Conventions as Conventions
     from learncost.reports.conventions import conventions as conventions
     from learncost.reports.cost import cost as cost
-    from learncost.reports.memory import Memory as Memory
-    from learncost.reports.memory import memory as memory
-    from learncost.reports.memory_fit import Fit as Fit
-    from learncost.reports.memory_fit import fit as fit
+    from learncost.reports.memory.fit import Fit as Fit
+    from learncost.reports.memory.fit import fit as fit
+    from learncost.reports.memory.memory import Memory as Memory
+    from learncost.reports.memory.memory import memory as memory
     from learncost.reports.placed import PlacedStep as PlacedStep
     from learncost.reports.placed import place as place
     from learncost.reports.record import Cost as Cost
@@ -100,8 +100,8 @@ _PUBLIC = {
     "Formulas": "learncost.derivations.formulas",
     "ModelFormulas": "learncost.derivations.of_model",
     "Figure": "learncost.devices.figure",
-    "fit": "learncost.reports.memory_fit",
-    "Fit": "learncost.reports.memory_fit",
+    "fit": "learncost.reports.memory.fit",
+    "Fit": "learncost.reports.memory.fit",
     "inference": "learncost.procedures.inference",
     "Inference": "learncost.procedures.inference",
     "from_module": "learncost.models.from_module",
@@ -112,8 +112,8 @@ _PUBLIC = {
     "Live": "learncost.readings.live",
     "live": "learncost.readings.live",
     "lower": "learncost.layers.lower",
-    "memory": "learncost.reports.memory",
-    "Memory": "learncost.reports.memory",
+    "memory": "learncost.reports.memory.memory",
+    "Memory": "learncost.reports.memory.memory",
     "NotationError": "learncost.ir.errors",
     "place": "learncost.reports.placed",
     "PlacedStep": "learncost.reports.placed",

@@ -31,7 +31,7 @@ from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.models.wording import counted, shown
 from learncost.readings.time import Rates
-from learncost.reports.memory_types import bytes_of
+from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of

@@ -103,12 +103,12 @@ _COMMANDS: Mapping[str, Command] = {
     "sweep": Command("cli.sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet.", (), False),
     "rules": Command("reports.rules:rules", "Rules of thumb set against the exact numbers."),
     "memory": Command(
-        "reports.memory:memory",
+        "reports.memory.memory:memory",
         "The peak of one training step, the arrays that make it, what fits a budget.",
         plots=True,
     ),
     "fit": Command(
-        "reports.memory_fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
+        "reports.memory.fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
     ),
     "place": Command(
         "reports.placed:place", "The table that each of many devices runs, and why every collective is in it."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from learncost.contest.entrant import Cost
 from learncost.ir.errors import InputError
 from learncost.models.wording import BYTES, COUNTS, shown, whole_number
-from learncost.reports.search import largest_batch
+from learncost.reports.memory.largest import largest_batch
 
 UNITS = {
     "steps": "steps",

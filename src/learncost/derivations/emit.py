@@ -22,7 +22,6 @@ from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
 from learncost.passes.plan import planned
-from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
@@ -30,6 +29,7 @@ from learncost.procedures.step import step
 from learncost.readings.emit import program
 from learncost.readings.emit.placed import placed, standalone
 from learncost.readings.emit.precision import check_runs
+from learncost.reports.memory.planner import smallest
 from learncost.reports.over import padded_step
 from learncost.reports.question import question
 from learncost.reports.run import lengths_of

@@ -35,7 +35,6 @@ from learncost.models.model import Model, build, run_sizes
 from learncost.models.tables import letters
 from learncost.models.wording import nearest, shown
 from learncost.passes.plan import plan_of, planned
-from learncost.passes.planner import frugal
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed
@@ -45,6 +44,7 @@ from learncost.procedures.statistics import check_batches, over_batch, statistic
 from learncost.procedures.step import trained_by
 from learncost.readings.emit.c99 import Firmware, Given, firmware
 from learncost.readings.emit.c99.layout import varies
+from learncost.reports.memory.planner import frugal
 from learncost.reports.run import lengths_of
 from learncost.training.files import check_finite, path_of, read_arrays, write_arrays
 from learncost.training.hugging_face import from_theirs, to_theirs

@@ -84,6 +84,7 @@ def active_parameters(table: Table, sizes: Mapping[str, int] | None = None) -> C
 
     return total(met(name) for name in table.weights)
 
+
 def parameters(table: Table) -> Count:
     """What is trained: every weight of the table once, stacks of turns in full."""
     return total(Count.of(table.axes[name]) for name in table.weights)

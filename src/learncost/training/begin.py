@@ -14,7 +14,7 @@ from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import spelled
 from learncost.procedures.procedure import procedure
-from learncost.reports.memory import Memory, memory
+from learncost.reports.memory.memory import Memory, memory
 from learncost.training import hugging_face
 from learncost.training.data.task import Task
 from learncost.training.data.tasks import next_token, task, tokenizer_of

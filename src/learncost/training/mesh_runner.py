@@ -17,8 +17,8 @@ from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.ir.value import Same
 from learncost.passes.plan import planned
-from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import without_gradients
+from learncost.reports.memory.planner import smallest
 from learncost.sharding.bucketed import bucketed
 from learncost.sharding.clauses import Clause
 from learncost.sharding.devices import part, together

@@ -26,12 +26,12 @@ from learncost.models.families import FAMILIES
 from learncost.models.model import build, lengths_open
 from learncost.models.small import small
 from learncost.passes.plan import planned
-from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.reports.cost import cost
-from learncost.reports.memory import Memory, memory
-from learncost.reports.runners import runners
+from learncost.reports.memory.engines import runners
+from learncost.reports.memory.memory import Memory, memory
+from learncost.reports.memory.planner import smallest
 from learncost.training.engines import ENGINES, engine
 from learncost.training.options import Options
 from learncost.verification.verify import verify_table

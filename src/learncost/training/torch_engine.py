@@ -18,9 +18,9 @@ from learncost.ir.table import Table
 from learncost.ir.value import Same
 from learncost.models.configuration import Configuration
 from learncost.passes.plan import planned
-from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, program, unfold
+from learncost.reports.memory.planner import smallest
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
 

@@ -24,9 +24,9 @@ from learncost.models.argument import layer_or_model
 from learncost.models.configuration import configure
 from learncost.models.model import Model, build
 from learncost.passes.plan import planned
-from learncost.passes.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.readings.emit.c import source
+from learncost.reports.memory.planner import smallest
 from learncost.verification import engine_in_place as in_place
 from learncost.verification import engine_operators as operators
 from learncost.verification.check import survived

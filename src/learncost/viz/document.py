@@ -29,12 +29,12 @@ from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.readings import write
 from learncost.reports.cost import cost
-from learncost.reports.memory import Memory, memory
-from learncost.reports.memory_step import Step
+from learncost.reports.memory.engines import TABLE, USUAL
+from learncost.reports.memory.memory import Memory, memory
+from learncost.reports.memory.step import Step
 from learncost.reports.question import flags_of, flags_typed, question
 from learncost.reports.record import Cost
 from learncost.reports.run import adaptation_of, prepare
-from learncost.reports.runners import TABLE, USUAL
 from learncost.reports.show import convention, title
 from learncost.viz.comparisons import LEARNING, comparisons
 from learncost.viz.data.costs import CostLine, cost_lines, symbols_of, tables

@@ -15,7 +15,7 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer
 from learncost.models.wording import shown
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
-from learncost.reports.memory import Memory, memory
+from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
 from learncost.training.files import written

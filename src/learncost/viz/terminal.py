@@ -21,7 +21,7 @@ from learncost.viz.figures.style import place_of, tick
 if TYPE_CHECKING:
     from learncost.reports.compare import Comparison
     from learncost.reports.complexity import Complexity
-    from learncost.reports.memory import Memory
+    from learncost.reports.memory.memory import Memory
     from learncost.training.loop import Result
 
 HIGH = 14

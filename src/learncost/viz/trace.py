@@ -21,7 +21,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.lifetimes import Walked
 from learncost.readings.live import moments
 from learncost.reports.inference import served
-from learncost.reports.memory_step import Step
+from learncost.reports.memory.step import Step
 from learncost.reports.question import question
 from learncost.reports.run import adaptation_of, prepare
 from learncost.reports.sheet import Row, Sheet, Shown, number, seconds_of

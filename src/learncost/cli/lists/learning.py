@@ -49,7 +49,7 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
     """What a step of each procedure takes of a model, and that over what backpropagation takes."""
     from learncost.procedures.procedure import LEARNING
     from learncost.reports.cost import cost
-    from learncost.reports.memory import Memory, memory
+    from learncost.reports.memory.memory import Memory, memory
     from learncost.reports.sheet import size_of
 
     def taken(procedure: str) -> tuple[int, int]:

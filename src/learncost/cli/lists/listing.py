@@ -80,7 +80,7 @@ def _how_many(name: str, text: str | None) -> int:
     """The entries of a list; where all are counted, without making what takes seconds to make."""
     from learncost.models.argument import GENERIC
     from learncost.models.presets import presets, table_presets
-    from learncost.reports.memory_measured import measured
+    from learncost.reports.memory.measured import measured
 
     quick = {
         "models": lambda: len(presets()) + len(table_presets()) + len(GENERIC),

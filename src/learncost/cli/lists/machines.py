@@ -91,7 +91,7 @@ def _runs() -> Listed:
 
 
 def _peaks() -> Listed:
-    from learncost.reports.memory_measured import measured
+    from learncost.reports.memory.measured import measured
 
     of = {run.name: run for run in measured()}
     entries: list[Known] = [run.to_dict() for run in of.values()]

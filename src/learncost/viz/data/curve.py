@@ -11,7 +11,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.readings.live import Moment, Stay
-from learncost.reports.memory import Memory
+from learncost.reports.memory.memory import Memory
 
 KINDS = (
     "weights",

@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.reports.compare import Comparison
-from learncost.reports.memory import Memory, memory
+from learncost.reports.memory.memory import Memory, memory
 
 
 @dataclass(frozen=True)

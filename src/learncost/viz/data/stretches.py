@@ -9,8 +9,8 @@ from typing import Any
 from learncost.ir.count import size_of
 from learncost.program.lifetimes import FEW
 from learncost.readings.live import Instant, Stretch
-from learncost.reports.memory_step import Step
-from learncost.reports.runners.table import part_of
+from learncost.reports.memory.engines.table import part_of
+from learncost.reports.memory.step import Step
 from learncost.viz.data.curve import KINDS, brackets, kind_of
 from learncost.viz.data.polynomials import Monomials
 

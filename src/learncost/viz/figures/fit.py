@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from learncost.reports.memory_types import said_bytes
+from learncost.reports.memory.types import said_bytes
 from learncost.reports.sheet import size_of
 from learncost.viz.figures.panel import HEADING, POINTS, Panel
 from learncost.viz.figures.style import DARK, INK, LIGHT, NORMAL, SMALL, width_of
 
 if TYPE_CHECKING:
-    from learncost.reports.memory_fit import Fit
+    from learncost.reports.memory.fit import Fit
 
 ROW = 0.2
 

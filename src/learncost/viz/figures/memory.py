@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from learncost.reports.memory import Memory, memory
+from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.sheet import size_of
 from learncost.viz.data.curve import Curve, curve
 from learncost.viz.figures.ask import keywords_of, procedures_of

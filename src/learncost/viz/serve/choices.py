@@ -17,8 +17,8 @@ from learncost.passes.plan import PLANS
 from learncost.procedures.optimizer_state import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.program.pipeline import KINDS
+from learncost.reports.memory.engines import runners
 from learncost.reports.question import Flag, flags_of, schema_of, typed
-from learncost.reports.runners import runners
 from learncost.sharding.presets import PLACEMENTS
 from learncost.viz.views import VIEWS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.reports.memory import Memory, memory
+from learncost.reports.memory.engines import TABLE
+from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
-from learncost.reports.runners import TABLE
 from learncost.reports.sheet import size_of
 from learncost.viz.views.picture import MADE, Bar, Bars, Blocks, Picture, command_of
 from learncost.viz.views.runners import too_large

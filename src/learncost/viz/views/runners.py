@@ -6,9 +6,9 @@ from typing import Any
 
 from learncost.devices.rates import rates
 from learncost.ir.errors import InputError
-from learncost.reports.memory import Memory, memory
+from learncost.reports.memory.engines import TABLE, runners
+from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
-from learncost.reports.runners import TABLE, runners
 from learncost.reports.sheet import size_of
 from learncost.viz.views.picture import MADE, Bar, Bars, Picture, command_of
 

@@ -8,10 +8,10 @@ from learncost.ir.errors import InputError, named_one
 from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch
 from learncost.passes.plan import CHOSEN
-from learncost.reports.memory_step import Step
-from learncost.reports.runner import Runner
-from learncost.reports.runners import TABLE, USUAL, runners
-from learncost.reports.search import largest_batch, longest_within
+from learncost.reports.memory.engine import Runner
+from learncost.reports.memory.engines import TABLE, USUAL, runners
+from learncost.reports.memory.largest import largest_batch, longest_within
+from learncost.reports.memory.step import Step
 
 PLANS = 16
 """Plans that a planner is asked for at most, each for longer sequences than the one before."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.reports.memory import Memory
+from learncost.reports.memory.memory import Memory
 from learncost.reports.sheet import Drawn
 
 EVERYWHERE = ("weights", "master weights", "optimizer state", "new weights and states")
@@ -41,7 +41,7 @@ class Several(Drawn):
     left_out  procedures that the model cannot learn by, with the reason
     """
 
-    room = "learncost.reports.show_memory"
+    room = "learncost.reports.memory.show"
     figures = ("memory",)
 
     memories: tuple[Memory, ...]

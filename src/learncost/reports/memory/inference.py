@@ -20,8 +20,8 @@ from learncost.procedures.needed import needed
 from learncost.program.calls import IN_KERNELS
 from learncost.readings.active import parameters
 from learncost.readings.live import levels, live
-from learncost.reports.memory_types import INDEX
-from learncost.reports.search import longest_within
+from learncost.reports.memory.largest import longest_within
+from learncost.reports.memory.types import INDEX
 
 NAME = "inference"
 """How `fit` calls it among the learning procedures."""

@@ -26,9 +26,9 @@ from learncost.program.autograd import (
     run_step,
     step_weights,
 )
-from learncost.reports.memory_step import Step
-from learncost.reports.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
-from learncost.reports.runners.logged import Logs
+from learncost.reports.memory.engine import Runner, Taken, at_line, bytes_of, grouped, refusal
+from learncost.reports.memory.engines.logged import Logs
+from learncost.reports.memory.step import Step
 from learncost.sharding.presets import chosen
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")

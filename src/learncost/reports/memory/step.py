@@ -22,7 +22,6 @@ from learncost.models.wording import counted, shown
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.in_product import KERNELS
 from learncost.passes.plan import CHOSEN, planned
-from learncost.passes.planner import chosen
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
 from learncost.procedures.procedure import PAPER
@@ -35,7 +34,8 @@ from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_turn
 from learncost.program.regions import Region
 from learncost.readings.live import Instant, Live, Stretch, levels, live, moments, stretches
-from learncost.reports.memory_types import INDEX
+from learncost.reports.memory.planner import chosen
+from learncost.reports.memory.types import INDEX
 from learncost.reports.run import Run
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Step:
 
         trains  as learncost train has it: a vocabulary that does not divide stays whole
         """
-        from learncost.reports.memory_placed import placed_step  # only where it is asked for: start-up counts
+        from learncost.reports.memory.over_mesh import placed_step  # only where it is asked for: start-up counts
 
         return placed_step(self, mesh, place, placement, trains)
 

@@ -8,7 +8,7 @@ and what is narrower is cast while it is read. The caching allocator's rounding 
 from __future__ import annotations
 
 from learncost.program.autograd.tape import Tape
-from learncost.reports.runners.autograd import Stepping, runner
+from learncost.reports.memory.engines.autograd import Stepping, runner
 
 
 class _OnCuda(Tape):

@@ -19,18 +19,18 @@ from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
 from learncost.readings.live import Held, Moment, Stay
-from learncost.reports.memory_runner import Chosen, largest, longest, runner_of
-from learncost.reports.memory_step import Step
-from learncost.reports.memory_types import bytes_of
+from learncost.reports.memory.engines import TABLE, USUAL, runners
+from learncost.reports.memory.runs import Chosen, largest, longest, runner_of
+from learncost.reports.memory.step import Step
+from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
 from learncost.reports.run import adaptation_of, possible, prepare
-from learncost.reports.runners import TABLE, USUAL, runners
 from learncost.reports.sheet import Drawn
 
 if TYPE_CHECKING:
     from learncost.passes.in_product import Updates
     from learncost.program.arena import Arena
-    from learncost.reports.memory_several import Several
+    from learncost.reports.memory.several import Several
     from learncost.reports.over import OverMesh
 
 
@@ -119,7 +119,7 @@ class Memory(Drawn):
     ('wte', (50257, 768))
     """
 
-    room = "learncost.reports.show_memory"
+    room = "learncost.reports.memory.show"
     figures = ("memory",)
     beside = "memory"
 
@@ -346,7 +346,7 @@ def memory(
         raise InputError("several procedures stand side by side, or several engines: give one of the others")
     if len(names) == 1 and len(engines) == 1:
         return of_one(*names, *engines)
-    from learncost.reports.memory_several import Several  # is built on this module
+    from learncost.reports.memory.several import Several  # is built on this module
 
     if len(engines) > 1:
         return Several(tuple(of_one(names[0], runner_name) for runner_name in engines), "engine")

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from learncost.reports.runner import Runner
+from learncost.reports.memory.engine import Runner
 
 TABLE = "table"
 """The runner that answers for every step."""

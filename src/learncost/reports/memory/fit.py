@@ -17,17 +17,17 @@ from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.autograd import module_named
 from learncost.program.regions import Region
-from learncost.reports.fit_advice import advice_for, refusal
-from learncost.reports.fit_question import FitQuestion, Fitting
-from learncost.reports.memory import check_over
-from learncost.reports.memory_inference import NAME
-from learncost.reports.memory_types import bytes_of, said_bytes
+from learncost.reports.memory.engines import TABLE, runners
+from learncost.reports.memory.fit_advice import advice_for, refusal
+from learncost.reports.memory.fit_question import FitQuestion, Fitting
+from learncost.reports.memory.inference import NAME
+from learncost.reports.memory.memory import check_over
+from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.question import question
-from learncost.reports.runners import TABLE, runners
 from learncost.reports.sheet import WIDTH, Drawn, Row, Sheet, number, size_of
 
 if TYPE_CHECKING:
-    from learncost.reports.memory_lengths import Lengths
+    from learncost.reports.memory.lengths import Lengths
     from learncost.reports.over import OverMesh
 
 EVERY = (NAME, *PROCEDURES)
@@ -306,7 +306,7 @@ def fit(
         find_procedure(name, {NAME: INFERENCE["decode"]})
     if over and NAME in names:
         raise InputError(f"{NAME} is told of one device: leave it out of the procedures, or --mesh")
-    from learncost.reports.memory_lengths import at_lengths, lengths_of  # is built on this module
+    from learncost.reports.memory.lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(seq_len)) is not None:
         return at_lengths(question, names, lengths)

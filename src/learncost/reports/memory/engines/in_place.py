@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.value import RANDOM
-from learncost.passes.planner import smallest
-from learncost.reports.memory_step import Step
-from learncost.reports.runner import TYPES, Runner, Taken, at_line, bytes_of, given_bytes, grouped, refusal
-from learncost.reports.runners import libraries
+from learncost.reports.memory.engine import TYPES, Runner, Taken, at_line, bytes_of, given_bytes, grouped, refusal
+from learncost.reports.memory.engines import libraries
+from learncost.reports.memory.planner import smallest
+from learncost.reports.memory.step import Step
 
 
 def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:

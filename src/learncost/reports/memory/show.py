@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.precision import precision_of
 from learncost.procedures.optimizer import state_of
-from learncost.reports.memory import Memory
-from learncost.reports.memory_types import said_bytes
+from learncost.reports.memory.engines import TABLE
+from learncost.reports.memory.memory import Memory
+from learncost.reports.memory.types import said_bytes
 from learncost.reports.run import left_out_text
-from learncost.reports.runners import TABLE
 from learncost.reports.sheet import WIDTH, Row, Sheet, number, size_of
 
 if TYPE_CHECKING:
-    from learncost.reports.memory_several import Several
+    from learncost.reports.memory.several import Several
 
 SHOWN = 8
 """Witnesses in the table; --json has them all."""
@@ -97,7 +97,7 @@ def _beside(several: Several) -> Sheet:
 
 def _why(memory: Memory, other: Memory) -> str:
     """What makes the difference between two runners, and by which rules."""
-    from learncost.reports.memory_several import differences
+    from learncost.reports.memory.several import differences
 
     parts = sorted(differences(memory, other), key=lambda difference: -abs(difference.bytes))
     if not parts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from learncost.program.autograd.tape import Node, Tape
-from learncost.reports.runners.autograd import Stepping, runner
+from learncost.reports.memory.engines.autograd import Stepping, runner
 
 
 class _InBackward(Tape):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from learncost.ir.table import Table
 from learncost.models.families import instead
 from learncost.models.made import names_made
-from learncost.passes.planner import frugal
 from learncost.program.regions import Region, assigned, label, largest_assigned, too_large
-from learncost.reports.memory_step import Step
-from learncost.reports.runner import TYPES, Runner, Taken, at_line, grouped, refusal
-from learncost.reports.search import largest_batch
+from learncost.reports.memory.engine import TYPES, Runner, Taken, at_line, grouped, refusal
+from learncost.reports.memory.largest import largest_batch
+from learncost.reports.memory.planner import frugal
+from learncost.reports.memory.step import Step
 
 if TYPE_CHECKING:
     from learncost.readings.emit.c99.layout import Alone

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from learncost.reports.fit_question import FitQuestion, Way
-from learncost.reports.memory_inference import NAME
+from learncost.reports.memory.fit_question import FitQuestion, Way
+from learncost.reports.memory.inference import NAME
 
 ADVICE = {
     "weights": "a smaller model has fewer, and frozen ones lie in --flash",

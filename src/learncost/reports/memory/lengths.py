@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
-from learncost.reports.fit_advice import refusal
-from learncost.reports.fit_question import FitQuestion
-from learncost.reports.memory_fit import each_of
-from learncost.reports.memory_inference import NAME
-from learncost.reports.memory_runner import largest, longest, runner_of
-from learncost.reports.memory_types import said_bytes
-from learncost.reports.runners import TABLE
+from learncost.reports.memory.engines import TABLE
+from learncost.reports.memory.fit import each_of
+from learncost.reports.memory.fit_advice import refusal
+from learncost.reports.memory.fit_question import FitQuestion
+from learncost.reports.memory.inference import NAME
+from learncost.reports.memory.runs import largest, longest, runner_of
+from learncost.reports.memory.types import said_bytes
 from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from learncost.models.configuration import Configuration
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region, largest_assigned
-from learncost.reports.memory import of_part
-from learncost.reports.memory_inference import NAME, Serving
-from learncost.reports.memory_runner import largest, longest, runner_of
-from learncost.reports.memory_step import Step
+from learncost.reports.memory.engine import TYPES
+from learncost.reports.memory.engines import TABLE, runners
+from learncost.reports.memory.inference import NAME, Serving
+from learncost.reports.memory.largest import largest_batch
+from learncost.reports.memory.memory import of_part
+from learncost.reports.memory.runs import largest, longest, runner_of
+from learncost.reports.memory.step import Step
 from learncost.reports.run import Run, adaptation_of, prepare
-from learncost.reports.runner import TYPES
-from learncost.reports.runners import TABLE, runners
-from learncost.reports.search import largest_batch
 
 if TYPE_CHECKING:
     from learncost.reports.over import OverMesh

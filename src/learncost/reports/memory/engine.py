@@ -12,10 +12,10 @@ from learncost.ir.count import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.planner import chosen
 from learncost.program.arena import Arena
 from learncost.readings.live import Held, Moment, Stay
-from learncost.reports.memory_step import Step
+from learncost.reports.memory.planner import chosen
+from learncost.reports.memory.step import Step
 
 FIXED = "fixed matrices"
 """The part of the memory that matrices take which are drawn once and read at every step."""

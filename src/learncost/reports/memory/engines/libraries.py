@@ -7,8 +7,8 @@ from functools import partial
 
 from learncost.ir.table import Table
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.reports.memory_step import Step
-from learncost.reports.runner import TYPES, Runner, Taken, at_line, given_bytes, grouped, refusal
+from learncost.reports.memory.engine import TYPES, Runner, Taken, at_line, given_bytes, grouped, refusal
+from learncost.reports.memory.step import Step
 
 
 def peak(library: str, step: Step, sizes: Mapping[str, int]) -> int:

@@ -12,7 +12,7 @@ from learncost.books.formula import formulas
 from learncost.cli.command import main
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
-from learncost.reports.mine import typed
+from learncost.reports.identify import typed
 from sampling import sampled
 
 GROUPED = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}

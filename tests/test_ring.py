@@ -14,7 +14,7 @@ from learncost.models.small import small
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.reports.over import in_a_ring
+from learncost.reports.mesh_cost import in_a_ring
 from learncost.sharding.check import check_placed
 from learncost.sharding.collective import collectives
 from learncost.sharding.mesh import mesh

@@ -10,7 +10,7 @@ import pytest
 import learncost as lc
 from learncost.models.configuration import configure
 from learncost.reports.rules import rules
-from learncost.reports.thumbs import evaluate, thumbs
+from learncost.reports.rules_of_thumb import evaluate, thumbs
 
 GENERIC = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "vocab_size": 11, "seq_len": 5}
 MODELS = {

@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from learncost.reports.placed import place as place
     from learncost.reports.record import Cost as Cost
     from learncost.reports.rules import rules as rules
+    from learncost.reports.rules_of_thumb import Rules as Rules
     from learncost.reports.sweep import Sweep as Sweep
     from learncost.reports.sweep import sweep as sweep
-    from learncost.reports.thumbs import Rules as Rules
     from learncost.training.train import train as train
     from learncost.verification.check import check_layer as check_layer
     from learncost.verification.verify import verify as verify
@@ -121,7 +121,7 @@ _PUBLIC = {
     "Price": "learncost.readings.price",
     "rates": "learncost.devices.rates",
     "rules": "learncost.reports.rules",
-    "Rules": "learncost.reports.thumbs",
+    "Rules": "learncost.reports.rules_of_thumb",
     "run": "learncost.readings.run",
     "run_cost": "learncost.hardware.run_cost",
     "RunCost": "learncost.hardware.record",

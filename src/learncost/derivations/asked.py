@@ -13,7 +13,7 @@ from learncost.models.model import Model, run_sizes
 from learncost.models.sizes import check_size
 from learncost.program.pipeline import CHUNKS, KINDS, Schedule
 from learncost.program.pipeline import schedule as schedule_of
-from learncost.reports.over import whole_batch
+from learncost.reports.mesh_cost import whole_batch
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh

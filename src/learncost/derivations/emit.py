@@ -30,7 +30,7 @@ from learncost.readings.emit import program
 from learncost.readings.emit.placed import placed, standalone
 from learncost.readings.emit.precision import check_runs
 from learncost.reports.memory.planner import smallest
-from learncost.reports.over import padded_step
+from learncost.reports.mesh_cost import padded_step
 from learncost.reports.question import question
 from learncost.reports.run import lengths_of
 from learncost.sharding.place import place as place_step

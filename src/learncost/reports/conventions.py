@@ -16,8 +16,8 @@ from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
 from learncost.readings.price import Book, Row
 from learncost.reports.counters import Counter, counters
-from learncost.reports.mine import Mine
-from learncost.reports.mine import mine as held_against
+from learncost.reports.identify import Mine
+from learncost.reports.identify import mine as held_against
 from learncost.reports.question import question
 from learncost.reports.reasons import because
 from learncost.reports.record import Amount

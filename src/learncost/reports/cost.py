@@ -132,7 +132,7 @@ def cost(
         engine = "kernels" if plan else "operators"
         if mesh:
             from learncost.devices.sustained import sustained
-            from learncost.reports.over_time import cluster_of
+            from learncost.reports.mesh_time import cluster_of
 
             cluster = cluster_of(on)
             rates = sustained(cluster.device, kind.values if kind else cluster.device.trained_in, engine)
@@ -159,7 +159,7 @@ def cost(
         answer = replace(cost_of_inference(priced, inference, by), dtype=type_name)
         return by_module(answer, depth) if by == "module" else answer
     if mesh and batch_size is None:
-        from learncost.reports.over import whole_batch  # imported where it is needed: start-up counts
+        from learncost.reports.mesh_cost import whole_batch  # imported where it is needed: start-up counts
 
         batch_size = whole_batch(mesh, place, placement)
     run = prepare(
@@ -179,7 +179,7 @@ def cost(
     )
     check_choice("by", by, BY)
     if mesh or place or placement:
-        from learncost.reports.over import over_mesh  # imported where it is needed: start-up counts
+        from learncost.reports.mesh_cost import over_mesh  # imported where it is needed: start-up counts
 
         several = over_mesh(run, procedure, kind or either(None, type_name), mesh, place, placement)
         where = (cluster, rates) if cluster and rates else None

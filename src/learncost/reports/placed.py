@@ -14,7 +14,7 @@ from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.over import OverMesh, over_stages, whole_batch
+from learncost.reports.mesh_cost import OverMesh, over_stages, whole_batch
 from learncost.reports.question import question
 from learncost.reports.run import adaptation_of, prepare
 from learncost.reports.sheet import Shown

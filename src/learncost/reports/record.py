@@ -11,9 +11,9 @@ from learncost.reports.sheet import Drawn
 if TYPE_CHECKING:
     from learncost.models.model import Model
     from learncost.readings.price import Price
+    from learncost.reports.mesh_cost import OverMesh
+    from learncost.reports.mesh_time import OverTime
     from learncost.reports.not_derived import NotDerived
-    from learncost.reports.over import OverMesh
-    from learncost.reports.over_time import OverTime
     from learncost.reports.timing import RowTime, Timing
 
 SCHEMA = 1

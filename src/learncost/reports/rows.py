@@ -18,7 +18,7 @@ from learncost.readings.price import Price, Row
 from learncost.reports.record import Amount, Cost, LedgerRow
 
 if TYPE_CHECKING:
-    from learncost.reports.over import OverMesh
+    from learncost.reports.mesh_cost import OverMesh
     from learncost.reports.timing import Timing
 
 

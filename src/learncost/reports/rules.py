@@ -19,8 +19,8 @@ from learncost.models.purposes import activates, attentions, layers_that, makes_
 from learncost.readings.price import Row, price
 from learncost.reports.measures import Block, Measures, backward, forward
 from learncost.reports.question import question
+from learncost.reports.rules_of_thumb import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs
 from learncost.reports.run import prepare
-from learncost.reports.thumbs import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs
 
 __all__ = ["Rules", "rules"]
 

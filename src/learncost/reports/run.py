@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from learncost.devices.cluster import Cluster
     from learncost.models.adaptation import Adaptation
     from learncost.readings.time import Rates
-    from learncost.reports.over import OverMesh
+    from learncost.reports.mesh_cost import OverMesh
 
 LARGEST_TRAINING = 10**18  # tokens
 
@@ -158,7 +158,7 @@ class Run:
         model, tokens = trained_by(self.model, procedure), self.tokens
         takes = None
         if on is not None:
-            from learncost.reports.over_time import over_time  # imported where it is needed: start-up counts
+            from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
             takes = over_time(rows, over, sizes, *on, self.dtype, book)
         timed = takes.lines if takes else None

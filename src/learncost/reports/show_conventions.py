@@ -19,7 +19,7 @@ MATCHES = 8
 """Ways of counting that are shown; the JSON has all."""
 
 if TYPE_CHECKING:
-    from learncost.reports.mine import Mine
+    from learncost.reports.identify import Mine
 
 
 def records(answer: Conventions) -> Iterator[dict[str, Any]]:

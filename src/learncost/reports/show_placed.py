@@ -10,11 +10,11 @@ from learncost.ir.count import shape_of
 from learncost.ir.line import Word
 from learncost.ir.repeat import Repeat, walk
 from learncost.ops import entry
-from learncost.reports.over import fields_of
+from learncost.reports.mesh_cost import fields_of
 from learncost.reports.sheet import WIDTH, Row, Sheet, number, size_of
 
 if TYPE_CHECKING:
-    from learncost.reports.over import OverMesh
+    from learncost.reports.mesh_cost import OverMesh
     from learncost.reports.placed import PlacedStep
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.reports.sheet import WIDTH, Row, Sheet, number, rounded
 
 if TYPE_CHECKING:
-    from learncost.reports.thumbs import Case, Number, Rule, Rules
+    from learncost.reports.rules_of_thumb import Case, Number, Rule, Rules
 
 
 def sheets(rules: Rules, width: int = WIDTH) -> tuple[Sheet, ...]:

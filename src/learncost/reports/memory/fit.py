@@ -28,7 +28,7 @@ from learncost.reports.sheet import WIDTH, Drawn, Row, Sheet, number, size_of
 
 if TYPE_CHECKING:
     from learncost.reports.memory.lengths import Lengths
-    from learncost.reports.over import OverMesh
+    from learncost.reports.mesh_cost import OverMesh
 
 EVERY = (NAME, *PROCEDURES)
 """What is tried where no procedure is named."""

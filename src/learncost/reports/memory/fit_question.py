@@ -23,7 +23,7 @@ from learncost.reports.memory.step import Step
 from learncost.reports.run import Run, adaptation_of, prepare
 
 if TYPE_CHECKING:
-    from learncost.reports.over import OverMesh
+    from learncost.reports.mesh_cost import OverMesh
 
 PLANS = (
     "",
@@ -101,7 +101,7 @@ class FitQuestion:
     @property
     def least(self) -> int:
         """The smallest batch: a sample, or one for each device that has its own."""
-        from learncost.reports.over import whole_batch  # only where it is asked for: start-up counts
+        from learncost.reports.mesh_cost import whole_batch  # only where it is asked for: start-up counts
 
         return whole_batch(self.over[0] or "", *self.over[1:]) if self.over else 1
 

@@ -18,7 +18,7 @@ from learncost.reports.memory.types import said_bytes
 from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
 
 if TYPE_CHECKING:
-    from learncost.reports.over import OverMesh
+    from learncost.reports.mesh_cost import OverMesh
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from learncost.passes.in_product import Updates
     from learncost.program.arena import Arena
     from learncost.reports.memory.several import Several
-    from learncost.reports.over import OverMesh
+    from learncost.reports.mesh_cost import OverMesh
 
 
 @dataclass(frozen=True, repr=False)
@@ -320,7 +320,7 @@ def memory(
 
     if mesh or place or placement:
         check_over(mesh, engine)
-        from learncost.reports.over import whole_batch  # imported where it is needed: start-up counts
+        from learncost.reports.mesh_cost import whole_batch  # imported where it is needed: start-up counts
 
         parts = whole_batch(mesh or "", place, placement)
         batch_size = parts if batch_size is None else batch_size

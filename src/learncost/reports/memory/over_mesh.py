@@ -19,7 +19,7 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.step import step as step_of
 from learncost.reports.memory.step import Step, gathering, points, stacks_of, state_bytes
-from learncost.reports.over import OverMesh, padded_step, part_of, refuse_stages, widths_of
+from learncost.reports.mesh_cost import OverMesh, padded_step, part_of, refuse_stages, widths_of
 from learncost.sharding.clauses import Homes, parts_of
 from learncost.sharding.collective import collectives
 from learncost.sharding.layout import Layout

@@ -39,7 +39,7 @@ from learncost.reports.memory.types import INDEX
 from learncost.reports.run import Run
 
 if TYPE_CHECKING:
-    from learncost.reports.over import OverMesh
+    from learncost.reports.mesh_cost import OverMesh
 
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
 

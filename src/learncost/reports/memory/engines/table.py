@@ -11,7 +11,7 @@ from learncost.models.quantization import quantized_widths
 from learncost.readings.live import Held, Live, Stay, Stretch
 from learncost.reports.memory.engine import FIXED, Runner, Taken
 from learncost.reports.memory.step import Step
-from learncost.reports.over import part_of as part_over_devices
+from learncost.reports.mesh_cost import part_of as part_over_devices
 
 SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
 """What memory holds. Activations are values of the forward pass that later passes read, and the batch; workspace is

@@ -20,13 +20,13 @@ import numpy as np
 
 import learncost as lc
 from learncost.books.book import BOOKS
+from learncost.interpreter import execute as definition
 from learncost.ir.count import size_of
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
 from learncost.ops import entries
-from learncost.readings.run import execute as definition
 from learncost.readings.write import latex, mathml, text
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute

@@ -27,6 +27,7 @@ import learncost.torch
 from learncost.cli.command import main
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
+from learncost.interpreter import execute
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.layers.lower import lower
@@ -36,7 +37,6 @@ from learncost.models.small import small
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings.run import execute
 from learncost.sharding.bucketed import bucketed
 from learncost.sharding.collective import collectives
 from learncost.sharding.devices import part, together

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from learncost.interpreter import execute
 from learncost.ir.count import base, shape_of
 from learncost.ir.repeat import Repeat, walk
 from learncost.ir.term import Read
@@ -9,7 +10,6 @@ from learncost.layers.lower import lower
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.procedures.step import step
-from learncost.readings.run import execute
 
 SMALL = {"hidden_size": 12, "num_attention_heads": 3, "vocab_size": 17, "num_hidden_layers": 2}
 LENGTH = {"max_position_embeddings": 9}

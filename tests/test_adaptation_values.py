@@ -13,13 +13,13 @@ import pytest
 import learncost as lc
 from counting import counting, tally_of
 from learncost.engines.quantize import constants, dequantized, quantize
+from learncost.interpreter import execute, infer_sizes
 from learncost.ir.precision import PRECISIONS
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.quantization import quantized
 from learncost.procedures.step import step
-from learncost.readings.run import execute, infer_sizes
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.interpreter import execute
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
 from learncost.layers.lower import lower
@@ -12,7 +13,6 @@ from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.active import parameters
-from learncost.readings.run import execute
 from planned import given, results, sizes_of, table_of
 from trainings import batch, training
 

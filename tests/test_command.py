@@ -319,7 +319,7 @@ def test_mistakes_of_ours_are_not_hidden(monkeypatch):
 
 
 def test_cost_imports_little():
-    heavy = "torch sympy jax pandas matplotlib scipy transformers numpy polars rich learncost.readings.run"
+    heavy = "torch sympy jax pandas matplotlib scipy transformers numpy polars rich learncost.interpreter"
     code = (
         "import sys; from learncost.cli.command import main; code = main(['cost', 'gpt2']);"
         f"print(sorted(set(sys.modules) & set({heavy.split()!r})), file=sys.stderr); sys.exit(code)"

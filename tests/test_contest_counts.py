@@ -13,8 +13,8 @@ from learncost.contest.budget import Budget, budget, share
 from learncost.contest.entrant import Cost, Setting, Training, costs, entrants
 from learncost.contest.images import CLASSES, VIT, mlp, vit
 from learncost.contest.text import DECODER, text
+from learncost.interpreter import execute
 from learncost.models.small import contents
-from learncost.readings.run import execute
 from learncost.reports.sheet import size_of
 from sampling import sampled
 

@@ -101,8 +101,8 @@ def modulated(mode, scale=None):
     training = Training(setting("vit", "sgd", dtype="fp64"), Entrant("pepita", mode))
     inputs = {**problem("vit").training.rows(rows(3)), **problem("vit").fixed}
     values = dict(training.prepare(**inputs).values)
+    from learncost.interpreter import execute
     from learncost.procedures.step import step as step_of
-    from learncost.readings.run import execute
 
     table = step_of(training.model, "pepita", "sgd", mode=mode)
     execute(lc.lower(table), values, problem("vit").sizes(3))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import learncost as lc
 from counting import counting, tally_of
-from learncost.readings.run import execute, infer_sizes
+from learncost.interpreter import execute, infer_sizes
 from writing import SIZES, Writer, evaluate
 
 drawn = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
+from learncost.interpreter import execute
 from learncost.layers.checkpoints import checkpointed
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.models.imported.walk import read_module
-from learncost.readings.run import execute
 from planned import given
 from sampling import sampled
 

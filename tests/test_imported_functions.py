@@ -7,10 +7,10 @@ from scipy import special
 from torch import nn
 
 import learncost as lc
+from learncost.interpreter import run
 from learncost.layers.derive import derive
 from learncost.models.imported.replaced import least_squares
 from learncost.models.imported.walk import read_module
-from learncost.readings.run import run
 from learncost.verification.imported import parity, products
 from sampling import sampled
 

@@ -14,6 +14,7 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.engines.compiler import compiler
 from learncost.engines.numpy_engine import Training
+from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
 from learncost.layers.lower import lower
@@ -25,7 +26,6 @@ from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.program.calls import every_call
 from learncost.readings.emit.placed import placed
-from learncost.readings.run import execute
 from learncost.verification.sample import random_arrays, small_sizes
 from tiny_models import GPT2, LLAMA
 

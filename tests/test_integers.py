@@ -11,6 +11,7 @@ import learncost as lc
 from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.derivations.verified_c99 import Parity, parity
 from learncost.engines.boards import BOARDS
+from learncost.interpreter.operation import run_line
 from learncost.ir.count import shape_of
 from learncost.ir.line import Product, Tag
 from learncost.ir.term import Literal
@@ -21,7 +22,6 @@ from learncost.layers.shifts import Shifts
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.readings.emit.c99.functions import without_comments
-from learncost.readings.run.operation import run_line
 
 NET = (Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table").read_text(encoding="utf-8")
 SMALL = """small(X targets share; W1 b1 W2) -> loss

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.interpreter import infer_sizes
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import OPTIMIZERS, with_optimizer, without_gradients
-from learncost.readings.run import infer_sizes
 from learncost.verification.check import seeds_of, values_of
 from learncost.verification.references import LAYERS
 from printed import equations as printed

@@ -5,6 +5,7 @@ import pytest
 
 import learncost as lc
 from learncost.engines.compiler import compiler
+from learncost.interpreter import execute as run
 from learncost.ir.repeat import Repeat, walk
 from learncost.layers.lower import lower
 from learncost.layers.split import Part, split
@@ -12,7 +13,6 @@ from learncost.models.from_layer import from_layer
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings.run import execute as run
 from planned import given, results, sizes_of, table_of
 from programs import execute, worst
 

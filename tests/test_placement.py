@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.interpreter import collected as run_collected
 from learncost.ir.count import first_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Word
@@ -22,7 +23,6 @@ from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings.run import collected as run_collected
 from learncost.sharding.check import check_placed
 from learncost.sharding.clauses import clauses
 from learncost.sharding.collective import collectives

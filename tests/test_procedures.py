@@ -6,9 +6,9 @@ import torch
 
 import learncost as lc
 import post_norm
+from learncost.interpreter import execute
 from learncost.models.model import build
 from learncost.procedures.procedure import move, procedure
-from learncost.readings.run import execute
 from trainings import LEARNING, SIZES, batch, training
 
 STEPS = 3

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from counting import counting, tally_of
+from learncost.interpreter import execute, infer_sizes
 from learncost.layers.layer import shipped_layer
-from learncost.readings.run import execute, infer_sizes
 
 B, M, D, H, K, FF = 2, 8, 6, 3, 4, 7
 generator = np.random.default_rng(20240614)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
@@ -11,7 +12,6 @@ from learncost.layers.stages import cut, even, turns_of
 from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.readings.run import execute
 from learncost.verification.placements import small_model
 from learncost.verification.sample import random_arrays
 from planned import OWN, sizes_of

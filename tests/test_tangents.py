@@ -8,6 +8,7 @@ import pytest
 from scipy.linalg import hadamard
 
 import learncost as lc
+from learncost.interpreter import functions
 from learncost.layers.cuts import Elsewhere
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
@@ -17,7 +18,6 @@ from learncost.models.small import small
 from learncost.ops import entries
 from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
-from learncost.readings.run import functions
 from learncost.verification.check import sound_arrays, tally, values_of
 from learncost.verification.sample import small_sizes
 from learncost.verification.tangents import along, with_tangent

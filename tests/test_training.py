@@ -13,7 +13,7 @@ import torch
 import learncost as lc
 from counting import TALLY, counting
 from learncost.engines.weights import initial_weights
-from learncost.readings.run import execute
+from learncost.interpreter import execute
 from trainings import BARE, LEARNING, B, M, N, batch, sizes, training
 
 PROCEDURES = ("bp", "recompute", "pepita", "mempepita")

@@ -6,7 +6,7 @@ import torch
 
 import learncost as lc
 from counting import counting, tally_of
-from learncost.readings.run import execute, infer_sizes
+from learncost.interpreter import execute, infer_sizes
 
 N, B, D, V = 4, 2, 3, 5
 generator = np.random.default_rng(7)

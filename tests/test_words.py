@@ -11,11 +11,11 @@ from torch.nn import functional
 import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
+from learncost.interpreter import execute as execute_table
 from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.passes.fused import fused
 from learncost.passes.plan import planned
-from learncost.readings.run import execute as execute_table
 from learncost.verification.sample import random_arrays
 from programs import execute
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from learncost.engines.numpy_engine import Training as Training
     from learncost.hardware.record import RunCost as RunCost
     from learncost.hardware.run_cost import run_cost as run_cost
+    from learncost.interpreter import run as run
     from learncost.ir.errors import InputError as InputError
     from learncost.ir.errors import NotationError as NotationError
     from learncost.layers.derive import Derived as Derived
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from learncost.readings.live import live as live
     from learncost.readings.price import Book as Book
     from learncost.readings.price import Price as Price
-    from learncost.readings.run import run as run
     from learncost.reports.compare import Comparison as Comparison
     from learncost.reports.compare import compare as compare
     from learncost.reports.complexity import complexity as complexity
@@ -122,7 +122,7 @@ _PUBLIC = {
     "rates": "learncost.devices.rates",
     "rules": "learncost.reports.rules",
     "Rules": "learncost.reports.rules_of_thumb",
-    "run": "learncost.readings.run",
+    "run": "learncost.interpreter",
     "run_cost": "learncost.hardware.run_cost",
     "RunCost": "learncost.hardware.record",
     "search": "learncost.autoshard.search",

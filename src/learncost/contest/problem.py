@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.inputs import derived_inputs
+from learncost.interpreter import infer_sizes
 from learncost.models.model import Model
-from learncost.readings.run import infer_sizes
 from learncost.training.data.examples import Examples
 
 Arrays = dict[str, Any]

@@ -17,6 +17,7 @@ from learncost.engines.compiler import compiler
 from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import random_batch
 from learncost.engines.numpy_engine import Training
+from learncost.interpreter.functions import mixed
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
@@ -28,7 +29,6 @@ from learncost.models.model import build, run_sizes
 from learncost.readings.emit.c99 import masks
 from learncost.readings.emit.c99.layout import in_all, together
 from learncost.readings.price import Row, price
-from learncost.readings.run.functions import mixed
 from learncost.verification.report import Check, Report
 
 STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8

@@ -14,6 +14,7 @@ from learncost.engines.bfloat16 import rounded, stored, widened
 from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.fixed_point import results, whole
 from learncost.engines.weights import DEVIATION, generator, in_rows, kinds, shape
+from learncost.interpreter import execute
 from learncost.ir.count import base
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
@@ -34,7 +35,6 @@ from learncost.procedures.statistics import BEGIN
 from learncost.procedures.step import step
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.emit.precision import typed
-from learncost.readings.run import execute
 
 Values = dict[str, Any]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from learncost.engines.core import Core, Prepared, Settings, Values
 from learncost.engines.inputs import with_derived
+from learncost.interpreter import infer_sizes
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
@@ -18,7 +19,6 @@ from learncost.models.model import Model, axes_of
 from learncost.models.wording import nearest
 from learncost.procedures.inference import scored
 from learncost.procedures.step import run_by, turns_of
-from learncost.readings.run import infer_sizes
 
 
 class LayerTraining(Core):

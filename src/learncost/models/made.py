@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.ir.parsed import Call, Header, Parsed
 from learncost.ir.table import Table
@@ -20,7 +21,6 @@ from learncost.models.compose import making
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
 from learncost.models.model import Model, axes_of, build
-from learncost.readings.run import execute
 
 Number: TypeAlias = float | tuple[float, ...]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from learncost.interpreter.functions import function_of
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product, Sum, Word
@@ -22,7 +23,6 @@ from learncost.ir.value import Value
 from learncost.layers.lower import expanded
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective
-from learncost.readings.run.functions import function_of
 
 _NUMBERS = (-2.0, 0.5, 1.0, 3.0)
 """What stands for numbers that are not known to be 0."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.interpreter import execute
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.layers.lower import lower
@@ -17,7 +18,6 @@ from learncost.models.made import made_inputs
 from learncost.models.model import build
 from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import inference
-from learncost.readings.run import execute
 from learncost.training.tokenizer import Tokenizer
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import price
+from learncost.interpreter import execute
 from learncost.ir.count import shape_of
 from learncost.ir.line import Line, Word, alias
 from learncost.ir.repeat import check_derived, walk
@@ -20,7 +21,6 @@ from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
 from learncost.ops import entry
-from learncost.readings.run import execute
 from learncost.verification.report import Check, Report
 from learncost.verification.sample import Array, random_arrays, small_sizes
 from learncost.verification.tally import Tally, tallied

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.interpreter import run
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
@@ -23,7 +24,6 @@ from learncost.models.imported.settled import OfSizes
 from learncost.models.imported.values import run_graph
 from learncost.models.imported.walk import WITHOUT_GRADIENT, Imported
 from learncost.models.imported.wrappers import plain
-from learncost.readings.run import run
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Run on NumPy: the definition of every table."""
 
-from learncost.readings.run.interpreter import Values, execute, infer_sizes, program, run
+from learncost.interpreter.interpreter import Values, execute, infer_sizes, program, run
 
 __all__ = ["Values", "execute", "infer_sizes", "program", "run"]

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, MutableMapping
 
 import numpy as np
 
+from learncost.interpreter.collected import Exchange, collected
+from learncost.interpreter.functions import function_of, precision
+from learncost.interpreter.moves import Array, Sizes, beyond_of, index_of, move_of, reader, spread
 from learncost.ir.count import first_of, shape_of, size_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.line import RELATIONS, Condition, Line, Product, Sum, Word
@@ -18,9 +21,6 @@ from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.ir.zigzag import devices_name, position
 from learncost.ops import Entry, entry
-from learncost.readings.run.collected import Exchange, collected
-from learncost.readings.run.functions import function_of, precision
-from learncost.readings.run.moves import Array, Sizes, beyond_of, index_of, move_of, reader, spread
 
 Operation = Callable[[Mapping[str, Array], Sizes, Exchange | None], Array]
 """What computes the result of a line, from the values and the sizes. Collectives need an exchange."""

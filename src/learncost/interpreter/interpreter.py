@@ -9,6 +9,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from learncost.interpreter.collected import Exchange
+from learncost.interpreter.moves import Array, Sizes
+from learncost.interpreter.operation import Operation, prepared
 from learncost.ir.count import base, came_from, shape_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
@@ -20,9 +23,6 @@ from learncost.layers.derive import derive
 from learncost.layers.joins import joined
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
-from learncost.readings.run.collected import Exchange
-from learncost.readings.run.moves import Array, Sizes
-from learncost.readings.run.operation import Operation, prepared
 
 Values = dict[str, Array]
 Watch = Callable[[Line, MutableMapping[str, Array]], None]

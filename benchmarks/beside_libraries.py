@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median_low
 
 import learncost as lc
+from learncost.backends.c.c99 import REAL, product_text
 from learncost.derivations.boards import files, inputs_of, on_board
 from learncost.derivations.emit_c99 import Program
 from learncost.engines.boards import BOARDS, Built, run
 from learncost.engines.boards.board import FLAGS, HERE
-from learncost.readings.emit.c.c99 import REAL, product_text
 
 BESIDE = Path(__file__).with_name("beside")
 NET = Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table"

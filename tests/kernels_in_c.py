@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from learncost.backends.c import kernel
+from learncost.backends.c.gnu import GNU
 from learncost.engines import compiler
 from learncost.interpreter import execute
 from learncost.ir.count import base
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.layers.lower import lower
-from learncost.readings.emit.c import kernel
-from learncost.readings.emit.c.gnu import GNU
 
 NEAR = {
     "fp64": 1e-12,

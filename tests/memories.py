@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 
 from allocator import apart
+from learncost.backends import fill, leaves, program
 from learncost.engines.in_place import InPlace, library_products
 from learncost.ir.count import shape_of
-from learncost.readings.emit import fill, leaves, program
 from learncost.sharding.bucketed import bucketed
 
 TRIES = 3

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from learncost.readings.emit import fill, program, unfold
+from learncost.backends import fill, program, unfold
 
 
 def namespace(text):

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from learncost.backends import fill, leaves, unfold
 from learncost.engines.in_stages import program_in_stages, step_in_stages
 from learncost.ir.count import base
 from learncost.ir.repeat import Repeat
@@ -28,7 +29,6 @@ from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.program.pipeline import schedule
-from learncost.readings.emit import fill, leaves, unfold
 from learncost.sharding.collective import collectives
 from learncost.sharding.devices import of_stage, part
 from learncost.sharding.mesh import mesh

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from kernels_in_c import Case, matched, needs_compiler
+from learncost.backends.c.c99 import C99, products
+from learncost.backends.c.printer import number
+from learncost.backends.c.tree import Expression, Name, Operation
+from learncost.backends.c99.functions import called, functions
+from learncost.backends.c99.program import REAL
 from learncost.engines import compiler
 from learncost.ir.line import Kernel, Line
 from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
-from learncost.readings.emit.c.c99 import C99, products
-from learncost.readings.emit.c.printer import number
-from learncost.readings.emit.c.tree import Expression, Name, Operation
-from learncost.readings.emit.c99.functions import called, functions
-from learncost.readings.emit.c99.program import REAL
 from learncost.verification.sample import small_sizes
 
 pytestmark = needs_compiler

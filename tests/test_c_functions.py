@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kernels_in_c import as_bf16, from_bf16, needs_compiler
+from learncost.backends.c import source
 from learncost.engines import compiler
-from learncost.readings.emit.c import source
 
 pytestmark = needs_compiler
 LOOPS = "".join(

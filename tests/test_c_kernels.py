@@ -12,6 +12,7 @@ import pytest
 
 import learncost as lc
 from kernels_in_c import Case, check, needs_compiler
+from learncost.backends.c import kernel, source, writable
 from learncost.engines import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.line import Kernel, Line
@@ -20,7 +21,6 @@ from learncost.ir.repeat import Repeat
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.step import step
-from learncost.readings.emit.c import kernel, source, writable
 
 pytestmark = needs_compiler
 TINY = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11, "num_hidden_layers": 2}

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.backends import BACKENDS, program
 from learncost.cli.command import main
 from learncost.interpreter import execute as definition
 from learncost.ir.count import shape_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
-from learncost.readings.emit import BACKENDS, program
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute, namespace, worst
 from sampling import LEARNING, sampled

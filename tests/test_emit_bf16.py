@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import trainings
+from learncost.backends import program
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings.emit import program
 from learncost.training.engines import engine
 from learncost.training.options import Options
 from learncost.verification.sample import random_arrays, small_sizes

@@ -13,6 +13,14 @@ import pytest
 
 import learncost as lc
 from kernels_in_c import needs_compiler
+from learncost.backends.c.c99 import C99
+from learncost.backends.c.numbers import primitive
+from learncost.backends.c.printer import number
+from learncost.backends.c.tree import Name
+from learncost.backends.c99 import rooms
+from learncost.backends.c99.functions import functions
+from learncost.backends.c99.values import initializer
+from learncost.backends.placed.kernels import Kernels
 from learncost.cli.command import main
 from learncost.derivations import boards
 from learncost.derivations.emit_c99 import Program, Settings, program_of
@@ -25,14 +33,6 @@ from learncost.ir.errors import InputError
 from learncost.ir.parse import parse_line
 from learncost.models.configuration import configure
 from learncost.ops import entry
-from learncost.readings.emit.c.c99 import C99
-from learncost.readings.emit.c.numbers import primitive
-from learncost.readings.emit.c.printer import number
-from learncost.readings.emit.c.tree import Name
-from learncost.readings.emit.c99 import rooms
-from learncost.readings.emit.c99.functions import functions
-from learncost.readings.emit.c99.values import initializer
-from learncost.readings.emit.placed.kernels import Kernels
 
 pytestmark = needs_compiler
 

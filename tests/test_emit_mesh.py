@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.backends import program
+from learncost.backends.records import fill, unfold
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.models.model import build, run_sizes
@@ -16,8 +18,6 @@ from learncost.models.small import small
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings.emit import program
-from learncost.readings.emit.records import fill, unfold
 from learncost.sharding.devices import part, together
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place

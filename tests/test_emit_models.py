@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.backends import fill, program, unfold
 from learncost.interpreter import execute as definition
 from learncost.ir.repeat import Repeat
 from learncost.layers.lower import lower
@@ -12,7 +13,6 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.step import step
-from learncost.readings.emit import fill, program, unfold
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute, namespace, to_backend, worst
 

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
+from learncost.backends.placed.alike import alike
 from learncost.models.imported.inputs import parse_input
 from learncost.models.imported.walk import read_module
-from learncost.readings.emit.placed.alike import alike
 from learncost.verification.imported import parity, products
 from sampling import sampled
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.backends.placed import placed
 from learncost.cli.command import main
 from learncost.engines.compiler import compiler
 from learncost.engines.numpy_engine import Training
@@ -25,7 +26,6 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.program.calls import every_call
-from learncost.readings.emit.placed import placed
 from learncost.verification.sample import random_arrays, small_sizes
 from tiny_models import GPT2, LLAMA
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.backends.placed import placed
 from learncost.engines.compiler import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
@@ -14,7 +15,6 @@ from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.procedures.weight_decay import with_weight_decay
-from learncost.readings.emit.placed import placed
 from planned import given, sizes_of, table_of
 
 MLP = """mlp(X targets share; W1 b1 W2 b2 W3 b3) -> loss

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.backends.c99.functions import without_comments
 from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.derivations.verified_c99 import Parity, parity
 from learncost.engines.boards import BOARDS
@@ -21,7 +22,6 @@ from learncost.layers.powers import HALF, WORD, Number, Power
 from learncost.layers.shifts import Shifts
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.readings.emit.c99.functions import without_comments
 
 NET = (Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table").read_text(encoding="utf-8")
 SMALL = """small(X targets share; W1 b1 W2) -> loss

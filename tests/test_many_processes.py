@@ -16,14 +16,14 @@ import torch
 import torch.distributed as distributed
 
 import learncost as lc
+from learncost.backends.placed import placed
+from learncost.backends.placed.between import HELPERS, MESSAGE
 from learncost.cli.command import main
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings.emit.placed import placed
-from learncost.readings.emit.placed.between import HELPERS, MESSAGE
 from learncost.sharding.bucketed import bucketed
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place

@@ -8,11 +8,11 @@ import pytest
 import scipy.special  # noqa: F401 - what a program imports while it runs would be counted
 
 import learncost as lc
+from learncost.backends.executed import executed
 from learncost.engines.emitted import Emitted
 from learncost.ir.count import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.passes.executed import executed
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step

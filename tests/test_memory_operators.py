@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.backends import fill, leaves, program
 from learncost.ir.count import shape_of
 from learncost.ir.precision import precision_of
 from learncost.readings import rooms
-from learncost.readings.emit import fill, leaves, program
 from learncost.readings.rooms.layout import chosen
 from learncost.reports.memory.step import Step
 from learncost.reports.run import prepare

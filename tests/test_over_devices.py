@@ -3,6 +3,7 @@
 import pytest
 
 import learncost as lc
+from learncost.backends.placed import placed
 from learncost.devices.collective import CALL
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
@@ -11,7 +12,6 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings.emit.placed import placed
 from learncost.readings.live import live
 from learncost.reports.memory.planner import smallest
 from learncost.sharding.bucketed import bucketed

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from learncost.backends.precision import check_runs
 from learncost.cli.command import main
 from learncost.engines import bfloat16, eight_bits
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, PRECISIONS
 from learncost.models.configuration import configure
-from learncost.readings.emit.precision import check_runs
 from learncost.training.engines import engine
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.backends.executed import executed
 from learncost.books.book import book
 from learncost.contest.problem import Problem
 from learncost.engines.emitted import Programs
@@ -20,7 +21,6 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.models.wording import shown
-from learncost.passes.executed import executed
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, procedure
 from learncost.readings.price import price

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.backends.c99.layout import given
 from learncost.devices.device import STACK
 from learncost.engines.boards import BOARDS, Board, Built, build, run
 from learncost.engines.inputs import random_batch
 from learncost.ir.errors import InputError
 from learncost.models.made import names_made
-from learncost.readings.emit.c99.layout import given
 from learncost.readings.price import Book, price
 from learncost.verification.report import Check
 
 if TYPE_CHECKING:
+    from learncost.backends.c99 import Firmware
     from learncost.derivations.emit_c99 import Program
-    from learncost.readings.emit.c99 import Firmware
 
 MEMORY = 2**22
 """Bytes of RAM and of flash that the emulated boards have."""

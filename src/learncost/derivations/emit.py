@@ -8,6 +8,9 @@ from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
+from learncost.backends import program
+from learncost.backends.placed import placed, standalone
+from learncost.backends.precision import check_runs
 from learncost.derivations.asked import Asked, refuse_filled, refuse_zigzag
 from learncost.derivations.emit_c99 import Freestanding, freestanding, parameters_of_alone
 from learncost.derivations.emit_stages import pipelined
@@ -26,9 +29,6 @@ from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_grad
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
-from learncost.readings.emit import program
-from learncost.readings.emit.placed import placed, standalone
-from learncost.readings.emit.precision import check_runs
 from learncost.reports.memory.planner import smallest
 from learncost.reports.mesh_cost import padded_step
 from learncost.reports.question import question

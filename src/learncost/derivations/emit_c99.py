@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from learncost.backends.c99 import Firmware, Given, firmware
+from learncost.backends.c99.layout import varies
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.engines.boards.script import linker_script
@@ -42,8 +44,6 @@ from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import check_batches, over_batch, statistics_of
 from learncost.procedures.step import trained_by
-from learncost.readings.emit.c99 import Firmware, Given, firmware
-from learncost.readings.emit.c99.layout import varies
 from learncost.reports.memory.planner import frugal
 from learncost.reports.run import lengths_of
 from learncost.training.files import check_finite, path_of, read_arrays, write_arrays

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from learncost.backends.c99 import Firmware
+from learncost.backends.c99.functions import known
 from learncost.engines.compiler import compiler
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
-from learncost.readings.emit.c99 import Firmware
-from learncost.readings.emit.c99.functions import known
 
 Arrays = Mapping[str, Any]
 

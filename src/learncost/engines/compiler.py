@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from learncost.backends.c import Function, source
 from learncost.ir.errors import InputError
 from learncost.models.files import user_folder
-from learncost.readings.emit.c import Function, source
 
 # -ffast-math lets sums be taken in the order of the vector lanes. Compiled and linked apart: linked with it, gcc before
 # 13 lets the library switch subnormal numbers off for the whole process. The first set that the compiler takes is used:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from learncost.backends.precision import typed
 from learncost.engines.bfloat16 import rounded, stored, widened
 from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.fixed_point import results, whole
@@ -34,7 +35,6 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import BEGIN
 from learncost.procedures.step import step
 from learncost.procedures.weight_decay import with_weight_decay
-from learncost.readings.emit.precision import typed
 
 Values = dict[str, Any]
 

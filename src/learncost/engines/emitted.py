@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from learncost.backends import fill, program, unfold
+from learncost.backends.executed import executed
 from learncost.engines.core import Core, Interpreter, Prepared, Values
 from learncost.ir.table import Table
 from learncost.ir.value import Same
-from learncost.passes.executed import executed
 from learncost.procedures.optimizer import without_gradients
-from learncost.readings.emit import fill, program, unfold
 
 TYPES: Mapping[str, str] = {"float32": "fp32", "float64": "fp64"}
 """NumPy's types by the names that predictions have for them."""

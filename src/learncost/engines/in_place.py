@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from learncost.backends.placed import TYPES, placed
 from learncost.engines import processor
 from learncost.engines.compiler import Call, Kernels
 from learncost.ir.count import shape_of
 from learncost.ir.table import Table
-from learncost.readings.emit.placed import TYPES, placed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from learncost.backends.stages import StagesProgram, StageTables, stages_program
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import Repeat, Statement, defined, walk
 from learncost.ir.table import Table
@@ -15,7 +16,6 @@ from learncost.passes.plan import planned
 from learncost.procedures.staged import clipped_together, staged, staged_forward
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.program.pipeline import Schedule
-from learncost.readings.emit.stages import StagesProgram, StageTables, stages_program
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
 from learncost.sharding.stages import Pipeline, place_stages

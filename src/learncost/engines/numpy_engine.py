@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.backends.precision import check_runs, typed
 from learncost.engines.adapted import begun, merged
 from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Core, Prepared, Settings, Values
@@ -30,7 +31,6 @@ from learncost.procedures.integer_updates import forward_in_integers
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.statistics import with_statistics
 from learncost.procedures.step import run_by, turns_of
-from learncost.readings.emit.precision import check_runs, typed
 
 
 class Training(Core):

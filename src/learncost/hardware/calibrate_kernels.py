@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from learncost.backends.c import Function, kernel
 from learncost.engines.compiler import Kernels
 from learncost.engines.in_place import library_products
 from learncost.hardware.calibrate_torch import COLUMNS, ROWS, TorchBench, factors
@@ -19,7 +20,6 @@ from learncost.ir.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer
 from learncost.ops import entry
-from learncost.readings.emit.c import Function, kernel
 
 _OTHERS = {"add": "X[B d] + Z[B d]", "multiply": "X[B d] Z[B d]"}
 _ADAMW = (

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
 
+from learncost.backends import program
 from learncost.hardware.operations import Doing, operands, timed_words
 from learncost.layers.layer import layer
 from learncost.ops import entry
-from learncost.readings.emit import program
 
 ROWS, COLUMNS = 210, 330
 """Of the arrays that words are timed on: a quarter of a mebibyte, which caches hold."""

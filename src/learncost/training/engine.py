@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from learncost.backends.precision import check_runs
 from learncost.books.book import book
 from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import Programs
@@ -15,7 +16,6 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.accumulation import accumulated
-from learncost.readings.emit.precision import check_runs
 from learncost.readings.price import price
 from learncost.training.options import Options
 from learncost.training.parts import Parts

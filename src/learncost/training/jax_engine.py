@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.backends import fill, leaves, program, unfold
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.ir.errors import InputError
@@ -17,7 +18,6 @@ from learncost.ir.value import Same
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.emit import fill, leaves, program, unfold
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
 

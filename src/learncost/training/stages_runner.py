@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from learncost.backends import fill, leaves, unfold
+from learncost.backends.stages import StagesProgram
 from learncost.engines.core import Prepared, Values
 from learncost.engines.in_stages import forward_in_stages, program_in_stages, step_in_stages
 from learncost.engines.numpy_engine import Training
@@ -16,8 +18,6 @@ from learncost.ir.table import Table
 from learncost.ir.value import Same
 from learncost.procedures.optimizer import without_gradients
 from learncost.program.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule
-from learncost.readings.emit import fill, leaves, unfold
-from learncost.readings.emit.stages import StagesProgram
 from learncost.sharding.clauses import Clause
 from learncost.sharding.devices import counted, of_stage, together
 from learncost.sharding.mesh import Mesh

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.backends import fill, program, unfold
 from learncost.engines.bfloat16 import widened
 from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
@@ -19,7 +20,6 @@ from learncost.ir.value import Same
 from learncost.models.configuration import Configuration
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
-from learncost.readings.emit import fill, program, unfold
 from learncost.reports.memory.planner import smallest
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options

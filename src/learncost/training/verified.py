@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.backends.c import source
 from learncost.engines.compiler import bind, compiled, compiler, products
 from learncost.engines.core import Prepared
 from learncost.engines.inputs import random_data
@@ -25,7 +26,6 @@ from learncost.models.configuration import configure
 from learncost.models.model import Model, build
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
-from learncost.readings.emit.c import source
 from learncost.reports.memory.planner import smallest
 from learncost.verification import engine_in_place as in_place
 from learncost.verification import engine_operators as operators

@@ -14,13 +14,13 @@ from itertools import count
 from math import prod
 from typing import Any
 
+from learncost.backends.c.sides import is_ended, is_library
+from learncost.backends.placed import Placed
 from learncost.ir.count import base, shape_of
 from learncost.ir.line import Line, Product, Word
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.program.calls import Call, Item, Loop
-from learncost.readings.emit.c.sides import is_ended, is_library
-from learncost.readings.emit.placed import Placed
 from learncost.verification.engine import Lines, factors, places
 
 Shape = tuple[int, int, int]

@@ -85,7 +85,7 @@ def smallest(
 ) -> str:
     """The plan that the engine takes on a processor. The rules count arrays, so that the arena itself says whether the
     head takes turns; not under a budget, as for `chosen`."""
-    from learncost.readings.emit.placed import laid_out  # only where it is asked for: start-up counts
+    from learncost.backends.placed import laid_out  # only where it is asked for: start-up counts
 
     plan = chosen(table, sizes, dtype, budget, widths)
     names = plan.split(",")
@@ -109,7 +109,7 @@ def frugal(
 
     budget, widths  as for `chosen`
     """
-    from learncost.readings.emit.c99 import alone  # only where it is asked for: start-up counts
+    from learncost.backends.c99 import alone  # only where it is asked for: start-up counts
 
     usual = chosen(table, sizes, dtype, budget, widths)
     ended = usual.replace("at-once", "in-product") if "in-product" not in usual else usual.replace(",at-once", "")

@@ -16,12 +16,12 @@ from learncost.reports.memory.planner import frugal
 from learncost.reports.memory.step import Step
 
 if TYPE_CHECKING:
-    from learncost.readings.emit.c99.layout import Alone
+    from learncost.backends.c99.layout import Alone
 
 
 def _rooms(step: Step, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
     """What lies in RAM, by part, and the constants in flash; and the step as it is laid out."""
-    from learncost.readings.emit.c99.layout import alone, counted  # emits kernels: only where it is asked for
+    from learncost.backends.c99.layout import alone, counted  # emits kernels: only where it is asked for
 
     layout = alone(step.executed_table(statistics=True), sizes, step.kind.computed)
     rooms = counted([layout], frozenset(names_made(step.model)))
@@ -44,7 +44,7 @@ FLASH = "constants"
 
 def _arrays(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     """The arrays in RAM, which lie in one region each."""
-    from learncost.readings.emit.c99.layout import alone, arrays
+    from learncost.backends.c99.layout import alone, arrays
 
     return arrays([alone(step.executed_table(), sizes, step.kind.computed)], frozenset(names_made(step.model)))
 
@@ -68,7 +68,7 @@ def _largest(step: Step, budget: int) -> int:
 
 
 def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
-    from learncost.readings.emit.c99.layout import arrays as arrays_of
+    from learncost.backends.c99.layout import arrays as arrays_of
 
     parts, layout = _rooms(step, sizes)
     flash = parts.pop(FLASH)
@@ -102,13 +102,13 @@ def _ram(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
 
 
 def _arrays_of(table: Table, sizes: Mapping[str, int], dtype: str) -> dict[str, int]:
-    from learncost.readings.emit.c99.layout import alone, arrays
+    from learncost.backends.c99.layout import alone, arrays
 
     return arrays([alone(table, sizes, dtype)], frozenset())
 
 
 def _flash(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
-    from learncost.readings.emit.c99 import rooms
+    from learncost.backends.c99 import rooms
 
     return rooms(table, sizes, dtype).constants
 

@@ -15,7 +15,7 @@ from learncost.reports.memory.step import Step
 
 def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     """The parts of the peak. Raises `InputError` where a line cannot be in place."""
-    from learncost.readings.emit.placed import WIDTHS, placed  # emits programs: only where it is asked for
+    from learncost.backends.placed import WIDTHS, placed  # emits programs: only where it is asked for
 
     table = step.executed_table()
     program = placed(table, sizes, step.kind.name)
@@ -26,7 +26,7 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[program.given[name][1]])
     parts["arena"] = program.bytes
     if step.over and program.meets:
-        from learncost.passes.executed import beside_the_arena
+        from learncost.backends.executed import beside_the_arena
 
         parts["messages"] = beside_the_arena(program, sizes, step.over.placed.mesh.sizes)
     return parts

@@ -19,7 +19,7 @@ def peak(library: str, step: Step, sizes: Mapping[str, int]) -> int:
 def _peak_of(
     library: str, table: Table, sizes: Mapping[str, int], dtype: str, mesh: Mapping[str, int] | None = None
 ) -> int:
-    from learncost.passes.executed import executed  # emits programs: only where it is asked for
+    from learncost.backends.executed import executed  # emits programs: only where it is asked for
 
     return executed(table, sizes, dtype, library=library, mesh=mesh).peak
 
@@ -31,7 +31,7 @@ def _mesh(step: Step) -> Mapping[str, int] | None:
 
 def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
     """The most bytes of the emitted program, and who takes them."""
-    from learncost.passes.executed import executed
+    from learncost.backends.executed import executed
 
     table = step.executed_table()
     execution = executed(table, sizes, step.kind.name, rooms=True, library=library, mesh=_mesh(step))

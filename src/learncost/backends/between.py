@@ -1,0 +1,237 @@
+"""Collectives as helpers of a program: PyTorch's functional ones over a DeviceMesh, JAX's by the names of its axes.
+
+Those on NumPy are in `threads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from learncost.backends import threads
+
+MESH = "mesh"
+"""What programs call the mesh of devices that they run on."""
+
+SENT = "sent"
+"""What programs call the list of what they have sent to other stages, which waits until that is received."""
+
+
+@dataclass(frozen=True)
+class MeshOf:
+    """A library's mesh of devices: its type, and what it says of an axis, `{}`.
+
+    imports  what programs import for it
+    devices  how many lie along it; place, which of them this one is
+    text     the type itself, which programs have on their top where no module has it
+    """
+
+    type: str
+    imports: str
+    devices: str
+    place: str
+    text: str = ""
+
+
+TORCH_MESH = MeshOf(
+    "DeviceMesh",
+    "from torch.distributed.device_mesh import DeviceMesh",
+    f'{MESH}["{{}}"].size()',
+    f'{MESH}.get_local_rank("{{}}")',
+)
+JAX_MESH = MeshOf(
+    "Mesh", "from jax.sharding import Mesh, PartitionSpec", f'{MESH}.shape["{{}}"]', 'jax.lax.axis_index("{}")'
+)
+NUMPY_MESH = MeshOf(
+    "Device", "import itertools\nimport threading", f'{MESH}.sizes["{{}}"]', f'{MESH}.place["{{}}"]', threads.DEVICE
+)
+
+_SENT = "torch.ops._c10d_functional"
+
+_REDUCED = """\
+def {name}(X, mesh, over):
+    \"\"\"{says} along an axis of the mesh.\"\"\"
+    group = mesh.get_group(over).group_name
+    return {sent}.wait_tensor({sent}.all_reduce(X.contiguous(), "{how}", group))"""
+
+_ROWS = """\
+    group = mesh.get_group(over)
+    owner = (I // owned).flatten()
+    order = owner.argsort(stable=True)
+    there = owner.bincount(minlength=group.size())
+    here = torch.empty_like(there)
+    torch.distributed.all_to_all_single(here, there, group=group)"""
+
+ALONG = '''\
+GROUPS = {}
+
+
+def along(mesh, over, way, *places):
+    """The processes at some places of an axis of the mesh, or at all, as a group that sends one way.
+
+    The first time all processes of the mesh ask for it.
+    """
+    key = mesh, over, way, places
+    if key not in GROUPS:
+        GROUPS[key] = None
+        lines = mesh.mesh.movedim(mesh.mesh_dim_names.index(over), -1)
+        for line in lines.reshape(-1, lines.shape[-1]).tolist():
+            line = [line[place] for place in places] or line
+            group = torch.distributed.new_group(line)
+            if torch.distributed.get_rank() in line:
+                GROUPS[key] = group
+    return GROUPS[key]'''
+
+ZIGZAG = '''\
+def zigzag(place, size, devices):
+    """The position at a place of an axis of which each device has a stretch early and one late."""
+    part, stretch = size // devices, size // (2 * devices)
+    device, rest = place // part, place % part
+    return rest + device * stretch + (rest >= stretch) * (2 * devices - 2 - 2 * device) * stretch'''
+
+TORCH: Mapping[str, str] = {
+    "zigzag": ZIGZAG,
+    **{
+        name: _REDUCED.format(name=name, says=says, how=how, sent=_SENT)
+        for name, how, says in (
+            ("all_reduce", "sum", "The sum of the arrays of all devices"),
+            ("all_reduce_max", "max", "The largest of the numbers of all devices"),
+            ("all_reduce_min", "min", "The smallest of the numbers of all devices"),
+        )
+    },
+    "all_gather": f'''\
+def all_gather(X, mesh, over, place):
+    """The parts of all devices along an axis of the mesh, one behind another on an axis of the array."""
+    group = mesh.get_group(over)
+    X = X.movedim(place, 0).contiguous()
+    X = {_SENT}.all_gather_into_tensor(X, group.size(), group.group_name)
+    return {_SENT}.wait_tensor(X).movedim(0, place)''',
+    "reduce_scatter": f'''\
+def reduce_scatter(X, mesh, over, place):
+    """This device's part, on an axis of the array, of the sum of the arrays of all along an axis of the mesh."""
+    group = mesh.get_group(over)
+    X = X.movedim(place, 0).contiguous()
+    X = {_SENT}.reduce_scatter_tensor(X, "sum", group.size(), group.group_name)
+    return {_SENT}.wait_tensor(X).movedim(0, place)''',
+    "all_to_all": f'''\
+def all_to_all(X, mesh, over, before, after):
+    """What is cut on an axis of the array along an axis of the mesh, cut on another one."""
+    group = mesh.get_group(over)
+    X = torch.stack(X.chunk(group.size(), after))
+    X = {_SENT}.all_to_all_single(X, [1] * group.size(), [1] * group.size(), group.group_name)
+    return torch.cat({_SENT}.wait_tensor(X).unbind(), before)''',
+    "pass_on": f'''\
+def pass_on(X, mesh, over):
+    """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
+    group = mesh.get_group(over)
+    there, here = ([0] * group.size() for _ in range(2))
+    there[(group.rank() + 1) % group.size()] = here[group.rank() - 1] = X.numel()
+    Y = {_SENT}.all_to_all_single(X.contiguous().view(-1), here, there, group.group_name)
+    return {_SENT}.wait_tensor(Y).view(X.shape)''',
+    "along": ALONG,
+    # What goes back has a group of its own: NCCL answers in the order of each group, whoever waits for whom.
+    "send": '''\
+def send(X, mesh, over, place, way, sent):
+    """An array goes to the device at a place of an axis of the mesh, while this one computes on."""
+    sent.append(torch.distributed.isend(X.contiguous(), group=along(mesh, over, way), group_dst=place))''',
+    "receive": '''\
+def receive(X, mesh, over, place, way):
+    """The next array that the device at a place of an axis of the mesh sends."""
+    torch.distributed.recv(X, group=along(mesh, over, way), group_src=place)
+    return X''',
+    "all_reduce_among": f'''\
+def all_reduce_among(X, mesh, over, *places):
+    """The sum of the arrays of the devices at some places of an axis of the mesh."""
+    group = along(mesh, over, "together", *places).group_name
+    return {_SENT}.wait_tensor({_SENT}.all_reduce(X.contiguous(), "sum", group))''',
+    "dispatch": f'''\
+def dispatch(X, I, mesh, over, owned):
+    """Rows go to the device that owns what they read at an index; there they stand along the first of their axes."""
+{_ROWS}
+    X = X.expand(*I.shape, *X.shape[I.ndim :]).flatten(0, I.ndim - 1)[order]
+    X = {_SENT}.all_to_all_single(X, here.tolist(), there.tolist(), group.group_name)
+    return {_SENT}.wait_tensor(X).view(-1, *[1] * (I.ndim - 1), *X.shape[1:])''',
+    "combine": f'''\
+def combine(X, I, mesh, over, owned):
+    """Rows come back from the device that owns what they read at an index."""
+{_ROWS}
+    X = X.flatten(0, I.ndim - 1).contiguous()
+    X = {_SENT}.all_to_all_single(X, there.tolist(), here.tolist(), group.group_name)
+    Y = torch.empty_like(X)
+    Y[order] = {_SENT}.wait_tensor(X)
+    return Y.view(*I.shape, *Y.shape[1:])''',
+    "filled": '''\
+def filled(X, mesh, over, place):
+    """An array with zeros at the end of an axis, as many as let the devices along an axis of the mesh cut it."""
+    more = -X.shape[place] % mesh[over].size()
+    return torch.nn.functional.pad(X, [0, 0] * (X.ndim - 1 - place) + [0, more])''',
+    "trimmed": '''\
+def trimmed(X, size, place):
+    """An array without what filled up the parts of an axis."""
+    return X.narrow(place, 0, size)''',
+    "part": '''\
+def part(X, first, size, place):
+    """So many places of an axis from the first one on."""
+    return X.narrow(place, first, size)''',
+    "shard": '''\
+def shard(X, mesh, over, place):
+    """This device's part of what it has whole."""
+    return X.chunk(mesh.size(mesh.mesh_dim_names.index(over)), place)[mesh.get_local_rank(over)]''',
+}
+"""The helper of every collective, by its word, and that of positions in zigzag."""
+
+_JOINED = """\
+def {name}(X, mesh, over):
+    \"\"\"{says} along an axis of the mesh.\"\"\"
+    return jax.lax.{function}(X, over)"""
+
+JAX: Mapping[str, str] = {
+    "zigzag": ZIGZAG,
+    **{
+        name: _JOINED.format(name=name, says=says, function=function)
+        for name, function, says in (
+            ("all_reduce", "psum", "The sum of the arrays of all devices"),
+            ("all_reduce_max", "pmax", "The largest of the numbers of all devices"),
+            ("all_reduce_min", "pmin", "The smallest of the numbers of all devices"),
+        )
+    },
+    "all_gather": '''\
+def all_gather(X, mesh, over, place):
+    """The parts of all devices along an axis of the mesh, one behind another on an axis of the array."""
+    return jax.lax.all_gather(X, over, axis=place, tiled=True)''',
+    "reduce_scatter": '''\
+def reduce_scatter(X, mesh, over, place):
+    """This device's part, on an axis of the array, of the sum of the arrays of all along an axis of the mesh."""
+    return jax.lax.psum_scatter(X, over, scatter_dimension=place, tiled=True)''',
+    "all_to_all": '''\
+def all_to_all(X, mesh, over, before, after):
+    """What is cut on an axis of the array along an axis of the mesh, cut on another one."""
+    return jax.lax.all_to_all(X, over, split_axis=after, concat_axis=before, tiled=True)''',
+    "pass_on": '''\
+def pass_on(X, mesh, over):
+    """What the device before this one along an axis of the mesh has; the next one gets what this one has."""
+    number = mesh.shape[over]
+    return jax.lax.ppermute(X, over, [(place, (place + 1) % number) for place in range(number)])''',
+    "filled": '''\
+def filled(X, mesh, over, place):
+    """An array with zeros at the end of an axis, as many as let the devices along an axis of the mesh cut it."""
+    more = -X.shape[place] % mesh.shape[over]
+    return jnp.pad(X, [(0, more if axis == place else 0) for axis in range(X.ndim)])''',
+    "trimmed": '''\
+def trimmed(X, size, place):
+    """An array without what filled up the parts of an axis."""
+    return jax.lax.slice_in_dim(X, 0, size, axis=place)''',
+    "part": '''\
+def part(X, first, size, place):
+    """So many places of an axis from the first one on."""
+    return jax.lax.dynamic_slice_in_dim(X, first, size, place)''',
+    "shard": '''\
+def shard(X, mesh, over, place):
+    """This device's part of what it has whole."""
+    size = X.shape[place] // mesh.shape[over]
+    return jax.lax.dynamic_slice_in_dim(X, jax.lax.axis_index(over) * size, size, place)''',
+}
+"""The same of JAX, within `jax.shard_map`. Rows go to experts in numbers that the data give: XLA has none of these."""
+
+NUMPY: Mapping[str, str] = {"zigzag": ZIGZAG, **threads.NUMPY}
+"""And of NumPy, over threads."""

@@ -1,0 +1,218 @@
+"""Kernels in C: consecutive lines of a table as one function, what only they read held in registers and caches.
+
+A function takes its turns in parallel threads (OpenMP), writes loops that a compiler vectorises, and matrix products
+inside of a turn as tiles that lie in registers (float, bf16) or as calls of a library (double). Sums over the turns
+are added up thread by thread, so that for a number of threads the result is always the same.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.backends.c import tree
+from learncost.backends.c.arrays import Arrays
+from learncost.backends.c.ending import Ending, ended, ending
+from learncost.backends.c.function import routine
+from learncost.backends.c.gnu import GNU
+from learncost.backends.c.printer import Printer, indented
+from learncost.backends.c.schedule import Schedule
+from learncost.backends.c.shares import shared
+from learncost.backends.c.sides import groups, joined
+from learncost.backends.c.unify import lowered, unified
+from learncost.ir.errors import InputError
+from learncost.ir.line import Kernel, Line, Sum
+from learncost.ir.term import Term
+
+__all__ = ["Function", "Scratch", "SizeNeededError", "kernel", "source", "writable"]
+
+
+class SizeNeededError(Exception):
+    """A dialect has to know a size as a number, for the memory that it is handed or the power of a size."""
+
+
+class _Constants(dict[str, int]):
+    """The sizes that are constants, by their names."""
+
+    def __missing__(self, size: str) -> int:
+        raise SizeNeededError(size)
+
+
+@dataclass(frozen=True)
+class Function:
+    """One kernel in C.
+
+    name     of the C function, which returns nothing
+    text     its definition
+    reads    names of the arrays that it reads, in the order of its parameters
+    writes   names of the arrays that it writes: the parameters after them
+    sizes    axes (and windows) whose sizes are the parameters after them, of type ptrdiff_t
+    shares   pairs of an array that is read and one that is written that may be one and the same memory
+    scratch  memory that a dialect without memory of its own is handed: parameters behind those that are written
+    """
+
+    name: str
+    text: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    sizes: tuple[str, ...]
+    shares: tuple[tuple[str, str], ...]
+    scratch: tuple[Scratch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that a kernel has for the time of a call: so many numbers of a type, by the notation's name of it."""
+
+    name: str
+    dtype: str
+    points: int
+
+
+def kernel(
+    lines: Sequence[Line],
+    axes: Mapping[str, tuple[str, ...]],
+    outputs: frozenset[str],
+    dtypes: Mapping[str, str],
+    sizes: Mapping[str, int],
+    name: str,
+    printer: Printer = GNU,
+) -> Function:
+    """The C function that computes the lines, which carry the same kernel in their tags.
+
+    axes      the declared axes of every name that the lines read or make
+    outputs   the names, of those that the lines make, that others read
+    dtypes    of every array: fp32, fp64, bf16 (stored so, computed in float), int64 for an index, bool for a mask
+    sizes     sizes that are constants in C; all others are parameters
+    printer   the dialect of C
+    Raises `InputError` with the line that cannot be written; SizeNeededError where the dialect has to know a size.
+    """
+    lines, sizes = tuple(lines), _Constants(sizes)
+    _check(lines, axes, outputs, dtypes, printer)
+    plan = lines[0].tag.kernel or Kernel(name, ())
+    normal = lowered(lines, axes, outputs, plan.axes)
+    names = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
+    computed = "fp64" if any(dtypes.get(array) == "fp64" for array in names) else "fp32"
+    narrow = frozenset(name for name in outputs if printer.types[dtypes[name]] != printer.types[computed])
+    schedule = _scheduled(normal, plan, outputs, dtypes, narrow)
+    real = printer.real or printer.types[computed]
+    arrays, turns_of = _routine(schedule.joined(), axes, dtypes, printer, real, lines, sizes)
+    scratch = _scratch(turns_of, sizes, computed, printer) if printer.alone else ()
+    reads = turns_of.arrays("read")
+    makes = [arrays.output(value) for value in arrays.values.values() if value.output]
+    free = [axis for axis in turns_of.sizes if axis not in sizes]
+    comment = "\n".join(f"   {line}" for line in lines).replace("*/", "* /")
+    parameters = [f"const {array.type} *{array.name}" for array in reads]
+    parameters += [f"{array.type} *{array.name}" for array in makes]
+    parameters += [f"{array.type} *{array.name}" for array in (turns_of.arrays("scratch") if scratch else ())]
+    parameters += [f"place {turns_of.sizes[axis]}" for axis in free]
+    head = f"{'static ' if printer.alone else ''}void {name}({', '.join(parameters)}) {{"
+    head = textwrap.fill(head, 118, subsequent_indent="        ")
+    text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(turns_of, sizes)), "}\n"))
+    given, made = (tuple(array.of for array in of_role) for of_role in (reads, makes))
+    return Function(name, text, given, made, tuple(free), shared(arrays, turns_of), scratch)
+
+
+def _scratch(turns_of: tree.Routine, sizes: Mapping[str, int], computed: str, printer: Printer) -> tuple[Scratch, ...]:
+    """The memory of a call."""
+    known = _Constants({text: sizes[axis] for axis, text in turns_of.sizes.items() if axis in sizes})
+    dtypes = {printer.types[dtype]: dtype for dtype in ("int64", "bool", computed)}
+    arrays = turns_of.arrays("scratch")
+    return tuple(Scratch(array.name, dtypes[array.type], tree.evaluated(array.points, known)) for array in arrays)
+
+
+def _routine(
+    schedule: Schedule,
+    axes: Mapping[str, tuple[str, ...]],
+    dtypes: Mapping[str, str],
+    printer: Printer,
+    real: str,
+    lines: Sequence[Line],
+    sizes: Mapping[str, int],
+) -> tuple[Arrays, tree.Routine]:
+    """The kernel and its arrays: tile by tile where it ends a product of matrices, else turn by turn."""
+    tile = ended(schedule)
+    if tile:
+        arrays = Ending(schedule, axes, dtypes, printer, real, sizes, tile)
+        if arrays.can_be_tiled():
+            return arrays, ending(arrays)
+    whole = Arrays(schedule, axes, dtypes, printer, real, unified(lines), sizes)
+    return whole, routine(whole)
+
+
+def _check(
+    lines: Sequence[Line],
+    axes: Mapping[str, tuple[str, ...]],
+    outputs: frozenset[str],
+    dtypes: Mapping[str, str],
+    printer: Printer,
+) -> None:
+    """Refuse what has no axes or no type, before anything is written."""
+    makes = {term.name for line in lines for term in line.left}
+    for line in lines:
+        for name in (*line.reads, *(term.name for term in line.left)):
+            if name not in axes:
+                raise InputError(f"the axes of {name} are not known, in line: {line}")
+            if (name not in makes or name in outputs) and dtypes.get(name) not in printer.types:
+                raise InputError(
+                    f"{name} is {dtypes.get(name)}, not one of {', '.join(printer.types)}, in line: {line}"
+                )
+
+
+def _scheduled(
+    lines: tuple[Line, ...], plan: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], narrow: frozenset[str]
+) -> Schedule:
+    """The schedule; without axes for the turns, every element is a turn where that is possible.
+
+    narrow  outputs that are stored in another type than sums are taken in
+    """
+    turns = plan.axes
+    if not turns and plan.blocks is None:
+        widest = max((line.left[0].declared for line in lines), key=len)
+        if not any(line.left[0].indexed for line in lines):
+            try:
+                return Schedule(lines, widest, None, outputs, dtypes)
+            except InputError:
+                pass
+    parts: dict[str, tuple[str, ...]] = {}
+    try:
+        schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes)
+    except InputError:  # products of a library sum over one axis: several that are side by side go as one
+        together = groups(lines, frozenset(turns).union(plan.blocks[:1] if plan.blocks else ()), turns)
+        if not together:
+            raise
+        lines, parts = tuple(joined(lines, together)), {" ".join(group): group for group in together.values()}
+        schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes, parts)
+    late = {
+        v.name
+        for v in schedule.values.values()
+        if v.output and v.name in narrow and (v.kind in ("product", "scatter") or v.added) and not v.shared
+    }
+    if not late:
+        return schedule
+    changed: list[Line] = []
+    for line in lines:
+        left = line.left[0]
+        line = line.renamed({name: f"{name}~sum" for name in late})
+        changed.append(line)
+        if left.name in late:
+            plain = Term(left.name, left.declared)
+            changed.append(Sum((plain,), (replace(plain, name=f"{left.name}~sum"),), (), line.tag, (1,)))
+    return Schedule(changed, turns, plan.blocks, outputs, dtypes, parts)
+
+
+def writable(
+    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], dtypes: Mapping[str, str]
+) -> bool:
+    """Whether the lines can be one function."""
+    try:
+        kernel(lines, axes, outputs, dtypes, {}, "kernel")
+    except InputError:
+        return False
+    return True
+
+
+def source(functions: Sequence[Function], printer: Printer = GNU) -> str:
+    """The whole C file: what all functions need, and the functions."""
+    return printer.preamble + "\n".join(function.text for function in functions)

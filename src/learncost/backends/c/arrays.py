@@ -1,0 +1,233 @@
+"""The names and sizes of a kernel, what its loops go over, and where the elements of its arrays lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from learncost.backends.c import tree
+from learncost.backends.c.printer import Printer
+from learncost.backends.c.schedule import MAIN, Schedule, Value
+from learncost.backends.c.tree import ONE, TURN, ZERO, larger, minus, plus, smaller, times
+from learncost.backends.identifiers import Identifiers
+from learncost.ir.count import base
+from learncost.ir.line import Condition, Line
+from learncost.ir.term import Term
+
+Positions: TypeAlias = Mapping[str, tree.Expression]
+_RESERVED = (
+    *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
+    *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
+    *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
+    *("place", "bf16", "memory", "thread", "threads", "turn", "sums", "sum", "one", "number", "i", "j"),
+    *("real", "whole", "LOWEST", "int8_t", "int32_t", "int64_t", "uint8_t", "uint32_t", "uint64_t"),
+    *("pair", "pairs", "lanes", "loose", "LANES", "TALL", "first", "odd"),
+    *("bind", "own", "own_memory", "own_size", "exp", "log", "pow", "free", "abort"),
+)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """An array, its axes, how many places it has of each, and the axis of which it holds one block."""
+
+    array: tree.Array
+    axes: tuple[str, ...]
+    extents: tuple[tree.Expression, ...]
+    block: str = ""
+
+
+class Arrays:
+    """What all parts of a kernel share: it is not changed while they are built.
+
+    axes     the declared axes of every name; `dtypes` their types
+    printer  the dialect of C
+    real     the C type of numbers
+    lines    in one scope of axes, before they were lowered
+    sizes    those that are constants
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        axes: Mapping[str, tuple[str, ...]],
+        dtypes: Mapping[str, str],
+        printer: Printer,
+        real: str,
+        lines: Sequence[Line],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.schedule, self.axes, self.dtypes, self.real, self.sizes = schedule, axes, dtypes, real, sizes
+        self.types, self.alone, self.tiles = printer.types, printer.alone, printer.tiles and real == "float"
+        self.values = schedule.values
+        self.block = schedule.block[0] if schedule.block else ""
+        self.names = Identifiers(_RESERVED)
+        values = self.values.values()
+        for value in values:  # so that no number inside takes the name of an array
+            for name in (value.name, *value.line.reads):
+                self.names.of(name)
+        read_names = {name for value in values for name in value.line.reads if name not in self.values}
+        self.parameters = {self.names.of(name) for name in read_names | schedule.outputs}
+        looped = dict.fromkeys(axis for value in values for axis in (*value.line.loops, *value.axes))
+        self.positions: Positions = {axis: tree.Counter(self.counter(axis)) for axis in looped}  # where loops stand
+        self.bounded, self._conditions = self._bounding(lines)
+
+    # Axes.
+
+    def size(self, axis: str) -> tree.Expression:
+        """The number of places along an axis."""
+        if axis in self.schedule.parts:
+            return self.count(self.schedule.parts[axis])
+        name = base(axis)
+        return tree.Name(name) if name.isdigit() else tree.Size(self.names.of(name, "size"), name)
+
+    def count(self, axes: Sequence[str]) -> tree.Expression:
+        return times(*map(self.size, axes))
+
+    def room(self, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
+        """The extents of memory that holds one block."""
+        return tuple(self.block_size if axis == self.block else self.size(axis) for axis in axes)
+
+    @property
+    def block_size(self) -> tree.Expression:
+        assert self.schedule.block is not None
+        axis, places = self.schedule.block
+        return tree.Name(str(places)) if places else self.size(axis)
+
+    def counter(self, axis: str) -> str:
+        return self.names.of("i_" + "_".join(self.schedule.parts.get(axis, (axis,))), "position")
+
+    # Loops.
+
+    def base(self, phase: int) -> str:
+        """The counter of the innermost loop around the rows or products of a phase."""
+        inner = (*self.schedule.sequence, *([self.block] if self.block else [])) if phase == MAIN else ()
+        around = (*self.schedule.turns, *inner)
+        return self.counter(around[-1]) if around else TURN
+
+    def bounds(self, axis: str, phase: int | None) -> tuple[tree.Expression, tree.Expression]:
+        """From where and up to where loops and products go over an axis."""
+        if phase == MAIN and axis in (self.block, self.bounded):
+            return self.edge("from", axis), self.edge("to", axis)
+        return ZERO, self.size(axis)
+
+    def edge(self, side: str, axis: str) -> tree.Name:
+        return tree.Name(f"{side}_{self.counter(axis)}")
+
+    def loop(
+        self, axis: str, body: Sequence[tree.Statement], phase: int | None = None, independent: bool = False
+    ) -> tree.Loop:
+        """The loop over an axis."""
+        first, last = self.bounds(axis, phase) if axis == self.bounded else (ZERO, self.size(axis))
+        return tree.Loop(self.counter(axis), first, last, tuple(body), independent=independent)
+
+    def _bounding(self, lines: Sequence[Line]) -> tuple[str, tuple[Condition, ...]]:
+        """The axis that every line that has both it and the block's ties to it, where no output has both."""
+        tied = {c for line in lines for c in line.where if c.ordered and self.block in c.axes}
+        for other in sorted({a for c in tied for a in c.axes if a != self.block}):
+            pair = {self.block, other}
+            common = frozenset.intersection(*(frozenset(line.where) for line in lines if pair <= set(line.loops)))
+            common = frozenset(c for c in common if c.axes == pair and c.ordered)
+            if common and not any(v.output and pair <= set(v.axes) for v in self.values.values()):
+                return other, tuple(sorted(common, key=str))
+        return "", ()
+
+    def limits(self) -> tuple[tree.Expression, tree.Expression]:
+        """Between which places the bounded axis lies for a block of the other."""
+        lower: tree.Expression = ZERO
+        upper = self.size(self.bounded)
+        first, last = self.edge("from", self.block), self.edge("to", self.block)
+        for condition in self._conditions:
+            window = self.size(condition.window) if condition.window else None
+            low: tree.Expression | None = plus(first, ONE) if condition.strict else first
+            high: tree.Expression | None = window and plus(minus(last, ONE), window)
+            if condition.upper == self.block:
+                low = window and plus(minus(first, window), ONE)
+                high = minus(last, ONE) if condition.strict else last
+            lower = larger(low, lower) if low else lower
+            upper = smaller(high, upper) if high else upper
+        if self.tiles and lower != ZERO:  # where strips begin; what a condition excludes, is zero there
+            lower = times(tree.Operation("/", (lower, tree.Name("LANES"))), tree.Name("LANES"))
+        return lower, upper
+
+    # Memory.
+
+    def multiplies(self, stored: str) -> bool:
+        """Whether a product takes a factor of this type as it lies."""
+        return stored == self.real or (self.alone and stored == self.types["int8"])
+
+    def storage(self, value: Value) -> Storage:
+        """Where the value of a line is put together: the output itself, a thread's sums, or memory of the turn."""
+        schedule, value_name, axes = self.schedule, self.names.of(value.name), value.axes
+        if (
+            value.shared and not self.alone
+        ):  # a scalar, such as the loss, is one of so many numbers that it takes double
+            kind, extents = self.real if axes else "double", tuple(map(self.size, axes))
+            return Storage(tree.Array(f"{value_name}_sums", kind, "sums", value.name, times(*extents)), axes, extents)
+        if value.output:
+            return Storage(self.output(value), axes, self._extents(value.name, axes))
+        axes = tuple(axis for axis in axes if axis not in schedule.turns)
+        if not value.added:
+            axes = tuple(axis for axis in axes if axis not in schedule.sequence)
+            if not schedule.crosses(value):
+                axes = tuple(axis for axis in axes if axis not in schedule.fixed)
+        kind = {"bool": self.types["bool"], "index": self.types["int64"]}.get(value.type, self.real)
+        name = f"{self.names.of(schedule.over.get(value.name, value.name))}_rows"
+        return self.scratch(name, kind, value.name, axes, whole=value.added)
+
+    def scratch(self, name: str, kind: str, of: str, axes: tuple[str, ...], whole: bool = False) -> Storage:
+        """Memory of the turn, for one block, or for all of them."""
+        extents = tuple(map(self.size, axes)) if whole else self.room(axes)
+        block = self.block if self.block in axes and not whole else ""
+        return Storage(tree.Array(name, kind, "scratch", of, times(*extents)), axes, extents, block)
+
+    def output(self, value: Value) -> tree.Array:
+        return tree.Array(self.names.of(value.name), self.types[self.dtypes[value.name]], "made", value.name)
+
+    def read_array(self, term: Term) -> Storage:
+        """An array that the kernel reads."""
+        array = tree.Array(self.names.of(term.name), self.types[self.dtypes[term.name]], "read", term.name)
+        return Storage(array, term.declared, self._extents(term.name, term.declared))
+
+    def _extents(self, name: str, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
+        """Of an array with declared axes, which may have other names here."""
+        declared = iter(self.axes[name])
+        parts = (self.schedule.parts.get(axis, (axis,)) for axis in axes)
+        return tuple(self.count([next(declared) for _ in group]) for group in parts)
+
+    def element(self, store: Storage, at: Sequence[tree.Expression]) -> tree.Element:
+        """An element, by an index for every axis."""
+        pairs = zip(store.axes, at, strict=True)
+        first = self.edge("from", store.block)
+        indices = (minus(index, first) if store.block and axis == store.block else index for axis, index in pairs)
+        return tree.Element(store.array, store.extents, tuple(indices))
+
+    def address(self, value: Value, positions: Positions) -> tree.Element:
+        """The element of the memory where a value lies."""
+        store = self.storage(value)
+        return self.element(store, [positions[axis] for axis in store.axes])
+
+    def loaded(self, value: Value, positions: Positions) -> tree.Expression:
+        """What lies there."""
+        element = self.address(value, positions)
+        return self.widened(element, element.array.type)
+
+    def widened(self, number: tree.Expression, stored: str) -> tree.Expression:
+        """A stored number as one to compute with."""
+        if stored == "bf16":
+            return tree.Call("from_bf16", (number,))
+        if stored == self.types["int8"]:
+            return tree.Operation(f"({self.real})", (number,))
+        return tree.Operation("(double)", (number,)) if stored == "float" and self.real == "double" else number
+
+    def summand(self, number: tree.Expression) -> tree.Expression:
+        """A number among numbers: of a condition too, which strict compilers want said."""
+        is_condition = isinstance(number, tree.Named) and number.type == "int"
+        return tree.Operation(f"({self.real})", (number,)) if self.alone and is_condition else number
+
+    def narrowed(self, number: tree.Expression, stored: str) -> tree.Expression:
+        if stored == "bf16":
+            return tree.Call("to_bf16", (number,))
+        if self.alone:
+            return self.summand(number) if stored == self.real else tree.Operation(f"({stored})", (number,))
+        return tree.Operation("(float)", (number,)) if stored == "float" and self.real == "double" else number

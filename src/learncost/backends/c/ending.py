@@ -1,0 +1,210 @@
+"""A kernel that ends a matrix product: what its lines make of a sum of the product is made where the sum is complete.
+
+Of the product's result one tile is there at a time: the lines behind it read it, and the next one is written over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from learncost.backends.c import tree
+from learncost.backends.c.arrays import Arrays, Storage
+from learncost.backends.c.function import turn
+from learncost.backends.c.once import computed_once
+from learncost.backends.c.printer import Printer
+from learncost.backends.c.schedule import Schedule
+from learncost.backends.c.sides import is_library, sides_within
+from learncost.backends.c.tree import ONE, ZERO, minus, plus, smaller, times
+from learncost.ir.line import Product
+from learncost.ir.term import Term
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The axes of a product: those of a tile of its result, of all other loops of it, and those that are summed."""
+
+    product: Product
+    row: str
+    column: str
+    others: tuple[str, ...]
+    summed: tuple[str, ...]
+
+
+def ended(schedule: Schedule) -> Tile | None:
+    """The product that the other lines of a schedule end, element by element; None if it is something else."""
+    (first, *others) = schedule.values.values()
+    line = first.line
+    if (
+        not others
+        or first.output
+        or first.name not in schedule.dtypes
+        or not isinstance(line, Product)
+        or not is_library(line, set())
+    ):
+        return None
+    whole = set(first.axes) == set(schedule.turns) and line.left[0].loops == first.axes
+    if not whole or line.where or any(schedule.inner(value.space) or value.shared for value in others):
+        return None
+    sides = sides_within(line, set())
+    column = first.axes[-1]
+    side = sides.columns if column in sides.rows else sides.rows
+    if column not in (*sides.rows, *sides.columns) or sides.lone:
+        return None
+    row = next(axis for axis in reversed(first.axes) if axis in side)
+    return Tile(line, row, column, tuple(a for a in first.axes if a not in (row, column)), sides.summed)
+
+
+class Ending(Arrays):
+    """The arrays of the lines behind a product, whose result they read in a tile of so many rows and columns."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        axes: Mapping[str, tuple[str, ...]],
+        dtypes: Mapping[str, str],
+        printer: Printer,
+        real: str,
+        sizes: Mapping[str, int],
+        tile: Tile,
+    ) -> None:
+        lines = [value.line for value in schedule.values.values() if value.line is not tile.product]
+        behind = Schedule(lines, schedule.turns, None, schedule.outputs, dtypes, schedule.parts)
+        super().__init__(behind, axes, dtypes, printer, real, lines, sizes)
+        self.tile, self.gradient = tile, tile.product.name
+        self.extents = extents = printer.tile
+        for name in tile.product.reads:
+            self.parameters.add(self.names.of(name))
+        self.positions = {axis: tree.Counter(self.counter(axis)) for axis in (*self.positions, *tile.product.loops)}
+        name = f"{self.names.of(self.gradient)}_tile"
+        array = tree.Array(name, real, "scratch", self.gradient, tree.Name(str(extents[0] * extents[1])))
+        rooms = dict(zip((tile.row, tile.column), (tree.Name(str(size)) for size in extents), strict=True))
+        axes_of_tile = tile.product.left[0].loops
+        self.room_of_tile = Storage(array, axes_of_tile, tuple(rooms.get(axis, ONE) for axis in axes_of_tile))
+
+    def read_array(self, term: Term) -> Storage:
+        return self.room_of_tile if term.name == self.gradient else super().read_array(term)
+
+    def element(self, store: Storage, at: Sequence[tree.Expression]) -> tree.Element:
+        if store is not self.room_of_tile:
+            return super().element(store, at)
+        places, rooms = (dict(zip(store.axes, each, strict=True)) for each in (at, store.extents))
+        indices = tuple(minus(places[axis], self.edge("from", axis)) for axis in self.sides)
+        return tree.Element(store.array, tuple(rooms[axis] for axis in self.sides), indices)
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        return self.tile.row, self.tile.column
+
+    def can_be_tiled(self) -> bool:
+        """Whether both factors are stored as products take them: a library's need neighbours along one axis of each."""
+        summed = self.tile.summed[-1]
+        matrices = [_matrix(self, term, side, summed) for term, side in zip(_terms(self), self.sides, strict=True)]
+        if not self.alone and any(ONE not in matrix.strides for matrix in matrices):
+            return False
+        kinds = {self.read_array(term).array.type for term in self.tile.product.right if isinstance(term, Term)}
+        return all(map(self.multiplies, kinds)) or (self.tiles and kinds == {"bf16"})
+
+
+def ending(arrays: Ending) -> tree.Routine:
+    """The kernel, tile by tile: turns over blocks of columns in parallel, in each of them over blocks of rows."""
+    tile = arrays.tile
+    row, column = arrays.sides
+    last = tree.Loop(arrays.counter(column), *_edges(arrays, column), tuple(turn(arrays)), independent=True)
+    behind = tree.Loop(arrays.counter(row), *_edges(arrays, row), (last,))
+    body: list[tree.Statement] = [_blocks(arrays, row, arrays.extents[0], (*_product(arrays), behind))]
+    if len(tile.summed) == 1:
+        body[:0] = _packed(arrays)
+    for axis in reversed(tile.others):
+        body = [arrays.loop(axis, body)]
+    turns = _blocks(arrays, column, arrays.extents[1], body)
+    before, turns, _ = computed_once(turns, arrays.parameters)
+    return tree.Routine(before, turns, (), arrays.count([*dict.fromkeys(tile.product.loops)]))
+
+
+def _edges(arrays: Ending, axis: str) -> tuple[tree.Name, tree.Name]:
+    return arrays.edge("from", axis), arrays.edge("to", axis)
+
+
+def _blocks(arrays: Ending, axis: str, places: int, body: Sequence[tree.Statement]) -> tree.Loop:
+    first, last = _edges(arrays, axis)
+    size, step = arrays.size(axis), tree.Name(str(places))
+    start = tree.Let(last.text, "place", smaller(plus(first, step), size))
+    return tree.Loop(first.text, ZERO, size, (start, *body), step, (arrays.counter(axis),))
+
+
+def _product(arrays: Ending) -> Iterator[tree.Statement]:
+    """The tile's sums; over several axes, those of one place of all but the last after the other."""
+    tile = arrays.tile
+    several = tile.summed[:-1]
+    left, right = _factors(arrays)
+    row, column = arrays.sides
+    rows, columns = (minus(last, first) for first, last in (_edges(arrays, row), _edges(arrays, column)))
+    to = tree.Matrix(tree.Element(arrays.room_of_tile.array, (), ()), (tree.Name(str(arrays.extents[1])), ONE))
+    dot = tree.Dot(str(tile.product), (rows, columns, arrays.size(tile.summed[-1])), left, right, to, bool(several))
+    statements: list[tree.Statement] = [*(_packed(arrays) if several else ()), *_rows(arrays), dot]
+    if several:
+        zero = tree.Store(tree.Element(arrays.room_of_tile.array, (ONE,), (tree.Counter("i"),)), ZERO)
+        yield tree.Loop("i", ZERO, arrays.room_of_tile.array.points, (zero,), independent=True)
+    for axis in reversed(several):
+        statements = [arrays.loop(axis, statements)]
+    yield from statements
+
+
+def _terms(arrays: Ending) -> tuple[Term, Term]:
+    """The factor with the tile's rows and that with its columns."""
+    first, second = (term for term in arrays.tile.product.right if isinstance(term, Term))
+    return (first, second) if arrays.tile.row in first.loops else (second, first)
+
+
+def _cell(arrays: Ending) -> str:
+    """What packed factors are made of."""
+    return "pair" if {arrays.read_array(term).array.type for term in _terms(arrays)} == {"bf16"} else "float"
+
+
+def _matrix(arrays: Ending, term: Term, row: str, column: str) -> tree.Matrix:
+    """The part of a factor that the tile is made of."""
+    store = arrays.read_array(term)
+    begins = {axis: arrays.edge("from", axis) for axis in arrays.sides} | {arrays.tile.summed[-1]: ZERO}
+    first = arrays.element(store, [begins.get(axis, arrays.positions[axis]) for axis in store.axes])
+    after = (store.extents[store.axes.index(axis) + 1 :] for axis in (row, column))
+    strides = [times(*extents) for extents in after]
+    return tree.Matrix(first, (strides[0], strides[1]))
+
+
+def _factors(arrays: Ending) -> tuple[tree.Matrix | tree.Packed, tree.Matrix | tree.Packed]:
+    summed = arrays.tile.summed[-1]
+    (row, column), (rows, columns) = arrays.sides, _terms(arrays)
+    length = arrays.size(summed)
+    left: tree.Matrix | tree.Packed = _matrix(arrays, rows, row, summed)
+    right: tree.Matrix | tree.Packed = _matrix(arrays, columns, summed, column)
+    if arrays.tiles:
+        right = tree.Packed("strips", _room(arrays, columns, "strips"), length, (ZERO, ZERO))
+        if _cell(arrays) == "pair":
+            left = tree.Packed("rows", _room(arrays, rows, "rows"), length, (ZERO, ZERO))
+    return left, right
+
+
+def _room(arrays: Ending, term: Term, form: str) -> tree.Array:
+    """Memory for a packed factor of a tile."""
+    places = tree.Name(str(arrays.extents[form == "strips"]))
+    room = tree.Call(form.upper(), (tree.Name(_cell(arrays)), arrays.size(arrays.tile.summed[-1]), places))
+    return tree.Array(f"{arrays.names.of(term.name)}_{form}", _cell(arrays), "scratch", term.name, room)
+
+
+def _packed(arrays: Ending) -> Iterator[tree.Statement]:
+    """The columns' factor in strips, for all rows."""
+    if arrays.tiles:
+        summed, column, term = arrays.tile.summed[-1], arrays.tile.column, _terms(arrays)[1]
+        first, last = _edges(arrays, column)
+        extents = (arrays.size(summed), minus(last, first))
+        yield tree.Pack("strips", _matrix(arrays, term, summed, column), _room(arrays, term, "strips"), extents)
+
+
+def _rows(arrays: Ending) -> Iterator[tree.Statement]:
+    """The rows' factor of pairs, for one block of rows."""
+    if arrays.tiles and _cell(arrays) == "pair":
+        summed, row, term = arrays.tile.summed[-1], arrays.tile.row, _terms(arrays)[0]
+        first, last = _edges(arrays, row)
+        extents = (minus(last, first), arrays.size(summed))
+        yield tree.Pack("rows", _matrix(arrays, term, row, summed), _room(arrays, term, "rows"), extents)

@@ -1,0 +1,110 @@
+"""A kernel as GNU C: turns in parallel threads (OpenMP), loops that a compiler vectorises, products in tiles.
+
+Sums over the turns are added up thread by thread, so that for a number of threads the result is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from learncost.backends.c import tree
+from learncost.backends.c.packed import PACKED
+from learncost.backends.c.prelude import BASIS, PRELUDE
+from learncost.backends.c.printer import Printer, block, number, pointer, statements
+from learncost.backends.c.tiles import TILES
+from learncost.backends.c.tree import TURN, ZERO
+
+
+def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[str]:
+    """Constants, then a parallel region: a thread's memory, turns, and the sums of all threads."""
+    totals, scratch = routine.totals, routine.arrays("scratch")
+    yield from (f"const place {c} = {constants[axis]};" for axis, c in routine.sizes.items() if axis in constants)
+    yield from statements(routine.before, GNU)
+    if totals:
+        yield "static char *sums[THREADS];"
+    inside = []
+    if totals:
+        parallel = "omp_get_thread_num(), threads = omp_get_num_threads()" if routine.work else "0, threads = 1"
+        inside.append(f"const int thread = {parallel};")
+    rooms = {array: _room(array) for array in (*(total.sums for total in totals), *scratch)}
+    if rooms:
+        inside.append(f"char *memory = own({' + '.join(rooms.values())});")
+    if totals:
+        inside.append("sums[thread] = memory;")
+    for array, room in rooms.items():
+        inside.append(f"{array.type} *{array.name} = ({array.type} *)memory;")
+        inside += [f"memset(memory, 0, {room});"] if array.role == "sums" else []
+        inside.append(f"memory += {room};")
+    if routine.work:
+        yield f"#pragma omp parallel if ((double){number(routine.work)} > 50000.0)"
+        inside.append(_share_out(routine))
+    inside += statements([routine.turns], GNU)
+    for i, total in enumerate(totals):
+        first = " + ".join([*rooms.values()][:i]) or "0"
+        inside += ["#pragma omp for"] if routine.work else []
+        inside += _added_up(total, first)
+    yield from block("", inside)
+
+
+def _room(array: tree.Array) -> str:
+    return f"ROUND(({number(array.points)}) * sizeof({array.type}))"
+
+
+def _share_out(routine: tree.Routine) -> str:
+    """How turns go to threads: those with products as threads are free, unless sums have to be the same every time."""
+    body = routine.turns.body
+    flat = all(
+        isinstance(statement, tree.Let) or (isinstance(statement, tree.Store) and statement.sign == "=")
+        for statement in body
+    )
+    simple = flat and not routine.totals and routine.turns.counter != TURN
+    dynamic = not routine.totals and any(isinstance(part, tree.Dot) for part in routine.parts)
+    return f"#pragma omp for {'simd ' if simple else ''}schedule({'dynamic' if dynamic else 'static'})"
+
+
+def _added_up(total: tree.Total, first: str) -> Iterator[str]:
+    """The sums of all threads, one after another; they lie after so many bytes of their memory."""
+    kind = total.sums.type
+    return block(
+        f"for (place i = 0; i < {number(total.sums.points)}; i++)",
+        (
+            f"{kind} sum = 0;",
+            f"for (int one = 0; one < threads; one++) sum += ((const {kind} *)(sums[one] + {first}))[i];",
+            f"{total.to.name}[i] = {number(total.value)};",
+        ),
+    )
+
+
+def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:
+    """A call: of tiles where a factor is packed, else of a library."""
+    if isinstance(part, tree.Pack):
+        kind = f"{part.to.type}_{part.source.first.array.type}"
+        extents = ", ".join(map(number, part.extents))
+        source = f"{pointer(part.source)}, {number(part.source.stride)}"
+        yield f"{part.form}_{kind}({int(part.source.turned)}, {part.to.name}, {extents}, {source});"
+        return
+    factors = (part.left, part.right)
+    packed = isinstance(part.right, tree.Packed) and part.right.array.type
+    name = f"tiled_{packed}" if packed else f"product_{part.to.first.array.type}"
+    turned = [str(int(factor.turned)) for factor in factors if isinstance(factor, tree.Matrix)]
+    yield f"{name}({', '.join((*turned, *map(number, part.extents)))},"
+    yield from (f"              {_factor(factor)}," for factor in factors)
+    yield f"              {int(part.add)}, {pointer(part.to)}, {number(part.to.stride)});"
+
+
+def _factor(factor: tree.Matrix | tree.Packed) -> str:
+    if isinstance(factor, tree.Matrix):
+        return f"{pointer(factor)}, {number(factor.stride)}"
+    form, array, length = factor.form.upper()[:-1], factor.array, number(factor.length)
+    first = f" + {form}({array.type}, {length}, {', '.join(map(number, factor.first))})"
+    return f"{array.name}{'' if factor.first == (ZERO, ZERO) else first}, {length}"
+
+
+GNU = Printer(
+    BASIS.lstrip() + PRELUDE + PACKED + TILES + "\n",
+    _function,
+    _product,
+    ("#pragma GCC ivdep",),
+    tiles=True,
+    tile=(16, 128),
+)

@@ -1,0 +1,244 @@
+"""The numbers of a kernel: every operand and the right side of every line at a position, as expressions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import isinf
+
+from learncost.backends.c import tree
+from learncost.backends.c.arrays import Arrays, Positions
+from learncost.backends.c.schedule import KINDS, Node, Value
+from learncost.backends.c.tree import ZERO, chosen, joined, times
+from learncost.ir.affine import Affine
+from learncost.ir.count import factors, summands
+from learncost.ir.line import Condition, Product, Sum, Word
+from learncost.ir.term import Literal, Operand, Read, Term
+from learncost.ops import Entry, entry
+
+_SIGNS = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.Lt: "<",
+    ast.Gt: ">",
+    ast.Eq: "==",
+    ast.And: "&&",
+    ast.USub: "-",
+}
+
+
+_SUFFIXES = {"float": "f", "real": "_real"}
+"""What the names of functions end in, where these say the type."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a loop of the schedule reads and computes."""
+
+    arrays: Arrays
+    node: Node
+    computed: dict[tuple[object, ...], tree.Named] = field(default_factory=dict)
+
+    def number(self, operand: Operand, at: Positions) -> tree.Expression:
+        """An operand at a position."""
+        if isinstance(operand, Literal):
+            return self._literal(operand)
+        value = self.arrays.values.get(operand.name)
+        number: tree.Expression = (
+            self._given(operand, at) if value is None else self.value_at(value, self.inside(value, operand, at))
+        )
+        for place, size in self._beyond(operand):
+            number = chosen(self._on_axis(place, size, at), number, self._literal(Literal(place.outside)))
+        return number
+
+    def written(self, left: Term, number: tree.Expression, at: Positions) -> tree.Expression:
+        """What is added to a place that a line writes at: nothing, where that is beyond the ends of an axis."""
+        for place, size in self._beyond(left):
+            number = chosen(self._on_axis(place, size, at), number, ZERO)
+        return number
+
+    def _sizes(self, term: Term) -> tuple[tree.Expression, ...]:
+        """How many places an array has along the axes that a term reads."""
+        value = self.arrays.values.get(term.name)
+        return self.arrays.read_array(term).extents if value is None else tuple(map(self.arrays.size, value.axes))
+
+    def _beyond(self, term: Term) -> Iterator[tuple[Affine, tree.Expression]]:
+        """The places that may be beyond the ends of their axes, with the sizes of these."""
+        yield from ((place, self._sizes(term)[number]) for number, place in term.beyond)
+
+    def _on_axis(self, affine: Affine, size: tree.Expression, at: Positions) -> tree.Expression:
+        place = self._affine(affine, at)
+        return joined("&&", [tree.Operation("<=", (ZERO, place)), tree.Operation("<", (place, size))])
+
+    def _affine(self, place: Affine, at: Positions) -> tree.Expression:
+        """The place that positions give."""
+        total: tree.Expression | None = None
+        for part in place.parts:
+            factors = [tree.Name(str(abs(part.factor)))] if abs(part.factor) != 1 else []
+            sizes = times(*(self.arrays.size(size) for size in part.sizes))
+            if part.over != 1:
+                sizes = tree.Operation("/", (sizes, tree.Name(str(part.over))))
+            number = times(*factors, sizes, *([at[part.axis]] if part.axis else []))
+            if total is None:
+                total = number if part.factor >= 0 else tree.Operation("-", (number,))
+            else:
+                total = tree.Operation("+" if part.factor >= 0 else "-", (total, number))
+        return total or ZERO
+
+    def _place(self, axis: str | Read, at: Positions, size: tree.Expression) -> tree.Expression:
+        """An index for an axis: where that may be beyond its ends, the first one, and what is there is not used."""
+        if isinstance(axis, str):
+            return at[axis]
+        if isinstance(axis.at, Affine):
+            place = self._affine(axis.at, at)
+            return place if axis.at.fixed else chosen(self._on_axis(axis.at, size, at), place, ZERO)
+        index = self.number(axis.at, at)
+        is_place = isinstance(index, tree.Named) and index.type == "place"
+        return index if is_place else tree.Operation("(place)", (index,))
+
+    def _index(self, axis: Read, at: Positions) -> tree.Expression:
+        return self.number(axis.at, at) if isinstance(axis.at, Term) else self._affine(axis.at, at)
+
+    def inside(self, value: Value, term: Term, at: Positions) -> Positions:
+        """Where the axes of a value stand when a term reads it."""
+        return {
+            axis: self._place(read, at, self.arrays.size(axis))
+            for axis, read in zip(value.axes, term.axes, strict=True)
+        }
+
+    def _type(self, kind: str) -> str:
+        return {"real": self.arrays.real, "index": "place", "bool": "int"}[kind]
+
+    def _literal(self, literal: Literal) -> tree.Expression:
+        real, sizes = self.arrays.real, self.arrays.sizes
+        if literal.sizes and self.arrays.alone:
+            return self._literal(Literal(literal.number(sizes)))
+        if literal.sizes:
+            points = times(*(tree.Operation("(double)", (self._total(size),)) for size in literal.sizes))
+            value, power = (tree.Name(repr(number)) for number in (literal.value, literal.power))
+            number = tree.Operation(f"({real})", (times(value, tree.Call("pow", (points, power))),))
+            return tree.Named(("literal", literal), "number", real, number)
+        if isinf(literal.value):
+            return tree.Name("LOWEST" if literal.value < 0 else "(-LOWEST)")
+        if self.arrays.alone:
+            return tree.Name(f"({real}){float(literal.value)!r}")
+        text = f"{float(literal.value)!r}{'f' if real == 'float' else ''}"
+        return tree.Name(text if literal.value >= 0 else f"({text})")
+
+    def _total(self, size: str) -> tree.Expression:
+        """A size, or a sum of sizes."""
+        (_, first), *more = summands(size)
+        total = self.arrays.count(factors(first))
+        for sign, summand in more:
+            total = tree.Operation("+" if sign > 0 else "-", (total, self.arrays.count(factors(summand))))
+        return total
+
+    def _given(self, term: Term, at: Positions) -> tree.Named:
+        """An element of an array that the kernel reads."""
+        store = self.arrays.read_array(term)
+        places = [self._place(axis, at, size) for axis, size in zip(term.axes, store.extents, strict=True)]
+        kind = KINDS.get(self.arrays.dtypes[term.name], "real")
+        number = self.arrays.widened(self.arrays.element(store, places), store.array.type)
+        key = ("given", term.name, *places)
+        return tree.Named(key, f"{store.array.name}_i", self._type(kind), number)
+
+    def value_at(self, value: Value, at: Positions) -> tree.Named:
+        """A value of the kernel at a position: from memory, or computed here."""
+        key = ("made", value.name, *(at[axis] for axis in value.axes))
+        if key not in self.computed:
+            loaded = value.kind != "pointwise" or (
+                value.stored and value.reread and self.arrays.schedule.moment(self.node, value)
+            )
+            name = self.arrays.names.of(value.name) + ("_i" if value.stored or loaded else "")
+            within = self.arrays.base(self.node.place.phase) if loaded else ""
+            number = self.arrays.loaded(value, at) if loaded else self._computed(value, at)
+            self.computed[key] = tree.Named(key, name, self._type(value.type), number, within)
+        return self.computed[key]
+
+    def _computed(self, value: Value, at: Positions) -> tree.Expression:
+        """The right side of a pointwise line at a position."""
+        line, left = value.line, value.line.left[0]
+        numbers = [self.number(operand, at) for operand in line.right]
+        if left.indexed:  # one number in a row of zeros
+            reads = [axis for axis in left.axes if isinstance(axis, Read)]
+            tests = [_equal(at[axis.axis], self._index(axis, at)) for axis in reads]
+            return chosen(joined("&&", tests), numbers[0], ZERO)
+        if isinstance(line, Product):
+            return times(*numbers)
+        if isinstance(line, Sum):
+            return _signed(line.signs, numbers)
+        assert isinstance(line, Word)
+        if line.word in ("inside", "select") and len(numbers) in (0, 2):
+            holds = joined("&&", [test for condition in line.where for test in self._holds(condition, at)])
+            return chosen(holds, numbers[0], numbers[1]) if numbers else holds
+        row = entry(line.word)
+        if row.fill is not None:
+            return self._literal(Literal(row.fill)) if row.fill else ZERO
+        if row.name == "eye":
+            half = len(left.axes) // 2
+            pairs = zip(left.axes[:half], left.axes[half:], strict=True)
+            return joined("&&", [_equal(at[str(a)], at[str(b)]) for a, b in pairs])
+        return primitive(row, numbers, self.arrays.real)
+
+    def _holds(self, condition: Condition, at: Positions) -> list[tree.Expression]:
+        """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
+        low, up = (
+            tree.Name(side) if side.isdigit() else tree.Operation("(int)", (at[side],))
+            for side in (condition.lower, condition.upper)
+        )
+        sign = "==" if condition.relation == "=" else condition.relation
+        tests: list[tree.Expression] = [tree.Operation(sign, (low, up))]
+        if condition.window is not None:
+            window = tree.Operation("(int)", (self.arrays.size(condition.window),))
+            tests.append(tree.Operation("<", (up, tree.Operation("+", (low, window)))))
+        return tests
+
+
+def primitive(row: Entry, numbers: Sequence[tree.Expression], real: str) -> tree.Expression:
+    """What a primitive makes of numbers of a type."""
+    text = (row.c or f"{row.name}({', '.join(row.inputs)})").format(real=real)
+    return _expression(_parsed(text), dict(zip(row.inputs, numbers, strict=True)), real)
+
+
+@cache
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _expression(node: ast.expr, operands: Mapping[str, tree.Expression], real: str) -> tree.Expression:
+    """An expression of a row of the vocabulary; a function without a type in its name is one of <math.h>."""
+
+    def inner(operand: ast.expr) -> tree.Expression:
+        return _expression(operand, operands, real)
+
+    if isinstance(node, ast.Name):
+        return operands[node.id]
+    if isinstance(node, ast.IfExp):
+        return chosen(inner(node.test), inner(node.body), inner(node.orelse))
+    if isinstance(node, ast.Compare):
+        return tree.Operation(_SIGNS[type(node.ops[0])], (inner(node.left), inner(node.comparators[0])))
+    if isinstance(node, ast.BinOp):
+        return tree.Operation(_SIGNS[type(node.op)], (inner(node.left), inner(node.right)))
+    if isinstance(node, ast.UnaryOp):
+        return tree.Operation(_SIGNS[type(node.op)], (inner(node.operand),))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        name = node.func.id
+        suffix = "" if name.endswith(real) else _SUFFIXES.get(real, "")
+        return tree.Call(name + suffix, tuple(map(inner, node.args)))
+    assert isinstance(node, ast.Constant), ast.dump(node)
+    return tree.Name(repr(node.value))
+
+
+def _equal(left: tree.Expression, right: tree.Expression) -> tree.Expression:
+    return tree.Operation("==", (left, right))
+
+
+def _signed(signs: Sequence[int], numbers: list[tree.Expression]) -> tree.Expression:
+    total = numbers[0] if signs[0] > 0 else tree.Operation("-", (numbers[0],))
+    for sign, number in zip(signs[1:], numbers[1:], strict=True):
+        total = tree.Operation("+" if sign > 0 else "-", (total, number))
+    return total

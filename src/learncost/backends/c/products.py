@@ -1,0 +1,121 @@
+"""Matrix products inside of a turn: where the factors lie, which are turned, packed or copied first.
+
+Those in float are made of tiles, of which one factor at least lies in packed cells; all others take matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from learncost.backends.c import tree
+from learncost.backends.c.arrays import Arrays, Storage
+from learncost.backends.c.schedule import BEFORE, Value
+from learncost.backends.c.sides import sides_within
+from learncost.backends.c.tree import ONE, ZERO, minus, plus, times
+from learncost.ir.errors import InputError
+from learncost.ir.line import Product
+from learncost.ir.term import Term
+
+
+def product(arrays: Arrays, value: Value) -> Iterator[tree.Statement]:
+    """C = A B, or C += A B where the turns of the blocks add to it."""
+    line = value.line
+    assert isinstance(line, Product)
+    a, b = (term for term in line.right if isinstance(term, Term))
+    axes = sides_within(line, {*arrays.schedule.turns, *arrays.schedule.sequence})
+    (row,), (column,), (summed,) = axes.rows, axes.columns, axes.summed
+    factors = _Factors(arrays, value.at.phase, line)
+    c = factors.matrix(arrays.storage(value), row, column)
+    if c.first.array.type != arrays.real:
+        raise InputError(f"a product cannot be stored as {c.first.array.type}, in line: {line}")
+    if c.strides[1] != ONE:
+        a, b, c, row, column = b, a, c.transposed, column, row
+    types = {arrays.read_array(term).array.type for term in (a, b) if term.name not in arrays.values}
+    cell = "pair" if types == {"bf16"} else "float"  # of arrays in bf16: what the kernel made is rounded too
+    tiles, pairs = arrays.tiles, arrays.tiles and cell == "pair"
+    first, right = factors.packed(b, summed, column, cell, "strips") if tiles else factors.plain(b, summed, column)
+    then, left = factors.packed(a, summed, row, cell, "rows") if pairs else factors.plain(a, row, summed)
+    rows, columns, places = (factors.extent(axis) for axis in (row, column, summed))
+    yield from (*first, *then)
+    yield tree.Dot(str(line), (rows, columns, places), left, right, factors.along(c, 1), value.added or value.shared)
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """The factors of one product; what all blocks read is prepared once a turn, all else once a block."""
+
+    arrays: Arrays
+    phase: int
+    line: Product
+
+    def bounds(self, axis: str, whole: bool = False) -> tuple[tree.Expression, tree.Expression]:
+        """From where and up to where the product goes over an axis, or all blocks' products together."""
+        free = whole and axis != self.arrays.block
+        return (ZERO, self.arrays.size(axis)) if free else self.arrays.bounds(axis, self.phase)
+
+    def extent(self, axis: str, whole: bool = False) -> tree.Expression:
+        """How many places that is."""
+        first, last = self.bounds(axis, whole)
+        return minus(last, first)
+
+    def _is_whole(self, term: Term) -> bool:
+        return not self.arrays.schedule.steps & set(map(str, term.axes))
+
+    def _once(self, term: Term, statement: tree.Statement) -> list[tree.Statement]:
+        return [tree.Once(self.arrays.base(BEFORE if self._is_whole(term) else self.phase), statement)]
+
+    def along(self, matrix: tree.Matrix, *ones: int) -> tree.Matrix:
+        """The matrix, if the places of one of its axes, or of that which has to be it, are neighbours."""
+        if all(matrix.strides[i] != ONE for i in ones or (0, 1)):
+            raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {self.line}")
+        return matrix
+
+    def _storage(self, term: Term) -> Storage:
+        value = self.arrays.values.get(term.name)
+        return self.arrays.read_array(term) if value is None else self.arrays.storage(value)
+
+    def matrix(self, store: Storage, row: str, column: str, whole: bool = False) -> tree.Matrix:
+        """The part of an array that two axes span, all others standing where they are."""
+        if store.block and store.block not in (row, column):
+            raise InputError(f"a product cannot read {store.array.name} row by row")
+        at = {axis: self.bounds(axis, whole)[0] for axis in (row, column)}
+        first = self.arrays.element(store, [at.get(axis, self.arrays.positions[axis]) for axis in store.axes])
+        after = (store.extents[store.axes.index(axis) + 1 :] for axis in (row, column))
+        strides = [times(*extents) for extents in after]
+        return tree.Matrix(first, (strides[0], strides[1]))
+
+    def plain(self, term: Term, row: str, column: str) -> tuple[list[tree.Statement], tree.Matrix]:
+        """A factor as it lies in memory; where it is not stored as the product takes it, a copy."""
+        arrays, store, is_whole = self.arrays, self._storage(term), self._is_whole(term)
+        if arrays.multiplies(store.array.type):
+            return [], self.along(self.matrix(store, row, column))
+        first, second = order = tuple(axis for axis in store.axes if axis in (row, column))
+        copy = arrays.scratch(f"{store.array.name}_copy", arrays.real, term.name, order)
+        source, to = (self.matrix(each, first, second, is_whole) for each in (store, copy))
+        put = tree.Store(_place(to), arrays.widened(_place(source), store.array.type))
+        rows, columns = (self.extent(axis, is_whole) for axis in order)
+        loops = tree.Loop("i", ZERO, rows, (tree.Loop("j", ZERO, columns, (put,)),))
+        return self._once(term, loops), self.along(self.matrix(copy, row, column))
+
+    def packed(
+        self, term: Term, summed: str, outer: str, cell: str, form: str
+    ) -> tuple[list[tree.Statement], tree.Packed]:
+        """A factor in rows or strips: what packs it, and where the product begins."""
+        arrays, is_whole = self.arrays, self._is_whole(term)
+        row, column = (outer, summed) if form == "rows" else (summed, outer)
+        source = self.along(self.matrix(self._storage(term), row, column, is_whole))
+        name = f"{arrays.names.of(term.name)}_{form}_of_{arrays.counter(summed)}"
+        room = tree.Call(form.upper(), (tree.Name(cell), *arrays.room((summed, outer))))
+        to = tree.Array(name, cell, "scratch", term.name, room)
+        rows, columns = (self.extent(axis, is_whole) for axis in (row, column))
+        first, other = (self.bounds(axis)[0] if is_whole else ZERO for axis in (summed, outer))
+        length = self.extent(summed, is_whole)
+        pack = tree.Pack(form, source, to, (rows, columns))
+        return self._once(term, pack), tree.Packed(form, to, length, (first, other))
+
+
+def _place(matrix: tree.Matrix) -> tree.Element:
+    """The element of a matrix in row i and column j."""
+    row, column = (times(tree.Counter(text), stride) for text, stride in zip("ij", matrix.strides, strict=True))
+    return tree.Element(matrix.first.array, (ONE,), (plus(matrix.first.offset, plus(row, column)),))

@@ -1,0 +1,341 @@
+"""When and where a kernel's values are computed: in which part of a turn, in which loop, and what lies in memory.
+
+A turn has three phases: what the sequential axes do not touch, the turns over these axes (among them the blocks), and
+what follows from sums over them. A phase is a sequence of segments, elementwise loops and then products of a library;
+the loops of a segment are nodes: one for each stage and inner space, where a stage ends with the reductions that the
+next one needs. A value that is elementwise is computed where it is needed, and stored only where that is cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from learncost.backends.c.sides import groups, is_library, is_move, joined, sides_within
+from learncost.backends.c.unify import is_point, is_reduction, needs
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Word
+from learncost.ir.term import Literal, Term
+from learncost.ops import entry
+
+BEFORE, MAIN, AFTER = range(3)
+KINDS = {"int64": "index", "uint8": "index", "bool": "bool"}
+"""What arrays of types that hold no real numbers hold."""
+
+
+class Place(NamedTuple):
+    """A point in the order of a turn."""
+
+    phase: int
+    segment: int
+    stage: int
+
+
+FIRST = Place(BEFORE, 0, 0)
+
+
+class Node(NamedTuple):
+    """One loop, over the axes of its space; without axes, statements of the turn or the row."""
+
+    place: Place
+    space: tuple[str, ...]
+
+
+@dataclass
+class Value:
+    """What one line in normal form makes.
+
+    kind    pointwise, sum, extreme, product (of a library), scatter, scan, choice
+    space   the axes over which it is computed
+    at      where in the order it is computed, `ready` from where it can be read
+    added   whether it is complete only after all turns over the sequential axes
+    shared  whether it is complete only after all turns of all threads
+    stored  whether it lies in memory, `home` the loop that puts it there
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    line: Line
+    kind: str
+    type: str
+    space: tuple[str, ...]
+    at: Place = FIRST
+    ready: Place = FIRST
+    added: bool = False
+    shared: bool = False
+    output: bool = False
+    cost: int = 0
+    loads: frozenset[str] = frozenset()
+    stored: bool = False
+    reread: bool = True
+    home: Node | None = None
+    uses: set[Node] = field(default_factory=set)
+    products: list[Line] = field(default_factory=list)
+
+    @property
+    def late(self) -> tuple[Literal, ...]:
+        """By what a sum over turns is multiplied when all are over: once for each of its elements, as it is priced."""
+        return tuple(term for term in self.line.right if isinstance(term, Literal)) if self.shared else ()
+
+
+class Schedule:
+    """The order of a kernel's lines, which are in normal form and in one scope of axes.
+
+    turns       the axes whose turns are taken in parallel
+    sequence    axes of which a turn takes one place after another, for a library product has two axes and no more
+    block       the axis of which a turn takes blocks of so many places (0: all), where there are library products
+    parts       of an axis that stands for several which are always side by side, these
+    """
+
+    def __init__(
+        self,
+        lines: Sequence[Line],
+        turns: tuple[str, ...],
+        blocks: tuple[str, int] | None,
+        outputs: frozenset[str],
+        dtypes: Mapping[str, str],
+        parts: Mapping[str, tuple[str, ...]] = {},
+    ) -> None:
+        self.turns = turns
+        self.parts = parts
+        self.outputs = outputs
+        self.dtypes = dtypes
+        self.block = blocks
+        self.sequence: tuple[str, ...] = ()
+        self._lines = lines
+        self._axes_of_products()
+        self.values: dict[str, Value] = {}
+        for line in lines:
+            self._place(line)
+        for value in reversed(self.values.values()):
+            self._store(value)
+        self.over = self._over()
+        self.nodes = sorted({node for value in self.values.values() for node in self._sites(value)})
+
+    def joined(self) -> Schedule:
+        """The same with axes that always stand side by side as one."""
+        products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
+        grouped = groups(self._lines, frozenset(self.steps).union(*products), self.turns)
+        turns = dict.fromkeys(" ".join(grouped.get(axis, (axis,))) for axis in self.turns)
+        parts = {" ".join(group): self._apart(group) for group in grouped.values()}
+        kept = {axis: several for axis, several in self.parts.items() if axis not in grouped}
+        lines = joined(self._lines, grouped)
+        return Schedule(lines, tuple(turns), self.block, self.outputs, self.dtypes, kept | parts)
+
+    def _apart(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """The axes, those that stand for several as these."""
+        return tuple(part for axis in axes for part in self.parts.get(axis, (axis,)))
+
+    # Axes.
+
+    def _axes_of_products(self) -> None:
+        """Which axes are taken one place after another, so that every library product has two axes a side."""
+        sequence: dict[str, None] = {}
+        fixed = set(self.turns)
+        for line in self._lines:
+            if not self._is_library(line, fixed):
+                continue
+            sides = sides_within(line, fixed)
+            if self.block is None:
+                self.block = (sides.rows[-1], 0)
+            sequence.update(dict.fromkeys(sides.batch))
+            for side in (sides.rows, sides.columns, sides.summed):
+                keep = self.block[0] if self.block and self.block[0] in side else side[-1]
+                sequence.update(dict.fromkeys(axis for axis in side if axis != keep))
+        if self.block and self.block[0] in sequence:
+            del sequence[self.block[0]]
+        self.sequence = tuple(sequence)
+        self.steps = frozenset((*self.sequence, *((self.block[0],) if self.block else ())))
+        self.fixed = frozenset((*self.turns, *self.steps))
+        fixed |= set(self.sequence)
+        self.library = {line.name for line in self._lines if self._is_library(line, fixed)}
+
+    def _is_library(self, line: Line, fixed: set[str]) -> bool:
+        """Whether it is computed as products of matrices; in loops, where these have no neighbouring places in memory
+        or what it makes is scattered over other turns."""
+        if not is_library(line, fixed):
+            return False
+        sides_inside, scratch = sides_within(line, fixed), {value.name for value in self._lines} - self.outputs
+        sides = {*sides_inside.rows, *sides_inside.columns, *sides_inside.summed}
+        if any(term.loops[-1] not in sides for term in (*line.left, *line.right) if term.names[0] not in scratch):
+            return False
+        steps = {*sides_inside.batch, *sides_inside.rows, *sides_inside.columns[:-1]}
+        scatters = (reader.left[0] for reader in self._lines if line.name in reader.reads and reader.left[0].indexed)
+        return all(steps <= {axis for axis in left.axes if isinstance(axis, str)} for left in scatters)
+
+    def inner(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes that loops inside of a turn go over."""
+        return tuple(axis for axis in axes if axis not in self.fixed)
+
+    # Where every line goes.
+
+    def _place(self, line: Line) -> None:
+        left = line.left[0]
+        value = Value(left.name, left.declared, line, self._kind(line), self._type(line), line.loops)
+        if is_point(line):
+            value.space = left.declared
+        value.output = left.name in self.outputs
+        lost = set(value.space) - set(left.declared)
+        if value.kind == "scatter" and not self.fixed & set(value.space) <= {
+            a for a in left.axes if isinstance(a, str)
+        }:
+            raise InputError(f"a kernel cannot scatter from one turn into another, in line: {line}")
+        if value.kind in ("scan", "choice") and self.fixed & {*self._along(line)}:
+            raise InputError(f"a kernel cannot take turns over what is summed up or chosen from, in line: {line}")
+        value.shared = bool(lost & set(self.turns))
+        value.added = bool(lost & self.steps)
+        at = self._begin(value)
+        touched = bool(self.steps & set(value.space))
+        if at.phase == BEFORE and touched:
+            at = Place(MAIN, 0, 0)
+        if at.phase == AFTER and touched:
+            raise InputError(f"a kernel cannot go over its blocks twice, in line: {line}")
+        value.at = value.ready = at
+        if value.kind == "product":
+            value.ready = Place(at.phase, at.segment + 1, 0)
+        elif value.kind != "pointwise":
+            value.ready = at._replace(stage=at.stage + 1)
+        if value.added:
+            value.ready = Place(AFTER, 0, 0)
+        self.values[value.name] = value
+
+    def _begin(self, value: Value) -> Place:
+        """Where everything is ready that the line reads; what it costs to compute it, and from how many arrays."""
+        at = FIRST
+        word = value.line.word if isinstance(value.line, Word) else "inside"
+        value.cost = 1 if word == "inside" else entry(word).work
+        loads: set[str] = set()
+        for term, gathered in needs(value.line):
+            value_read = self.values.get(term.name)
+            inner = self.inner(term.loops if value_read is None else value_read.axes)
+            if value_read is None:
+                loads |= {term.name} if inner else set()
+                continue
+            if value_read.shared:
+                raise InputError(f"a kernel cannot read {value_read.name} before all its turns have added to it")
+            ready = value_read.ready
+            foreign = gathered or (inner and set(inner) != set(self.inner(value.space)))
+            if value_read.kind == "pointwise" and inner:
+                if value.kind == "product":
+                    value_read.stored = True
+                elif foreign and not self._cheap(value_read):
+                    ready, value_read.stored = ready._replace(stage=ready.stage + 1), True
+                if self._cheap(value_read):
+                    value.cost += value_read.cost
+                    loads |= value_read.loads
+                else:
+                    loads.add(value_read.name)
+            elif inner:
+                loads.add(value_read.name)
+            if value.kind == "product":
+                value_read.products.append(value.line)
+            at = max(at, ready)
+        value.loads = frozenset(loads)
+        return at
+
+    def _cheap(self, value: Value) -> bool:
+        """Whether computing it again costs less than reading it from memory."""
+        return value.cost <= 6 and len(value.loads) <= (1 if value.output else 2)
+
+    def _kind(self, line: Line) -> str:
+        if line.name in self.library:
+            return "product"
+        if isinstance(line, Word) and (line.word == "append" or line.part != "body"):
+            raise InputError(f"a kernel in C cannot compute {line.word}, in line: {line}")
+        if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind in ("scan", "choice"):
+            return entry(line.word).kind
+        if line.left[0].indexed and not is_point(line):
+            return "scatter"
+        if is_reduction(line):
+            return "extreme" if isinstance(line, Word) else "sum"
+        return "pointwise"
+
+    @staticmethod
+    def _along(line: Line) -> tuple[str, ...]:
+        """The axes that a word goes along as a whole: those that it acts on, and that of what it chooses."""
+        assert isinstance(line, Word)
+        right = {axis for term in line.right for axis in term.loops}
+        return (*line.axes, *(axis for axis in line.left[0].loops if axis not in right))
+
+    def _type(self, line: Line) -> str:
+        if isinstance(line, Word) and (line.word in ("inside", "eye") or entry(line.word).truth):
+            return "bool"
+        if isinstance(line, Word) and entry(line.word).kind == "choice":
+            return "index"
+        if isinstance(line, Product) and len(line.right) == 1 and isinstance(line.right[0], Term) and is_move(line):
+            source = line.right[0].name
+            if source in self.values:
+                return self.values[source].type
+            return KINDS.get(self.dtypes[source], "real")
+        return "real"
+
+    # What lies in memory.
+
+    def _sites(self, value: Value) -> set[Node]:
+        """The loops in which the line is computed."""
+        if value.kind == "product":
+            return set()
+        if value.kind != "pointwise":
+            return {Node(value.at, self.inner(value.space))}
+        if not value.stored:
+            return value.uses
+        assert value.home is not None
+        return {value.home} if value.reread else value.uses | {value.home}
+
+    def _store(self, value: Value) -> None:
+        """Decide whether the value is stored and where, given all its readers; then its operands are used there."""
+        inner = self.inner(value.space)
+        if value.kind == "pointwise":
+            early = value.stored
+            elsewhere = len(value.uses) != 1 or next(iter(value.uses)).place.phase != value.at.phase
+            cheap = self._cheap(value) or not inner
+            value.stored = value.stored or value.output or bool(elsewhere and not cheap and value.uses)
+            value.reread = not cheap
+            homes = [
+                node for node in value.uses if set(node.space) == set(inner) and node.place.phase == value.at.phase
+            ]
+            value.home = min(homes) if homes and not early else Node(value.at, inner)
+        else:
+            value.stored = value.kind in ("product", "scatter") or value.output or bool(self.inner(value.axes))
+            value.stored = value.stored or any(n.place[:2] != value.at[:2] for n in value.uses) or value.added
+        sites = self._sites(value)
+        for term, _ in needs(value.line):
+            if term.name in self.values:
+                self.values[term.name].uses |= sites
+
+    def _over(self) -> dict[str, str]:
+        """Scratch for blocks that lies where another one lay, of which every element was read before."""
+        last: dict[str, str] = {}
+        for new in self.values.values():
+            free = new.kind == "pointwise" and new.stored and not (new.output or new.added) and self.crosses(new)
+            for old in self.values.values() if free and new.type == "real" and new.at.phase == MAIN else ():
+                name = last_name = last.get(old.name, old.name)
+                scratch = old.stored and not (old.output or old.added) and old.type == "real" and self.crosses(old)
+                if scratch and old is not new and old.axes == new.axes and old.at.phase == MAIN:
+                    is_occupied = any(
+                        last.get(v.name, v.name) == name and v is not old for v in self.values.values() if v.stored
+                    )
+                    if not is_occupied and self._done(old, new):
+                        last[new.name] = last_name
+                        break
+        return last
+
+    def _done(self, old: Value, new: Value) -> bool:
+        """Whether a value is read for the last time before another one is written, or at the same element's turn."""
+        assert new.home is not None
+        readers = [v.line for v in self.values.values() if old.name in v.line.reads]
+        gathered = any(term.name == old.name and at for line in readers for term, at in needs(line))
+        products = all(self.values[p.name].at.segment < new.home.place.segment for p in old.products)
+        is_ready = old.ready <= new.home.place
+        return is_ready and not gathered and products and all(node <= new.home for node in old.uses)
+
+    def moment(self, node: Node, value: Value) -> bool:
+        """Whether a stored value is in memory when a node begins."""
+        if value.kind != "pointwise":
+            return True
+        return value.home is not None and node.place > value.home.place
+
+    def crosses(self, value: Value) -> bool:
+        """Whether it is read in another segment than the one that makes it, or by a product."""
+        return bool(value.products) or any(node.place[:2] != value.at[:2] for node in value.uses)

@@ -1,0 +1,239 @@
+"""The lines of a kernel in one scope of axes: an axis has one name in all of them, and plain copies are gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from learncost.backends.c.twins import without_twins
+from learncost.ir.affine import Affine
+from learncost.ir.count import base
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.repeat import defined
+from learncost.ir.table import Table
+from learncost.ir.term import Literal, Operand, Read, Term
+from learncost.ir.value import Value
+from learncost.layers.lower import lower
+from learncost.ops import entry
+
+
+def terms(operands: Iterable[Operand | Affine]) -> Iterator[tuple[Term, bool]]:
+    """Every named value among operands and their indices, and whether it is read at an index itself."""
+    for operand in operands:
+        if isinstance(operand, Term):
+            yield operand, operand.indexed
+            yield from terms(axis.at for axis in operand.axes if isinstance(axis, Read))
+
+
+def needs(line: Line) -> Iterator[tuple[Term, bool]]:
+    """What a line reads: its operands and the indices on both sides."""
+    yield from terms(line.right)
+    for left in line.left:
+        yield from terms(axis.at for axis in left.axes if isinstance(axis, Read))
+
+
+def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """The lines with their axes renamed, so that every value among them is read with the axes that it was made with.
+
+    `dV[B M h k] = dA[B M' h k] P[B h M' M]` after `P[B h M M'] = ...` becomes `dV[B M' h k] = dA[B M h k] P[B h M M']`.
+    Raises `InputError` where a value is read with other axes in one line.
+    """
+    declared: dict[str, tuple[str, ...]] = {}
+    result: list[Line] = []
+    for line in lines:
+        names: dict[str, str] = {}
+        for term, _ in needs(line):
+            for read_axis, made_axis in zip(term.axes, declared.get(term.name, ()), strict=False):
+                if isinstance(read_axis, str) and names.setdefault(read_axis, made_axis) != made_axis:
+                    raise InputError(
+                        f"a kernel cannot read {term.name} along {read_axis} and {made_axis} at once, in line: {line}"
+                    )
+        if len(set(names.values())) < len(names):
+            raise InputError(f"a kernel cannot read two axes as one, in line: {line}")
+        for axis in line.loops:
+            if axis not in names:
+                name = axis
+                while name in names.values():
+                    name = f"{name}'" if name != axis or base(axis) == axis else base(axis)
+                names[axis] = name
+        line = line.renamed({}, names)
+        declared.update({term.name: term.declared for term in line.left})
+        result.append(line)
+    return tuple(result)
+
+
+def lowered(
+    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], turns: Sequence[str] = ()
+) -> tuple[Line, ...]:
+    """The lines in one scope of axes, in normal form, without copies and without what no output needs."""
+    lines = unified(lines)
+    declared_now = {term.name: term.declared for line in lines for term in line.left}
+    outputs &= defined(lines)
+    values = {name: Value(declared) for name, declared in {**axes, **declared_now}.items()}
+    table = lower(Table(lines, values, outputs=tuple(outputs)), joins=False)
+    normal = [line for line in table.lines if isinstance(line, Line)]
+    normal = _early(normal, frozenset(turns))
+    merged = _without_factors(_without_points(_without_copies(normal, outputs)), defined(lines))
+    plain = _without_logarithms(merged)
+    return _needed(without_twins(plain, outputs), outputs)
+
+
+def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:
+    """A second name of a value of the kernel is the value; a value that an output is a copy of, is the output."""
+    makers: dict[str, Line] = {}
+    names: dict[str, str] = {}
+    result: list[Line] = []
+    for line in lines:
+        line = line.renamed(names)
+        left = line.left[0]
+        (source, *more) = line.right or (None,)
+        copy = isinstance(line, Sum | Product) and not more and isinstance(source, Term) and not line.where
+        if (
+            copy
+            and isinstance(source, Term)
+            and source.name in makers
+            and source.axes == left.axes
+            and not source.indexed
+        ):
+            if left.name not in outputs:
+                names[left.name] = source.name
+                continue
+            if source.name not in outputs and not makers[source.name].left[0].indexed:
+                new = {source.name: left.name}
+                names = {old: new.get(name, name) for old, name in names.items()} | new
+                result = [line_before.renamed(new) for line_before in result]
+                makers = {new.get(name, name): maker.renamed(new) for name, maker in makers.items()}
+                continue
+        makers[left.name] = line
+        result.append(line)
+    return result
+
+
+def is_point(line: Line) -> bool:
+    """Whether a line puts one number into a row of zeros, `dP[B M v=targets[B M]] = dT[B M]`."""
+    left = line.left[0]
+    if not (isinstance(line, Product) and left.indexed and len(line.right) == 1):
+        return False
+    plain = {axis for axis in left.axes if isinstance(axis, str)}
+    return set(line.loops) <= plain
+
+
+def _without_factors(lines: Sequence[Line], named: Collection[str]) -> list[Line]:
+    """A product that is added where an index says, both in one line, is multiplied there: at once, as it is priced.
+
+    named  what lines of their own make, which is priced as these are
+    """
+    reads = Counter(name for line in lines for name in line.reads)
+    products = {
+        line.name: line
+        for line in lines
+        if isinstance(line, Product)
+        and not (line.where or line.left[0].indexed or line.name in named or reads[line.name] > 1)
+        and set(line.loops) == set(line.left[0].loops)
+    }
+    result: list[Line] = []
+    for line in lines:
+        (factor, *more) = line.right or (None,)
+        if isinstance(line, Product) and line.left[0].indexed and not more and isinstance(factor, Term):
+            product = products.get(factor.name)
+            if product is not None and factor.axes == product.left[0].axes and not is_point(line):
+                line = replace(line, right=product.right)
+                result = [other for other in result if other is not product]
+        result.append(line)
+    return result
+
+
+def _without_points(lines: Sequence[Line]) -> list[Line]:
+    """The sum over a row of zeros with one number in it is the number."""
+    points = {line.name: line for line in lines if is_point(line)}
+    result: list[Line] = []
+    for line in lines:
+        if isinstance(line, Product) and len(line.right) == 1 and line.right[0].name in points:
+            term, point = line.right[0], points[line.right[0].name]
+            read = {axis.axis for axis in point.left[0].axes if isinstance(axis, Read)}
+            if set(term.loops) - set(line.left[0].loops) == read and term.axes == point.left[0].declared:
+                line = replace(line, right=point.right)
+        result.append(line)
+    return result
+
+
+def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
+    """A sum over turns is known after them: what it is multiplied by becomes a factor of its line, which is late
+    (`schedule.Value`), and where it is zero goes to its terms."""
+    result: list[Line] = []
+    for line in lines:
+        total = result[-1] if result else None
+        (first_factor, *more) = line.right or (None,)
+        late = (
+            isinstance(total, Product)
+            and total.left[0] == first_factor
+            and not total.left[0].indexed
+            and line.left[0].axes == total.left[0].axes
+            and bool(turns & {*total.loops} - {*total.left[0].loops})
+            and not any(total.name in other.reads for other in lines if other is not line)
+        )
+        bounded = [condition for condition in line.where if condition.axes <= {*line.loops}]
+        if late and isinstance(total, Product) and len(more) == 1 and isinstance(more[0], Literal):
+            plain = len(total.right) == 1 or (len(total.right) == 2 and not total.sides.are_of_matrices)
+            if isinstance(line, Product) and not bounded and plain:
+                result[-1] = replace(line, right=(*total.right, *more), where=total.where)
+                continue
+            first = next((t for t in total.right if all(c.axes <= {*t.loops} for c in bounded)), None)
+            if isinstance(line, Word) and line.word == "select" and more[0] == Literal(0.0) and isinstance(first, Term):
+                inside = Term(f"{line.name}~inside", first.loops)
+                result[-1] = replace(line, left=(inside,), right=(first, *more))
+                right = tuple(inside if term is first else term for term in total.right)
+                result.append(replace(total, left=line.left, right=right))
+                continue
+        result.append(line)
+    return result
+
+
+def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
+    """exp(C - log s) is exp(C)/s: the gradient of a log_softmax needs no second exponential."""
+    makers = {line.name: line for line in lines}
+
+    def word(name: str, word_name: str) -> Line | None:
+        maker = makers.get(name)
+        return maker if isinstance(maker, Word) and maker.word == word_name else None
+
+    result: list[Line] = []
+    for line in lines:
+        inner = makers.get(line.right[0].name) if line.right else None
+        if word(line.name, "exp") and isinstance(inner, Sum) and inner.signs == (1, -1) and not inner.where:
+            logarithm = word(inner.right[1].name, "log")
+            power = next((e for e in result if word(e.name, "exp") and e.right == inner.right[:1]), None)
+            if logarithm and power and power.left[0].axes == line.left[0].axes:
+                operand_names = ("X", "D")
+                line = Word(
+                    line.left,
+                    (power.left[0], logarithm.right[0]),
+                    (),
+                    line.tag,
+                    "divide",
+                    (),
+                    "body",
+                    operand_names,
+                    ("Y",),
+                )
+        result.append(line)
+    return result
+
+
+def _needed(lines: Sequence[Line], outputs: frozenset[str]) -> tuple[Line, ...]:
+    needed = set(outputs)
+    remaining: list[Line] = []
+    for line in reversed(lines):
+        if line.name in needed:
+            remaining.append(line)
+            needed |= set(line.reads)
+    return tuple(reversed(remaining))
+
+
+def is_reduction(line: Line) -> bool:
+    """Whether something is summed, or the largest is taken."""
+    if isinstance(line, Word):
+        return line.word != "inside" and entry(line.word).kind == "reduction"
+    return not line.left[0].indexed and bool(set(line.loops) - set(line.left[0].loops))

@@ -1,0 +1,73 @@
+"""What the words of the vocabulary need of a mathematical library, in C99 and nothing else, to be written into a file.
+
+The same operations in the same order on every processor, so that the same text gives the same numbers everywhere. Bits
+of a number are read through a union, as C99 6.5.2.3 has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from learncost.ir.errors import InputError
+
+SOURCES = {
+    "fp32": ("float", "both", "memory"),
+    "fp64": ("double", "both", "memory"),
+    "int32": ("both", "memory", "whole"),
+}
+"""Of each type the files beside this one that have its functions."""
+
+_NAME = re.compile(r"^static \w+ \**(\w+)\(", re.MULTILINE)
+
+_OF_A_NUMBER = re.compile(r"(?!product_)[a-z0-9]+_real")
+
+
+@cache
+def known(dtype: str) -> Mapping[str, str]:
+    """The text of every function for a type; in the files a blank line parts them, and the first part is a remark."""
+    texts: dict[str, str] = {}
+    for name in SOURCES[dtype]:
+        _, *parts = Path(__file__).with_name(f"{name}.c").read_text(encoding="utf-8").split("\n\n")
+        for part in parts:
+            match = _NAME.search(part)
+            assert match, part
+            texts[match[1]] = part.strip("\n") + "\n"
+    return texts
+
+
+def functions(text: str, dtype: str) -> list[str]:
+    """The functions that a text calls, and those that these call, each behind what it needs."""
+    texts = known(dtype)
+    order: dict[str, None] = {}
+
+    def add(names: Iterable[str]) -> None:
+        for name in names:
+            if name in texts and name not in order:
+                add(inner for inner in called(texts[name]) if inner != name)
+                order[name] = None
+
+    add(called(text))
+    return [texts[name] for name in order]
+
+
+def check_written(text: str, dtype: str) -> None:
+    """Refuse what calls a mathematical function that none of the files has: no library stands beside a program."""
+    missing = [name for name in called(text) if _OF_A_NUMBER.fullmatch(name) and name not in known(dtype)]
+    if missing:
+        raise InputError(
+            f"c99 has no {missing[0].removesuffix('_real')} of its own: write {missing[0]} into "
+            "src/learncost/backends/c99/both.c; --backend c takes the one of the C library"
+        )
+
+
+def called(text: str) -> list[str]:
+    """What is called in a text, comments aside."""
+    return re.findall(r"\b(\w+)\(", without_comments(text))
+
+
+def without_comments(text: str) -> str:
+    """What a compiler reads of a text."""
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)

@@ -1,0 +1,280 @@
+"""The text of a step in C: a function for all lines, one for a turn of each loop, every line under its equation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from learncost.backends.c.c99 import C99, product_name
+from learncost.backends.c99.functions import without_comments
+from learncost.backends.c99.layout import Alone
+from learncost.backends.identifiers import Identifiers
+from learncost.backends.lines import headed
+from learncost.backends.turns import loop_title
+from learncost.ir.line import Line, Word
+from learncost.program.calls import Axes, Call, Item, Loop, axes_within
+from learncost.program.lifetimes import Array
+from learncost.program.matrix import Matrix
+
+WIDE = 118
+
+CODES = "int8"
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The calls of one function; `path` are the numbers of the loops around.
+
+    renewed  weights and states, or a turn's parts of them, with the names of what becomes of them there
+    """
+
+    items: tuple[Item, ...]
+    axes: Axes
+    title: str
+    path: tuple[int, ...]
+    renewed: Mapping[str, str]
+
+
+class Steps:
+    """Writes the functions of one laid out step.
+
+    spell        what C calls an array that is given
+    constant     whether C knows an array by this name as one that never changes
+    identifiers  of the functions in the file
+    calls        those of the file by the numbers that stand before their equations, to which these are added
+    texts        functions of turns, in the order in which they are to stand
+    tables       addresses that do not follow from the turn, as constants: their text by their name
+    """
+
+    def __init__(
+        self,
+        layout: Alone,
+        spell: Callable[[str], str],
+        constant: Callable[[str], bool],
+        identifiers: Identifiers,
+        calls: dict[int, Call],
+    ) -> None:
+        self.calls = calls
+        self.layout, self.spell, self.constant, self.identifiers = layout, spell, constant, identifiers
+        self.texts: list[str] = []
+        self.tables: dict[str, str] = {}
+
+    def body(self) -> list[str]:
+        """The statements of the step."""
+        table = self.layout.table
+        return self._statements(_Scope(self.layout.items, table.axes, "", (), table.renewed))
+
+    def _moved(self, scope: _Scope) -> Iterator[str]:
+        """What is made anew elsewhere than where it lies, as in two lines, is moved there at the end of its scope."""
+        by_turn = [fields for _, fields in self.layout.lifetimes.by_turn(scope.path)]
+        for old, new in scope.renewed.items():
+            if all(new not in fields or self._lies_there(fields[new], old, fields, scope) for fields in by_turn):
+                continue
+            copy = "copy_codes" if self.layout.dtypes[new] == CODES else "copy"
+            there = self._address(old, scope) if scope.path else self.spell(old)
+            yield call_text(copy, (str(self._points(old, scope)), self._address(new, scope), there))
+
+    def _lies_there(self, array: Array, old: str, fields: Mapping[str, Array], scope: _Scope) -> bool:
+        return array.root is fields[old].root if scope.path else array.owner == old
+
+    def result(self, name: str) -> str:
+        """Where an output of the step lies when it is over."""
+        return self._address(name, _Scope((), self.layout.table.axes, "", (), {}))
+
+    # Statements.
+
+    def _statements(self, scope: _Scope) -> list[str]:
+        lines: list[str] = []
+        for item, heading in headed(scope.items):
+            if isinstance(item, Loop):
+                lines += self._loop(item, scope)
+                continue
+            if heading is not None:
+                lines += ["", f"/* --- {heading or 'step'} --- */"]
+            number = len(self.calls) + 1
+            self.calls[number] = item
+            lines += equations(item.lines, number)
+            lines += self._call(item, scope)
+        lines += self._moved(scope)
+        return lines[1:] if lines and not lines[0] else lines
+
+    def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
+        repeat, depth = loop.repeat, len(scope.path)
+        number = self.layout.lifetimes.loops[loop]
+        title = self.identifiers.of(loop_title(loop, self.layout.table), f"loop {number} {id(self)}")
+        made = {outer: inside for inside, outer in repeat.keep}
+        renewed = {part: made[new] for part, stack in repeat.each if (new := scope.renewed.get(stack)) in made}
+        inner = _Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), renewed)
+        body = "\n".join(f"    {line}".rstrip() for line in self._statements(inner))
+        needed = [name for name in map(turn, range(depth + 1)) if re.search(rf"\b{name}\b", without_comments(body))]
+        parameters = ", ".join(f"place {name}" for name in needed) or "void"
+        self.texts.append(f"static void {title}({parameters}) {{\n{body}\n}}\n")
+        count, counter = self.layout.count(repeat.count), turn(depth)
+        order = f"place {counter} = {count} - 1; {counter} >= 0; {counter}--"
+        if not repeat.reverse:
+            order = f"place {counter} = 0; {counter} < {count}; {counter}++"
+        return ["", f"for ({order})", f"    {title}({', '.join(needed)});"]
+
+    def _call(self, call: Call, scope: _Scope) -> Iterator[str]:
+        line = call.lines[-1]
+        written = line.name
+        if call.added and not self.layout.lifetimes.same(call.added, written, scope.path):
+            yield self._written("copy", self._points(written, scope), call.added, written, scope=scope)
+        if call.product:
+            product = call.product
+            left, right = self._matrix(product.left, scope), self._matrix(product.right, scope)
+            columns = self._shape(product.out, scope)[1]
+            extents = (left[1], columns, left[2])
+            factors = [text for factor in (left, right) for text in (factor[0], *factor[3])]
+            out = self._address(written, scope)
+            function = product_name(*(C99.types[self.layout.dtypes[m.name]] for m in (product.left, product.right)))
+            yield call_text(function, (*map(str, extents), *factors, str(int(bool(call.added))), out, str(columns)))
+        elif call.function:
+            arguments = [self._address(name, scope) for name in (*call.function.reads, *call.function.writes)]
+            arguments += [str(self.layout.number(size)) for size in call.function.sizes]
+            yield call_text(call.function.name, arguments)
+        elif isinstance(line, Word) and line.word == "zeros":
+            yield self._written("zero", self._points(written, scope), written, scope=scope)
+        else:
+            assert call.scatter
+            rows = call.scatter
+            shape = self.layout.shape(scope.axes[rows.rows])
+            columns = prod(shape[len(shape) - rows.columns :])
+            summed = prod(shape[: rows.summed])
+            if not call.added:
+                yield self._written("zero", self._points(written, scope), written, scope=scope)
+            extents = (summed, prod(shape) // (summed * columns), columns)
+            arguments = [self._address(name, scope) for name in (rows.index, rows.rows, written)]
+            yield call_text("add_rows", (*map(str, extents), *arguments))
+
+    def _written(self, function: str, points: int, *names: str, scope: _Scope) -> str:
+        return call_text(function, (str(points), *(self._address(name, scope) for name in names)))
+
+    def _points(self, name: str, scope: _Scope) -> int:
+        return prod(self.layout.shape(scope.axes[name]))
+
+    def _shape(self, matrix: Matrix, scope: _Scope) -> tuple[int, int]:
+        """Rows and columns as they lie."""
+        shape = self.layout.shape(scope.axes[matrix.name])
+        return prod(shape[: matrix.rows]), prod(shape[matrix.rows :])
+
+    def _matrix(self, matrix: Matrix, scope: _Scope) -> tuple[str, int, int, tuple[str, str]]:
+        """Where a factor lies, its rows and columns as the product reads it, and how far these lie apart."""
+        rows, columns = self._shape(matrix, scope)
+        address = self._address(matrix.name, scope)
+        if matrix.transposed:
+            return address, columns, rows, ("1", str(columns))
+        return address, rows, columns, (str(columns), "1")
+
+    # Addresses.
+
+    def _address(self, name: str, scope: _Scope) -> str:
+        """Where an array of a scope lies: a place that follows from the turns, or a table of places."""
+        places = {
+            tuple(turn for _, turn in path): self._place(arrays[name])
+            for path, arrays in self.layout.lifetimes.by_turn(scope.path)
+            if name in arrays
+        }
+        bases = {base for base, _ in places.values()}
+        steps = _affine({turns: place for turns, (_, place) in places.items()}) if len(bases) == 1 else None
+        if steps is not None:
+            (base,) = bases
+            return _sum(base, steps)
+        return self._table(name, scope, places)
+
+    def _place(self, array: Array) -> tuple[str, int]:
+        """The memory that an array lies in, and at which of its elements it begins."""
+        root, before = array.root, 0
+        while root.part is not None:
+            container, turn = root.part
+            before += turn * root.bytes
+            root = container.root
+        base = self.spell(root.given) if root.given else self.layout.arena(root)
+        if not root.given and self.layout.dtypes[array.name] == CODES:  # bytes among numbers
+            base = f"({C99.types[CODES]} *){base}"
+        return base, (before + max(root.place, 0)) // self.layout.width(array)
+
+    def _table(self, name: str, scope: _Scope, places: dict[tuple[int, ...], tuple[str, int]]) -> str:
+        """Addresses turn by turn, in flash."""
+        counts = [1 + max(turns[depth] for turns in places) for depth in range(len(scope.path))]
+        title = self.identifiers.of(f"{name}.at", f"table {scope.title} {id(self)}")
+        at = "[" + "][".join(turn(depth) for depth in range(len(counts))) + "]"
+        extent = "[" + "][".join(map(str, counts)) + "]"
+        elsewhere = next(iter(places.values()))
+
+        bases = {base for base, _ in places.values()}
+
+        def rows(prefix: tuple[int, ...]) -> str:
+            if len(prefix) < len(counts):
+                return "{" + ", ".join(rows((*prefix, at)) for at in range(counts[len(prefix)])) + "}"
+            base, place = places.get(prefix, elsewhere)
+            return str(place) if len(bases) == 1 else _sum(base, (place,))
+
+        if len(bases) == 1:
+            self.tables[title] = f"static const place {title}{extent} = {rows(())};\n"
+            return f"{next(iter(bases))} + {title}{at}"
+        kind = "const " * any(map(self.constant, bases)) + C99.types[self.layout.dtypes[name]]
+        self.tables[title] = f"static {kind} *const {title}{extent} = {rows(())};\n"
+        return f"{title}{at}"
+
+
+def turn(depth: int) -> str:
+    """What C calls the turn of a loop so deep."""
+    return f"turn_{depth + 1}" if depth else "turn"
+
+
+def _affine(places: dict[tuple[int, ...], int]) -> tuple[int, ...] | None:
+    """A number and one for the turns of every loop, by which the places follow; None where they do not."""
+    (first, place), *_ = places.items()
+    steps = [0] * len(first)
+    for depth in range(len(first)):
+        for turns, other in places.items():
+            apart = turns[depth] - first[depth]
+            if apart and all(a == b for i, (a, b) in enumerate(zip(turns, first, strict=True)) if i != depth):
+                steps[depth], rest = divmod(other - place, apart)
+                if rest:
+                    return None
+                break
+    begin = place - sum(step * turn for step, turn in zip(steps, first, strict=True))
+    for turns, other in places.items():
+        if begin + sum(step * turn for step, turn in zip(steps, turns, strict=True)) != other:
+            return None
+    return begin, *steps
+
+
+def _sum(base: str, steps: Sequence[int]) -> str:
+    text = base
+    for number, factor in zip(steps, ("", *map(turn, range(len(steps)))), strict=False):
+        if not number:
+            continue
+        sign, size = ("+", number) if number > 0 else ("-", -number)
+        term = str(size) if not factor else factor if size == 1 else f"{factor} * {size}"
+        text += f" {sign} {term}"
+    return text
+
+
+def call_text(function: str, arguments: Sequence[str]) -> str:
+    """A call, on as many lines as it needs."""
+    lines, line = [], f"{function}("
+    indent = " " * len(line)
+    for number, argument in enumerate(arguments):
+        end = ");" if number + 1 == len(arguments) else ", "
+        if len(line) + len(argument) + 8 > WIDE and line.strip():
+            lines.append(line.rstrip())
+            line = indent
+        line += argument + end
+    return "\n    ".join((*lines, line if arguments else f"{function}();"))
+
+
+def equations(lines: Sequence[Line], number: int) -> Iterator[str]:
+    """Lines of a table as a comment with a number."""
+    texts = [str(line).replace("*/", "* /").replace("/*", "/ *") for line in lines]
+    texts[0] = f"{number}. {texts[0]}"
+    if len(texts) == 1:
+        yield f"/* {texts[0]} */"
+        return
+    yield f"/* {texts[0]}"
+    yield from (f"   {text}" for text in texts[1:-1])
+    yield f"   {texts[-1]} */"

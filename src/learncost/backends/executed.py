@@ -1,0 +1,125 @@
+"""The memory of a step as a library executes it: the peak of the very program that `emit` writes of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from learncost.backends import Program, fill, leaves, program
+from learncost.backends.placed import TYPES as IN_PLACE
+from learncost.backends.placed import Placed as InPlace
+from learncost.ir.count import shape_of
+from learncost.ir.table import Table
+from learncost.readings.rooms import Account, Array, Device, DeviceMesh, Tensor, loaded, loaded_on_torch
+
+TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
+"""The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""
+
+LIBRARIES: Mapping[str, Any] = {
+    "numpy": (loaded, Array.new, Device),
+    "torch": (loaded_on_torch, Tensor.new, DeviceMesh),
+}
+"""How a library's program is loaded, what it is given, and the mesh of which it is one device."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A room at the worst moment: its bytes, the program's line that took it, and the function that this stands in.
+
+    Both are empty for what the program was given.
+    """
+
+    bytes: int
+    line: str
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The most bytes that a program takes, what it was given included; the line that ran then, and who held them."""
+
+    peak: int
+    line: str
+    rooms: tuple[Taken, ...] = ()
+
+
+def executed(
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str = "fp32",
+    rooms: bool = False,
+    library: str = "numpy",
+    mesh: Mapping[str, int] | None = None,
+) -> Executed:
+    """What one step of a table takes at its peak when a library runs its emitted program.
+
+    sizes    of all axes, and the counts of repeats
+    rooms    also find what is held at the peak, the largest first, which takes a second run
+    library  numpy, exactly; torch: the bytes of the allocator of a processor
+    mesh     the devices along each axis, of a placed table
+    Indices are of 8 bytes, all other arrays of the data type.
+    """
+    written = program(table, library, sizes=sizes, dtype="bf16" if dtype == "bf16" else None)
+    first = _run(written, table, sizes, dtype, Account(), library, mesh)
+    text = written.text.splitlines()
+
+    def line_name(at: int | str) -> str:
+        return text[int(at) - 1].strip() if at else ""
+
+    if not rooms:
+        return Executed(first.peak, line_name(first.line))
+    second = _run(written, table, sizes, dtype, Account(stop_at=first.peak), library, mesh)
+    functions = [line.removeprefix("def ").partition("(")[0] if line.startswith("def ") else "" for line in text]
+    around = list(accumulate(functions, lambda before, name: name or before, initial=""))
+    rooms_taken = [Taken(size, line_name(at), around[int(at)] if at else "") for size, at in second.rooms]
+    return Executed(first.peak, line_name(first.line), tuple(sorted(rooms_taken, key=lambda room: -room.bytes)))
+
+
+def _run(
+    written: Program,
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str,
+    account: Account,
+    library: str,
+    mesh: Mapping[str, int] | None,
+) -> Account:
+    load, new, devices_of = LIBRARIES[library]
+    names = load(written.text, account)
+    parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
+    values = {
+        name: new(
+            account,
+            shape_of(table.axes[name], sizes),
+            "int64" if name in table.indices else TYPES.get(dtype, "float32"),
+        )
+        for name in parameters
+    }
+    arguments = [fill(tree, values, names) for tree in written.parameters]
+    devices = (devices_of(mesh or {}),) if written.meets else ()
+    result = names[written.function](*arguments, *devices)
+    del result
+    return account
+
+
+class _Idle:
+    """In the place of compiled kernels, which take nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *operands: None
+
+
+def beside_the_arena(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
+    """What a step in place takes beside its arena at most, where it packs what it sends over a mesh in messages."""
+    account = Account()
+    names = loaded_on_torch(program.text, account)
+    given = {
+        name: Tensor.new(account, shape_of(axes, sizes), getattr(names["torch"], IN_PLACE[kind]))
+        for name, (axes, kind) in program.given.items()
+    }
+    arena = Tensor.new(account, (program.bytes,), "uint8")
+    before = account.now
+    names["step"](names["lay_out"](given, arena), _Idle(), DeviceMesh(mesh))
+    return account.peak - before

@@ -1,0 +1,174 @@
+"""The text of one function: parameters with their axes, then sizes and masks, statements, and what is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from learncost.backends.scope import Mask, Scope, Statement
+from learncost.ir.count import base, cuts, whole
+
+COLUMN = 64
+"""Where remarks begin, unless the code before is longer."""
+WIDEST = 118
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter, its type or the axes of its array, and what the caller gives for it."""
+
+    name: str
+    kind: str = ""
+    axes: tuple[str, ...] | None = None
+    argument: str = ""
+
+    def __str__(self) -> str:
+        declared = f"{self.name}: {self.kind}," if self.kind else f"{self.name},"
+        return declared if self.axes is None else _remarked(declared, f"[{' '.join(self.axes)}]", 24)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array that a function is given, from which sizes are read."""
+
+    text: str
+    axes: tuple[str, ...]
+
+
+def sizes(scope: Scope, sources: Sequence[Source]) -> tuple[list[Statement], list[str]]:
+    """Statements that read the sizes which a function needs off its arrays, and the sizes that none of them has."""
+    needed = dict(scope.sizes)
+    chosen: dict[int, list[str]] = {}
+    missing = []
+    for size in needed:
+        places = [i for i, source in enumerate(sources) if size in map(base, source.axes)]
+        if not places:
+            missing.append(size)
+            continue
+        best = next((i for i in places if i in chosen), places[0])
+        chosen.setdefault(best, []).append(size)
+    statements = []
+    for place, sizes_read in chosen.items():
+        source = sources[place]
+        if len(sizes_read) == 1:
+            at = [base(axis) for axis in source.axes].index(sizes_read[0])
+            statements.append(Statement(f"{needed[sizes_read[0]]} = {source.text}.shape[{at}]"))
+            continue
+        targets, rest = [], set(sizes_read)
+        for axis in map(base, source.axes):
+            targets.append(needed[axis] if axis in rest else "_")
+            rest.discard(axis)
+        statements.append(Statement(f"{', '.join(targets)} = {source.text}.shape"))
+    return statements, missing
+
+
+def masks(scope: Scope, chosen: Set[Mask] | None = None) -> list[Statement]:
+    """Statements that make the masks of a function, each once; of some of them, where these are told."""
+    statements = []
+    for key, name in scope.masks.items():
+        if chosen is not None and key not in chosen:
+            continue
+        statements.append(Statement(f"{name} = {_inside(scope, key)}", comment=scope.conditions[key]))
+    return statements
+
+
+def _inside(scope: Scope, key: Mask) -> str:
+    """Lower <= upper (or <, =, !=), and upper - lower < window."""
+    upper, lower, relation, window = key
+    ahead = "".join(f" {sign} {scope.first(axis)}" for sign, axis in (("+", upper), ("-", lower)) if cuts(axis))
+    is_in_order = not any(side in scope.zigzag for side in (_size(upper), _size(lower)))
+    if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit() or not is_in_order:
+        lower_index, upper_index = (_positions(scope, side) for side in (lower, upper))
+        if not upper.isdigit() and not lower.isdigit():
+            upper_index += "[:, None]"
+        text = f"{lower_index} {'==' if relation == '=' else relation} {upper_index}"
+        return text if window is None else f"({text}) & ({upper_index} < {lower_index} + {scope.size(window)})"
+    rows, columns = scope.size(upper), scope.size(lower)
+    place = f"{'-1' if relation == '<' else '0'}{ahead}".removeprefix("0 + ")
+    text = scope.backend.ones_below(rows, columns, place, scope.like).text
+    if window is not None:
+        text += f" & ~{scope.backend.ones_below(rows, columns, f'-{scope.size(window)}{ahead}', scope.like).text}"
+    return text
+
+
+def _positions(scope: Scope, side: str) -> str:
+    """The positions of an axis, counted over all devices; a number as it is."""
+    if side.isdigit():
+        return side
+    text = scope.backend.arange(scope.size(side), scope.like).text
+    text = f"({text} + {scope.first(side)})" if cuts(side) else text
+    if over := scope.zigzag.get(_size(side)):
+        scope.helpers.library("zigzag")
+        scope.meets = True
+        devices = " * ".join(scope.backend.devices_along(mesh_axis) for mesh_axis in over)
+        return f"zigzag({text}, {scope.size(_size(side))}, {devices})"
+    return text
+
+
+def _size(axis: str) -> str:
+    """The size of all of an axis: M of `M/cp'`."""
+    return base(whole(axis))
+
+
+def freed(scope: Scope, keep: set[str]) -> list[Statement]:
+    """The statements, with those between them that release what nothing reads any more."""
+    if not scope.backend.releases:
+        return scope.statements
+    owner = scope.owners
+    last: dict[int, list[str]] = {}
+    alive: dict[str, int] = {}
+    for place, statement in enumerate(scope.statements):
+        for name in statement.reads:
+            name = owner.get(name, name)
+            if name in alive:
+                alive[name] = place
+        for name in statement.makes:
+            if name in alive and place not in (alive[name],):
+                last.setdefault(alive[name], []).append(name)
+            alive[name] = place
+    for name, place in alive.items():
+        if name not in keep and place < len(scope.statements) - 1:
+            last.setdefault(place, []).append(name)
+    result = []
+    for place, statement in enumerate(scope.statements):
+        result.append(statement)
+        dead = [scope.variables.get(name) or scope.identifiers.of(name) for name in dict.fromkeys(last.get(place, ()))]
+        dead = [name for name in dead if name]
+        if dead:
+            result.append(Statement(f"del {', '.join(dead)}"))
+    return result
+
+
+def text(
+    name: str, parameters: Sequence[Parameter], about: str, first: Sequence[Statement], rest: Sequence[Statement]
+) -> str:
+    """The whole function."""
+    lines = [f"def {name}(", *(f"    {parameter}" for parameter in parameters), "):", f'    """{about}"""']
+    lines += _block(first)
+    if first and rest and not rest[0].heading:
+        lines.append("")
+    lines += _block(rest)
+    return "\n".join(lines)
+
+
+def _block(statements: Sequence[Statement]) -> list[str]:
+    lines: list[str] = []
+    for statement in statements:
+        if statement.heading:
+            lines += ["", f"    # {statement.heading}"]
+        body = [f"    {line}" for line in statement.text.splitlines()]
+        if statement.comment and len(body) == 1:
+            body = _with_remark(body[0], statement.comment)
+        elif statement.comment:
+            body.insert(0, f"    # {statement.comment}")
+        lines += body
+    return lines
+
+
+def _with_remark(line: str, remark: str) -> list[str]:
+    remarked = _remarked(line, remark, COLUMN)
+    return [remarked] if len(remarked) <= WIDEST else [f"    # {remark}", line]
+
+
+def _remarked(line: str, remark: str, column: int) -> str:
+    return f"{line.ljust(column - 2)}  # {remark}"

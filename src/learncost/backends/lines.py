@@ -1,0 +1,266 @@
+"""Each line of the normal form as a statement: products, moves, sums, primitives, whole words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from string import ascii_letters
+
+from learncost.backends.collected import collected
+from learncost.backends.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
+from learncost.backends.indices import gathered, is_taken, scatter, take
+from learncost.backends.precision import contraction
+from learncost.backends.scope import Layout, Scope
+from learncost.backends.words import is_along, primitive
+from learncost.ir.count import base
+from learncost.ir.line import Line, Product, Sum, Word, alias
+from learncost.ir.term import Literal, Operand, Term
+from learncost.ops import entry
+from learncost.ops.collectives import KIND
+from learncost.program.calls import Item, Loop
+
+
+def write(scope: Scope, line: Line, heading: str = "") -> None:
+    """Add the statements of a line to a function."""
+    if isinstance(line, Word) and _is_whole(line):
+        _whole(scope, line, heading)
+        return
+    left = line.left[0]
+    if isinstance(line, Word) and line.word == "send":  # which makes nothing here
+        scope.put(collected(scope, line).text, (), comment(line), heading)
+        return
+    if left.indexed:
+        scatter(scope, line, comment(line), heading)
+        return
+    if is_taken(line):
+        take(scope, line, comment(line), heading)
+        return
+    scope.layouts.pop(left.name, None)
+    if isinstance(line, Sum) and alias(line) and scope.is_alias(left, line.right[0]):
+        return
+    scope.product = contraction(line) and {left.name, *line.reads} <= scope.low
+    code = _product(scope, line) if isinstance(line, Product) else _other(scope, line)
+    code = scope.rounded(left.name, code)
+    scope.product = False
+    if left.name in scope.once:
+        scope.wait(left.name, code)
+        return
+    scope.put(f"{scope.identifiers.of(left.name)} = {code.text}", (left.name,), comment(line), heading)
+
+
+def heading_of(line: Line) -> str:
+    """What stands above lines of one layer, of its forward pass or of what follows."""
+    name = line.tag.layer.replace("_", " ")
+    return f"{name}, backward" if name and line.tag.macro in ("backward", "weight_update") else name
+
+
+def headed(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:
+    """The items of a scope, each with what stands above it; None where it goes on under the last, and for loops."""
+    before = ""
+    for item in items:
+        heading = "" if isinstance(item, Loop) else heading_of(item.lines[0])
+        yield item, None if isinstance(item, Loop) or heading == before else heading
+        before = heading
+
+
+def comment(line: Line) -> str:
+    """The axes of the results, under which condition, and the numbers of the equations."""
+    axes = ", ".join(dict.fromkeys(f"[{' '.join(term.declared)}]" for term in line.left))
+    where = "".join(f" where {condition}" for condition in line.where)
+    return axes + where + (f"  ({line.tag.equation})" if line.tag.equation else "")
+
+
+def _other(scope: Scope, line: Line) -> Code:
+    if isinstance(line, Sum):
+        return _sum(scope, line)
+    assert isinstance(line, Word)
+    return _primitive(scope, line)
+
+
+# Products.
+
+
+def _product(scope: Scope, line: Line) -> Code:
+    left = line.left[0]
+    want = left.loops
+    if len(line.right) == 1:
+        return _move(scope, line, line.right[0])
+    first, second = line.right
+    if {*first.loops, *second.loops} <= set(want):
+        if isinstance(second, Literal) and second.sizes and second.power == -1 and second.value == 1:
+            divisor = Literal(1.0, second.sizes)
+            return binary(scope.operand(first, want), "/", scope.operand(divisor, want), PRODUCT)
+        if isinstance(second, Literal) and second.value == -1 and not second.sizes:
+            return Code(f"-{scope.operand(first, want).atom}", PRODUCT)
+        return binary(scope.operand(first, want), "*", scope.operand(second, want), PRODUCT)
+    assert isinstance(first, Term)
+    assert isinstance(second, Term)
+    (a, a_axes), (b, b_axes) = scope.squeezed(first), scope.squeezed(second)
+    if set(a_axes) == set(b_axes):
+        # No axis stands in one factor alone: element by element, then the sum.
+        return _summed(scope, binary(a, "*", scope.spread(b, b_axes, a_axes), PRODUCT), a_axes, want)
+    product = _matrix(a, a_axes, b, b_axes, want) or _matrix(b, b_axes, a, a_axes, want)
+    return product or _einsum(scope, a, a_axes, b, b_axes, want)
+
+
+def _matrix(a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], want: tuple[str, ...]) -> Code | None:
+    """The product as `a @ b`, where the axes lie as matrices have them; a matrix on the right may be transposed."""
+    if not a_axes or a_axes[-1] in want or a_axes[-1] not in b_axes:
+        return None
+    summed, rows = a_axes[-1], a_axes[:-1]
+    if b_axes == (summed,) and want == rows:
+        return binary(a, "@", b, PRODUCT)
+    if len(b_axes) == 2 and not set(b_axes) & set(rows):
+        (column,) = (axis for axis in b_axes if axis != summed)
+        if want == (*rows, column):
+            return binary(a, "@", b if b_axes[0] == summed else Code(f"{b.atom}.T"), PRODUCT)
+    batch = rows[:-1]
+    if len(b_axes) > 2 and b_axes[:-1] == (*batch, summed) and want == (*rows, b_axes[-1]) and b_axes[-1] not in rows:
+        return binary(a, "@", b, PRODUCT)
+    return None
+
+
+def _einsum(
+    scope: Scope, a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], want: tuple[str, ...]
+) -> Code:
+    letters = _letters((*a_axes, *b_axes))
+    equation = ",".join("".join(letters[axis] for axis in axes) for axes in (a_axes, b_axes))
+    scope.helpers.library("einsum")
+    return scope.backend.einsum(f"{equation}->{''.join(letters[axis] for axis in want)}", a.text, b.text)
+
+
+def _letters(axes: tuple[str, ...]) -> dict[str, str]:
+    """A letter for each axis: its own, or the other case of it, or the next one that is free."""
+    every = dict.fromkeys(axes)
+    letters = {axis: axis for axis in every if axis in ascii_letters and len(axis) == 1}
+    for axis in every:
+        if axis not in letters:
+            first = base(axis)[0]
+            wishes = (first, first.swapcase(), *ascii_letters)
+            letters[axis] = next(x for x in wishes if x in ascii_letters and x not in letters.values())
+    return letters
+
+
+# Moves.
+
+
+def _move(scope: Scope, line: Line, term: Operand) -> Code:
+    """One factor: a gather, a reduction, a transposition, a spread."""
+    want = line.left[0].loops
+    if isinstance(term, Literal):
+        return scope.full(scope.shape(want), scope.literal(term).text)
+    if term.indexed:
+        code = gathered(scope, term, want)
+        return scope.backend.cast(code, "fp32") if term.name in scope.low else code
+    code, have = scope.squeezed(term)
+    code = _summed(scope, code, have, want, "count" if term.name in scope.conditional else "sum")
+    return scope.backend.broadcast(code, scope.shape(want)) if set(want) - set(have) else code
+
+
+def _summed(scope: Scope, code: Code, have: tuple[str, ...], want: tuple[str, ...], kind: str = "sum") -> Code:
+    """The sum over the axes that are not wanted."""
+    remaining = [axis for axis in have if axis in want]
+    if len(remaining) < len(have):
+        places = [str(place) for place, axis in enumerate(have) if axis not in want]
+        code = scope.backend.reduce(
+            kind, code, "" if not remaining else places[0] if len(places) == 1 else shape(places)
+        )
+    return scope.spread(code, remaining, want)
+
+
+# Sums and words.
+
+
+def _sum(scope: Scope, line: Sum) -> Code:
+    want = line.left[0].loops
+    first = scope.operand(line.right[0], want)
+    if len(line.right) == 1:
+        return first
+    return binary(first, "+" if line.signs[1] > 0 else "-", scope.operand(line.right[1], want), SUM)
+
+
+def _is_whole(line: Word) -> bool:
+    return line.word != "inside" and (line.part == "gradient" or bool(entry(line.word).body))
+
+
+def _primitive(scope: Scope, line: Word) -> Code:
+    left = line.left[0]
+    want = left.loops
+    if line.word == "inside":
+        return scope.backend.typed(scope.inside(line.where, want), scope.like)
+    row = entry(line.word)
+    if row.kind == KIND:
+        return collected(scope, line)
+    if row.fill is not None:
+        return scope.full(scope.shape(want), repr(row.fill)) if row.fill else scope.zeros(left.name)
+    if line.word == "eye":
+        half = scope.shape(want[: len(want) // 2])
+        code = scope.backend.eye(" * ".join(half) or "1", scope.like)
+        return code if len(half) == 1 else Code(f"{code.text}.reshape{shape((*half, *half))}")
+    if line.word in ("append", "join"):
+        parts = [scope.wide(term.name).text for term in line.right]
+        return scope.backend.joined(parts, want.index(line.axes[0]))
+    if row.kind == "reduction":
+        (term,) = line.right
+        assert isinstance(term, Term)
+        code, have = scope.squeezed(term)
+        places = [str(place) for place, axis in enumerate(have) if axis not in want]
+        remaining = [axis for axis in have if axis in want]
+        axis = places[0] if len(places) == 1 else shape(places)
+        return scope.spread(scope.backend.reduce(row.name, code, axis), remaining, want)
+    if row.kind in ("scan", "choice"):
+        (term,) = line.right
+        others = tuple(axis for axis in term.loops if axis not in line.axes)
+        free = tuple(axis for axis in want if axis not in others)
+        operand = scope.operand(term, want if row.kind == "scan" else (*others, *line.axes))
+        along = {"axis": str(want.index(line.axes[0]))} if row.kind == "scan" else {}
+        along |= {"k": scope.size(free[0])} if row.chooses == "some" else {}
+        code = primitive(scope.backend, row.name, [operand], [False], **along)
+        return code if row.kind == "scan" else scope.spread(code, (*others, *free), want)
+    if row.truth:
+        scope.conditional.add(left.name)
+    operands = [scope.operand(term, want) for term in line.right]
+    numbers = [isinstance(term, Literal) for term in line.right]
+    if len(operands) < len(row.inputs):
+        operands.insert(0, scope.inside(line.where, want))
+    scope.helpers.library(line.word)
+    return primitive(scope.backend, line.word, operands, numbers)
+
+
+def _whole(scope: Scope, line: Word, heading: str) -> None:
+    """A word as a call; what it gives without the axes that it acts on keeps these with length 1."""
+    word = entry(line.word)
+    terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
+    every = set(line.loops)
+    want = next((term.loops for term in terms if set(term.loops) == every), line.loops)
+    acted = line.axes if is_along(word) else ()
+    places = [str(want.index(axis) - len(want)) for axis in acted]
+    axis = places[0] if len(places) == 1 else shape(places) if places else ""
+    operands = [scope.operand(term, want).text for term in line.right]
+    text = scope.helpers.call(line.word, line.part, line.gives, operands, axis)
+    wrong = []
+    for term in line.left:
+        axes = term.declared
+        layout: Layout = tuple(axes.index(axis) if axis in axes else None for axis in want)
+        scope.layouts[term.name] = layout
+        if [place for place in layout if place is not None] != list(range(len(term.declared))):
+            wrong.append(term.name)
+    names = [term.name for term in line.left]
+    if len(names) == 1 and names[0] in scope.once and not wrong:
+        scope.wait(names[0], scope.rounded(names[0], Code(text)))
+        return
+    if len(names) == 1:
+        text = scope.rounded(names[0], Code(text)).text
+    targets = ", ".join(map(scope.identifiers.of, names))
+    function, _, arguments = text.partition("(")
+    text = f"{targets} = {text}"
+    if len(text) > WIDTH and "(" not in arguments:
+        text = call(function, arguments.rstrip(")").split(", "), f"{targets} = ")
+    scope.put(text, names, comment(line), heading)
+    for name in names:
+        low = len(names) > 1 and name in scope.low
+        if not low and name not in wrong:
+            continue
+        code = scope.settled(name)
+        code = scope.rounded(name, code) if low else code
+        scope.layouts.pop(name)
+        scope.put(f"{scope.identifiers.of(name)} = {code.text}", (name,), f"[{' '.join(scope.axes[name])}]")

@@ -1,0 +1,69 @@
+"""The optimizer's lines: those of a stack's weights as one statement over the fields of their record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from learncost.backends.expression import Code
+from learncost.backends.records import Group, Weights
+from learncost.backends.scope import Scope
+from learncost.ir.line import Line, Word
+from learncost.ops import entry
+from learncost.ops.collectives import is_collective
+
+
+def collapsed(scope: Scope, lines: Sequence[Line], weights: Weights) -> Iterator[tuple[Line | None, str]]:
+    """Write the groups that can be written as one; the lines that are left over, with the heading of the first."""
+    heading = "optimizer"
+    left = list(lines)
+    for group in weights.groups:
+        words = [line for line in left if isinstance(line, Word) and line.right and not is_collective(line)]
+        stepped_lines = [line for line in words if line.right[0].name in group.names]
+        if _record(scope, stepped_lines, group, heading):
+            left = [line for line in left if line not in stepped_lines]
+            heading = ""
+    for line in left:
+        yield line, heading
+        heading = ""
+
+
+def _record(scope: Scope, lines: Sequence[Word], group: Group, heading: str) -> bool:
+    """One statement for all lines, if they are one word of fields of the same records; whether it was written."""
+    names, kind = group.names, group.record
+    if [line.right[0].name for line in lines] != list(names) or len({line.word for line in lines}) != 1:
+        return False
+    word = entry(lines[0].word)
+    fields: dict[str, str] = {}
+    operands = []
+    for place, operand_name in enumerate(word.inputs):
+        every = [line.right[place].name for line in lines]
+        if len(set(every)) == 1:
+            operands.append(scope.wide(every[0]).text)
+            continue
+        starts = {scope.paths.get(name, "").rpartition(".")[0] for name in every}
+        ends = [scope.paths.get(name, "").rpartition(".")[2] for name in every]
+        if len(starts) != 1 or "" in starts or ends != [scope.identifiers.of(name) for name in names]:
+            scope.read = []
+            return False
+        scope.read += every
+        fields[operand_name] = starts.pop()
+        operands.append(scope.backend.cast(Code(operand_name), "fp32").text if scope.low & {*every} else operand_name)
+    variables = []
+    for place in range(len(word.outputs)):
+        end = lines[0].left[place].name.removeprefix(names[0])
+        variable = scope.identifiers.of(f"{group.field}{end}", "record")
+        own_names = [line.left[place].name for line in lines]
+        scope.open_record(
+            variable, {name: scope.identifiers.of(weight) for name, weight in zip(own_names, names, strict=True)}
+        )
+        variables.append(variable)
+    function = scope.helpers.call(word.name, "body", word.outputs, operands, "")
+    stepped = f"{function} for {', '.join(fields)} in zip({', '.join(fields.values())}, strict=True)"
+    if len(variables) == 1:
+        text = f"{variables[0]} = {kind}(*({stepped}))"
+    else:
+        stepped = stepped.replace(" for ", "\n    for ", 1)
+        text = f"updated = zip(*(\n    {stepped}\n), strict=True)\n"
+        text += f"{', '.join(variables)} = ({kind}(*each) for each in updated)"
+    scope.put(text, [f"record {variable_name}" for variable_name in variables], "", heading)
+    return True

@@ -1,0 +1,109 @@
+"""The kernels of a step: one for all lines that differ in names and sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from learncost.backends.c import Function, SizeNeededError, kernel
+from learncost.backends.c.gnu import GNU
+from learncost.backends.c.printer import Printer
+from learncost.backends.identifiers import Identifiers
+from learncost.backends.placed.alike import Alike, Pattern, alike, flat, named_by_word
+from learncost.ir.count import size_of
+from learncost.ir.line import Line
+from learncost.program.calls import Axes
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A kernel, the lines that it was written for, and of their sizes those that are constants in it."""
+
+    like: Alike
+    constants: tuple[int | None, ...]
+    function: Function
+
+    def fits(self, numbers: Sequence[int]) -> bool:
+        """Whether it computes lines that are alike, of these sizes."""
+        return all(constant in (None, number) for constant, number in zip(self.constants, numbers, strict=True))
+
+
+class Kernels:
+    """Functions in a dialect of C, written when they are first called. Several steps may have them together.
+
+    Before any is written, the calls of a step are noted: sizes in which calls of a kernel differ are its parameters.
+    In a dialect without memory of its own, calls that need some, or numbers of their sizes, have kernels of their own.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], printer: Printer = GNU, reserved: Iterable[str] = ()) -> None:
+        self.printer = printer
+        self.functions: list[Function] = []
+        self._sizes = sizes
+        self._named, self._wishes = Identifiers(reserved), set[str]()
+        self._sizes_of: dict[Pattern, set[tuple[int, ...]]] = {}
+        self._written: dict[Pattern, list[_Written]] = {}
+
+    def note(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], dtypes: Mapping[str, str]) -> None:
+        """Remember what is computed at which sizes."""
+        like = alike(*flat(lines, axes), others, dtypes)
+        self._sizes_of.setdefault(like.pattern, set()).add(self._numbers(like.sizes))
+
+    def written(
+        self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str, dtypes: Mapping[str, str]
+    ) -> Function:
+        """The kernel of lines, with the names that these have for its arrays and sizes."""
+        lines, axes = flat(lines, axes)
+        like = alike(lines, axes, others, dtypes)
+        numbers = self._numbers(like.sizes)
+        several = self._written.setdefault(like.pattern, [])
+        fitting = next((kernel for kernel in several if kernel.fits(numbers)), None)
+        if fitting is None:
+            name = self._named.of(f"{wish}.{len(self.functions) + 1}" if wish in self._wishes else wish)
+            words_names = named_by_word(lines)
+            renamed = {words_names.get(array, array): array for array in like.arrays}
+
+            def function_with(fixed: Mapping[str, int]) -> Function:
+                return kernel(
+                    [line.renamed(words_names) for line in lines],
+                    {array: axes[name] for array, name in renamed.items() if name in axes},
+                    frozenset(words_names.get(array, array) for array in others & {*like.arrays}),
+                    {array: dtypes[name] for array, name in renamed.items() if name in dtypes},
+                    fixed,
+                    name,
+                    self.printer,
+                )
+
+            fixed = self._fixed(like)
+            try:
+                function = function_with(fixed)
+            except SizeNeededError:
+                fixed = dict(zip(like.sizes, numbers, strict=True))
+                function = function_with(fixed)
+            self._wishes.add(wish)
+            self.functions.append(function)
+            constants = tuple(fixed.get(size) for size in like.sizes)
+            fitting = _Written(replace(like, arrays=tuple(renamed)), constants, function)
+            several.append(fitting)
+        first, function = fitting.like, fitting.function
+        arrays = dict(zip(first.arrays, like.arrays, strict=True))
+        sizes = dict(zip(first.sizes, like.sizes, strict=True))
+        return replace(
+            function,
+            reads=tuple(arrays[name] for name in function.reads),
+            writes=tuple(arrays[name] for name in function.writes),
+            sizes=tuple(sizes[size] for size in function.sizes),
+            shares=tuple((arrays[read], arrays[written]) for read, written in function.shares),
+        )
+
+    def number(self, size: str) -> int:
+        """What a size comes to; one that `flat` made, to the points of its axes."""
+        return prod(int(size_of(axis, self._sizes)) for axis in size.split())
+
+    def _numbers(self, sizes: Sequence[str]) -> tuple[int, ...]:
+        return tuple(map(self.number, sizes))
+
+    def _fixed(self, like: Alike) -> dict[str, int]:
+        """The sizes that are the same in all calls."""
+        several = zip(*self._sizes_of[like.pattern], strict=True)
+        return {size: numbers[0] for size, numbers in zip(like.sizes, several, strict=True) if len({*numbers}) == 1}

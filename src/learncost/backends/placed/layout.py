@@ -1,0 +1,106 @@
+"""What a step in place consists of, before it is written down: its calls, their kernels, every array in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from learncost.backends.c import Function
+from learncost.backends.placed.kernels import Kernels
+from learncost.backends.precision import Rounding, typed
+from learncost.ir.count import shape_of, size_of
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import BYTES
+from learncost.ir.table import Table
+from learncost.program import arena
+from learncost.program.calls import Axes
+from learncost.program.in_place import calls
+from learncost.program.lifetimes import Array, Lifetimes, Stack, every_turn
+from learncost.program.matrix import MatrixProduct, matrix_product
+
+WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
+"""Bytes of an element of every type of array."""
+
+IN_PLACE = Rounding(
+    product=lambda line: matrix_product(line) is not None and line.tag.kernel is None,
+    keeps=lambda line: False,  # a kernel computes in fp32 and rounds only what it hands on
+)
+"""What a step in place rounds where it is in bf16."""
+
+
+def laid_out(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> Layout:
+    """The lay-out of a step, given as to `placed`. Raises `InputError` for a line that cannot be computed in place."""
+    return Layout(*typed(table, dtype, IN_PLACE), sizes)
+
+
+class Layout:
+    """The calls of a step, the kernels that these need, and where each array lies.
+
+    kernels  those of other steps, where these and the step's are to be one library
+    """
+
+    def __init__(
+        self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: Kernels | None = None
+    ) -> None:
+        self.dtypes, self.sizes = dict(dtypes), sizes
+        self.kernels = kernels or Kernels(sizes)
+        calls(table, dtypes, self._noted, self._product)
+        self.items = calls(table, dtypes, self._kernel, self._product)
+        self.table = self._with_scratch(table)
+        self.lifetimes = Lifetimes(self.table, self.items, self.count, every_turn, wholes=True)
+        self._check()
+        self.bytes = self._arranged()
+
+    @property
+    def functions(self) -> list[Function]:
+        return self.kernels.functions
+
+    @property
+    def given(self) -> dict[str, tuple[tuple[str, ...], str]]:
+        """What the caller owns and some call reads: axes and type by name."""
+        owned = {value.owner for fields in self.lifetimes.fields.values() for value in fields.values()}
+        names = (*self.table.inputs, *self.table.weights)
+        return {name: (self.table.axes[name], self.dtypes[name]) for name in names if name in owned}
+
+    def count(self, count: str) -> int:
+        """The turns of a loop."""
+        return int(size_of(count, self.sizes))
+
+    def shape(self, axes: Sequence[str]) -> tuple[int, ...]:
+        return shape_of(axes, self.sizes)
+
+    def points(self, array: Array) -> int:
+        """How many elements an array has."""
+        return prod(self.shape(array.axes))
+
+    def number(self, size: str) -> int:
+        """What a parameter of a kernel comes to."""
+        return self.kernels.number(size)
+
+    def _arranged(self) -> int:
+        """Give every array its place; the bytes of the arena."""
+        return arena.laid_out(self.lifetimes, lambda array: self.points(array) * WIDTHS[self.dtypes[array.name]])
+
+    def _check(self) -> None:
+        """Refuse weights and states that turns make anew elsewhere than where these lie: nothing moves them there."""
+        for old, new in self.table.renewed.items():
+            lifetime = self.lifetimes.outputs.get(new)
+            if isinstance(lifetime, Stack) and any(array.owner != old for array in lifetime.arrays()):
+                raise InputError(f"{old} is made anew in turns, elsewhere than where it lies: not laid out in place")
+
+    def _product(self, line: Line) -> MatrixProduct | None:
+        """The line as a product of a library, whose factors are of one type."""
+        product = matrix_product(line)
+        return product if product and all(self.dtypes[name] != "int8" for name in product.reads) else None
+
+    def _with_scratch(self, table: Table) -> Table:
+        return table
+
+    def _noted(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
+        """In place of a kernel, which sizes its call has."""
+        self.kernels.note(lines, axes, others, self.dtypes)
+        return Function(wish, "", (), (), (), ())
+
+    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
+        return self.kernels.written(lines, axes, others, wish, self.dtypes)

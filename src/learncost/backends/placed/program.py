@@ -1,0 +1,329 @@
+"""A step in place: PyTorch's products and kernels in C, all of them writing into one arena that is laid out beforehand.
+
+The text needs PyTorch and, for its kernels, a C compiler. Every array is a matrix, as products read it; which axes are
+its rows is in the remark behind the line that fills it: `[B M | d]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from learncost.backends.c import Function, source
+from learncost.backends.expression import call as written_call
+from learncost.backends.identifiers import Identifiers
+from learncost.backends.lines import comment, headed
+from learncost.backends.placed import between
+from learncost.backends.placed.layout import Layout, laid_out
+from learncost.backends.turns import loop_title
+from learncost.ir.line import Word
+from learncost.ir.repeat import check_derived
+from learncost.ir.table import Table
+from learncost.ops.collectives import is_collective
+from learncost.program.calls import Axes, Call, Item, Loop, axes_within, every_call
+from learncost.program.lifetimes import Array, Path
+from learncost.program.matrix import Matrix, Scatter
+
+TYPES = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "int64": "int64",
+    "uint8": "uint8",
+    "bool": "bool",
+    "int8": "int8",
+}
+"""What PyTorch calls the types of arrays."""
+COLUMN = 84
+
+LAY_OUT = '''\
+def lay_out(given, memory):
+    """Records of views, one for the step and one for each turn of a loop.
+
+    given    tensors by their names in PLACES: weights, the optimizer's state, inputs; changed in place
+    memory   BYTES bytes: torch.empty(BYTES, dtype=torch.uint8)
+    """
+
+    def view(shape, kind, place, turn):
+        if isinstance(place, list):
+            place = place[turn]
+        if isinstance(place, tuple):
+            return given[place[0]][place[1:]].view(shape)
+        if isinstance(place, str):
+            array = given[place.removesuffix("[]")]
+            return (array[turn] if place.endswith("[]") else array).view(shape)
+        size = math.prod(shape) * kind.itemsize
+        return memory[place : place + size].view(kind).view(shape)
+
+    records = {}
+    for scope, (_, turns, fields) in PLACES.items():
+        records[scope] = [
+            SimpleNamespace(**{name: view(*found, turn) for name, found in fields.items()}) for turn in range(turns)
+        ]
+    for scope, (around, turns, _) in PLACES.items():
+        for turn, record in enumerate(records.get(around, ())):
+            each = turns // len(records[around])
+            setattr(record, scope, records[scope][turn * each : (turn + 1) * each])
+    return records["step"][0]'''
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step in place.
+
+    text       Python: PLACES and BYTES, lay_out(given, memory), step(m, kernels)
+    c          the kernels' C
+    functions  the kernels, with the order of their arguments
+    bytes      of the arena
+    given      what `lay_out` needs, by name in the table, with its axes and type
+    results    what lies in the arena after a step, by name in the table: its field of the record, and its shape
+    calls      the statements, with the lines that each computes
+    meets      whether it is one of several devices: `step` then takes their DeviceMesh, too
+    """
+
+    text: str
+    c: str
+    functions: tuple[Function, ...]
+    bytes: int
+    given: Mapping[str, tuple[tuple[str, ...], str]]
+    results: Mapping[str, tuple[str, tuple[int, ...]]]
+    calls: tuple[Item, ...] = ()
+    meets: bool = False
+
+
+def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: str = "") -> Placed:
+    """The program of a step for arrays of given sizes and one type.
+
+    table    a step whose gradients are no outputs; lines with kernels run as one
+    sizes    of every axis, and of the counts of repeats
+    dtype    fp32 or fp64; bf16: products and activations in bf16, weights and sums in fp32, see `precision`
+    Raises `InputError` for a line that cannot be computed in place.
+    """
+    check_derived(table.lines, "no program computes it")
+    return _Writer(laid_out(table, sizes, dtype), title).program()
+
+
+@dataclass
+class _Scope:
+    """One function: its calls, the axes of its names, how each of them is cut into rows and columns."""
+
+    items: tuple[Item, ...]
+    axes: Axes
+    title: str
+    path: tuple[int, ...]
+    around: str = ""
+    rows: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Writer:
+    layout: Layout
+    title: str
+
+    def program(self) -> Placed:
+        layout = self.layout
+        self.identifiers = Identifiers(
+            (
+                "torch",
+                "math",
+                "m",
+                "kernels",
+                between.MESH,
+                *between.HELPERS,
+                "turn",
+                "step",
+                "lay_out",
+                "PLACES",
+                "BYTES",
+            )
+        )
+        self.texts: list[str] = []
+        self.helpers: set[str] = set()
+        self.arguments = "m, kernels"
+        if any(is_collective(call.lines[0]) for call in every_call(layout.items)):
+            self.arguments += f", {between.MESH}"
+        self.places: dict[str, tuple[str, int, dict[str, str]]] = {}
+        self._scope(_Scope(layout.items, layout.table.axes, "step", ()))
+        results = {
+            name: (self._of(name), layout.shape(layout.table.axes[name]))
+            for name, value in layout.lifetimes.fields.get((), {}).items()
+            if name in layout.table.outputs and not value.owner
+        }
+        functions, size = tuple(layout.functions), layout.bytes
+        return Placed(
+            self._text(),
+            source(functions),
+            functions,
+            size,
+            layout.given,
+            results,
+            layout.items,
+            meets=between.MESH in self.arguments,
+        )
+
+    # Functions.
+
+    def _scope(self, scope: _Scope) -> None:
+        """The text of a function, after those of the loops in it."""
+        self._cut(scope)
+        body: list[str] = []
+        for item, heading in headed(scope.items):
+            if isinstance(item, Loop):
+                body += self._loop(item, scope)
+                continue
+            if heading is not None:
+                body += ["", f"# {heading}"]
+            body += self._statement(item, scope)
+        about = "One step; what it changes, it changes in place." if not scope.path else f"One turn of {scope.title}."
+        name = scope.title
+        text = "\n".join(f"    {line}".rstrip() for line in body)
+        self.texts.append(f'def {name}({self.arguments}):\n    """{about}"""\n{text.lstrip(chr(10))}')
+        self._fields(scope)
+
+    def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
+        repeat = loop.repeat
+        number = self.layout.lifetimes.loops[loop]
+        title = self.identifiers.of(loop_title(loop, self.layout.table), f"loop {number}")
+        self._scope(_Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), scope.title))
+        turns = f"range({self.layout.count(repeat.count)})"
+        if repeat.reverse:
+            turns = f"reversed({turns})"
+        return ["", f"for turn in {turns}:", f"    {title}(m.{title}[turn], {self.arguments.removeprefix('m, ')})"]
+
+    def _cut(self, scope: _Scope) -> None:
+        """How products read each array; one that none reads is a vector."""
+        for item in scope.items:
+            if isinstance(item, Call) and item.product:
+                out = Matrix(item.lines[-1].name, item.product.out.rows)
+                for matrix in (item.product.left, item.product.right, out):
+                    scope.rows.setdefault(matrix.name, matrix.rows)
+
+    def _statement(self, call: Call, scope: _Scope) -> list[str]:
+        line = call.lines[-1]
+        written = line.name
+        result = []
+        if call.added and not self.layout.lifetimes.same(call.added, written, scope.path):
+            out = f"m.{self._of(written)}"
+            result.append(f"{out}.copy_(m.{self._of(call.added)}.view_as({out}))")
+        if call.product:
+            left, right = self._matrix(call.product.left, scope), self._matrix(call.product.right, scope)
+            out = self._matrix(Matrix(written, call.product.out.rows), scope)
+            text = f"{out}.addmm_({left}, {right})" if call.added else f"torch.mm({left}, {right}, out={out})"
+        elif call.function:
+            function = call.function
+            arguments = [f"m.{self._of(name)}" for name in (*function.reads, *function.writes)]
+            arguments += [str(self.layout.number(size)) for size in function.sizes]
+            text = written_call(f"kernels.{function.name}", arguments)
+        elif is_collective(line):
+            words = [each for each in call.lines if isinstance(each, Word)]
+            name, arguments = between.written(words, lambda array: f"m.{self._of(array)}", self.layout.shape)
+            self.helpers.add(name)
+            text = written_call(name, arguments)
+        elif isinstance(line, Word) and line.word == "zeros":
+            text = f"m.{self._of(written)}.zero_()"
+        else:
+            assert call.scatter
+            *first, text = self._scatter(call.scatter, call, scope)
+            result += first
+        result += text.split("\n")
+        result[-1] = _remarked(result[-1], self._remark(call, scope))
+        return result
+
+    def _scatter(self, rows: Scatter, call: Call, scope: _Scope) -> list[str]:
+        """Rows added at an index; the first of them to nothing, unless they are added to an array."""
+        written, shape = f"m.{self._of(call.writes[0])}", self.layout.shape(scope.axes[rows.rows])
+        columns = prod(shape[len(shape) - rows.columns :])
+        added = f"m.{self._of(rows.rows)}.view(-1, {columns})"
+        if rows.summed:
+            added = f"m.{self._of(rows.rows)}.view({prod(shape[: rows.summed])}, -1, {columns}).sum(0)"
+        text = f"{written}.view(-1, {columns}).index_add_(0, m.{self._of(rows.index)}, {added})"
+        return [text] if call.added else [f"{written}.zero_()", text]
+
+    def _matrix(self, matrix: Matrix, scope: _Scope) -> str:
+        text = f"m.{self._of(matrix.name)}"
+        if scope.rows[matrix.name] != matrix.rows:
+            shape = self.layout.shape(scope.axes[matrix.name])
+            text += f".view({prod(shape[: matrix.rows])}, {prod(shape[matrix.rows :])})"
+        return f"{text}.T" if matrix.transposed else text
+
+    def _of(self, name: str) -> str:
+        return self.identifiers.of(name)
+
+    def _remark(self, call: Call, scope: _Scope) -> str:
+        if not call.product:
+            return comment(call.lines[-1])
+        axes = list(scope.axes[call.lines[-1].name])
+        axes.insert(scope.rows[call.lines[-1].name], "|")
+        equation = call.lines[0].tag.equation
+        return f"[{' '.join(axes)}]" + (f"  ({equation})" if equation else "")
+
+    # Places.
+
+    def _fields(self, scope: _Scope) -> None:
+        """Where each array of a scope lies, turn by turn."""
+        turns = self.layout.lifetimes.by_turn(scope.path)
+        entries: dict[str, str] = {}
+        for name in dict.fromkeys(name for _, arrays in turns for name in arrays):
+            places = [_place(arrays[name], path) for path, arrays in turns]
+            shape = self.layout.shape(scope.axes[name])
+            rows = scope.rows.get(name)
+            cut = (prod(shape),) if rows is None else (prod(shape[:rows]), prod(shape[rows:]))
+            same = all(place == places[0] for place in places)
+            place = repr(places[0]) if same else repr(places)
+            entries[self._of(name)] = f"({cut}, torch.{TYPES[self.layout.dtypes[name]]}, {place})"
+        self.places[scope.title] = (scope.around, len(turns), entries)
+
+    def _text(self) -> str:
+        rows = []
+        for scope, (around, turns, fields) in self.places.items():
+            entries = "".join(f'            "{name}": {entry},\n' for name, entry in fields.items())
+            rows.append(
+                f'    "{scope}": (\n        "{around}",\n        {turns},\n        {{\n{entries}        }},\n    ),\n'
+            )
+        head = f'"""{self.title}"""\n\n' if self.title else ""
+        places = "# Of each function: what calls it, its turns, its arrays with their shape, type, and place or name.\n"
+        places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.layout.bytes}"
+        helpers = [text for name, text in between.HELPERS.items() if name in self.helpers]
+        imports = "import math\nfrom types import SimpleNamespace\n\nimport torch"
+        return head + "\n\n\n".join((imports, *helpers, *self.texts, LAY_OUT, places)) + "\n"
+
+
+def _place(value: Array, path: Path) -> int | str | tuple[str | int | slice, ...]:
+    """Where an array lies in a turn: a place in the arena, or an array that is given, with the indices of its part."""
+    root = value.root
+    if not root.owner:
+        return _begin(root)
+    name, *index = part = _part_of(root)
+    if not index:
+        return root.owner
+    return f"{name}[]" if len(path) == 1 and index == [path[-1][1]] else part
+
+
+def _begin(array: Array) -> int:
+    """Where an array of the arena begins, or its part of another one, of equal parts."""
+    if array.part is None:
+        return array.place
+    container, turn = array.part
+    return _begin(container.root) + turn * array.bytes
+
+
+def _part_of(array: Array) -> tuple[str | int | slice, ...]:
+    """The array that is given and the indices of its part, turn by turn; slices that stand together are a slice."""
+    if array.part is None:
+        return (array.given,)
+    container, turn = array.part[0].root, array.part[1]
+    *index, last = _part_of(container)
+    first = 0
+    if isinstance(last, slice):
+        first = last.start
+    else:
+        index.append(last)
+    if len(array.axes) < len(container.axes):
+        return (*index, first + turn)
+    together = int(array.axes[0])
+    return (*index, slice(first + turn * together, first + (turn + 1) * together))
+
+
+def _remarked(text: str, remark: str) -> str:
+    return f"{text.ljust(COLUMN - 4)}  # {remark}"

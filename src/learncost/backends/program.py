@@ -1,0 +1,508 @@
+"""A table as a program: a function for the step, one for each repeat's turn, records, helpers, all as one text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from learncost.backends import function
+from learncost.backends.backend import Backend, backend
+from learncost.backends.between import JAX_MESH, MESH, NUMPY_MESH, SENT, TORCH_MESH
+from learncost.backends.expression import PRODUCT, SUM, WIDTH, Code, binary, call, returned
+from learncost.backends.function import Parameter, Source
+from learncost.backends.identifiers import Identifiers
+from learncost.backends.lines import heading_of, write
+from learncost.backends.optimizer import collapsed
+from learncost.backends.precision import typed
+from learncost.backends.records import Node, Tree, Weights, leaves, renamed
+from learncost.backends.scope import FIRST, Scope
+from learncost.backends.scope import Statement as Made
+from learncost.backends.shard_map import NAME as OVER
+from learncost.backends.turns import Turns
+from learncost.backends.words import Helpers
+from learncost.ir.count import cuts, size_of, whole
+from learncost.ir.errors import InputError
+from learncost.ir.line import Line
+from learncost.ir.precision import precision_of
+from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
+from learncost.ir.table import Table
+from learncost.layers.lower import lower
+from learncost.layers.spelling import condition_names
+from learncost.ops import entries
+from learncost.ops.collectives import is_collective
+
+_RESERVED = (
+    "np",
+    "torch",
+    "functional",
+    "jax",
+    "jnp",
+    "math",
+    "einsum",
+    "erf",
+    "filled",
+    "trimmed",
+    "NamedTuple",
+    "axis",
+    "stack",
+    "each",
+    "updated",
+    "_",
+    MESH,
+    SENT,
+    TORCH_MESH.type,
+    JAX_MESH.type,
+    JAX_MESH.imports.rpartition(" ")[2],
+    NUMPY_MESH.type,
+    "itertools",
+    "threading",
+    OVER,
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program's text, and how the names of the table stand in it.
+
+    names        every name of the table that the text has, with its identifier: one-to-one
+    parameters   what the function takes, in order: a name each, or a record of names
+    results      what it returns, in the same way; a single result comes without a tuple
+    sizes        what cannot be read off an array, such as a window, with its identifier: further parameters, by name
+    meets        whether it is one of several devices: its last parameter, `mesh`, is their DeviceMesh
+    """
+
+    text: str
+    function: str
+    names: Mapping[str, str]
+    parameters: tuple[Tree, ...]
+    results: tuple[Tree, ...]
+    sizes: Mapping[str, str]
+    meets: bool = False
+
+
+def program(
+    table: Table,
+    backend_name: str = "numpy",
+    function_name: str = "step",
+    title: str = "",
+    sizes: Mapping[str, int] | None = None,
+    dtype: str | None = None,
+) -> Program:
+    """The program of a table, whose weights and inputs are its arguments and whose outputs it returns.
+
+    function_name   of the function
+    title           what the program is, its first lines
+    sizes           numbers for sizes that no array has, such as windows; those without one are parameters
+    dtype           a precision. bf16: products and activations are rounded, the arrays given and returned are fp32;
+                    bf16-pure: the weights given are bf16 too; None, fp32, fp64: all have the type of the arrays given
+    Raises `InputError` for an unknown backend, and for a type that it does not have.
+    """
+    library = backend(backend_name)
+    table, low = in_types(table, library, dtype)
+    return Writer(closed(table), library, function_name, title, dict(sizes or {}), low).program()
+
+
+def in_types(table: Table, library: Backend, dtype: str | None) -> tuple[Table, frozenset[str]]:
+    """A table with the copies that a precision needs, and its names in bf16. Raises `InputError` without a type."""
+    if dtype is None or precision_of(dtype).values != "bf16":
+        return table, frozenset()
+    if not library.casts:
+        raise InputError(f"{library.name} has no bf16: choose torch or jax")
+    table, types = typed(table, dtype)
+    return table, frozenset(name for name, dtype_of_name in types.items() if dtype_of_name == "bf16")
+
+
+def closed(table: Table) -> Table:
+    """The table with everything that its lines read and do not make among its inputs."""
+    available: set[str] = {*table.inputs, *table.weights}
+    free: list[str] = []
+    for line in table.lines:
+        free += [name for name in line.reads if name not in available]
+        available |= {*free, *line.makes}
+    return replace(table, inputs=(*table.inputs, *dict.fromkeys(free)))
+
+
+def _codes(table: Table) -> frozenset[str]:
+    """The names of indices that are kept in bytes, and of their slices."""
+    codes = table.codes
+    return codes | {inside for line in table.repeats for inside, outer in line.each if outer in codes}
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Where a function stops: behind its forward pass, and behind its backward pass where weight updates are apart.
+
+    updates  how many statements of its table, the last ones, these are; None: they are not apart
+    """
+
+    updates: int | None = None
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """The passes behind which it stops."""
+        return ("forward",) if self.updates is None else ("forward", "backward")
+
+    def passed(self, line: Statement, table: Table) -> int:
+        """Behind how many of them a lowered line of the table is."""
+        tag = next(inner for inner, _ in walk((line,))).tag
+        if self.updates is None or tag.macro == "forward":
+            return int(tag.macro != "forward")
+        return 1 + (tag.origin >= sum(1 for _ in walk(table.lines[: len(table.lines) - self.updates])))
+
+
+@dataclass
+class Writer:
+    """A function while it is written, with those of the turns of its repeats."""
+
+    table: Table
+    backend: Backend
+    function: str
+    title: str
+    given: dict[str, int]
+    low: frozenset[str]
+    reserved: tuple[str, ...] = ()  # what the text around it calls its classes and functions
+    before: Writer | None = None  # of the same text: the function of the same weights, whose records it has
+    is_part: bool = False  # whether it is a function of a step in several: its results are always a tuple
+    stops: Stops | None = None  # where it stops, and goes on when it is asked to
+    stopped: int = 0  # how often it has done so
+
+    def __post_init__(self) -> None:
+        table, before = self.table, self.before
+        check_derived(table.lines, "no program computes it")
+        self.lowered = lower(table, whole=True)
+        self.steps = frozenset(name for name, value in self.lowered.known.items() if value.role == "step")
+        words = [word.name for word in entries() if word.body and not word.inline]
+        gradients = (f"{word.name}_gradient" for word in entries())
+        reserved = (*_RESERVED, *words, *gradients, self.function, *self.reserved)
+        self.identifiers: Identifiers = before.identifiers if before else Identifiers(reserved)
+        self.helpers = Helpers(self.backend)
+        self.weights: Weights = (
+            before.weights if before else Weights.of(table, self.identifiers, self.backend.array, self._stack_title)
+        )
+        axes = {axis for declared in self.lowered.axes.values() for axis in declared} | set(windows(self.lowered.lines))
+        self.w = self.identifiers.of("weights" if "w" in axes else "w", "record") if self.weights.tree else ""
+        self.w = before.w if before else self.w
+        self.identifiers.of("turn", "loop")  # before a value of this name
+        self.states = self._states()
+        paths = {name: f"{self.w}.{end}" for name, end in self.weights.paths.items()}
+        for part, names in self.states.items():
+            paths |= {identifier: f"{part}.{self.weights.paths[name]}" for name, identifier in names.items()}
+        self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
+        self.scope.filled = frozenset(name for name in self.given if cuts(name))
+        self.scope.codes = _codes(table)
+        self.scope.zigzag = table.zigzag or {}
+        self.scope.narrow = frozenset(name for name, value in table.known.items() if value.dtype)
+        self.made_first: list[Made] = []
+        self.scope.like = self._like(paths)
+        self.scope.weights_of = {
+            paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights
+        }
+        self.turns = Turns(self.lowered, self.weights, self.w, self.statements)
+
+    def _stack_title(self, names: Sequence[str]) -> str:
+        """What the turns of a group are called: block, encoder_block, decoder_block."""
+        blocks = {
+            line.tag.block
+            for repeat in self.table.repeats
+            if {outer for _, outer in repeat.each} & set(names)
+            for line, _ in walk(repeat.lines)
+        }
+        every = {line.tag.block for line, _ in walk(self.table.lines) if line.tag.block}
+        return f"{blocks.pop()}_block" if len(every) > 1 and len(blocks) == 1 and None not in blocks else "block"
+
+    def _states(self) -> dict[str, dict[str, str]]:
+        """Inputs that belong to every weight, such as `W.M` or gradients: records like that of the weights."""
+        if self.weights.tree is None:
+            return {}
+        states: dict[str, dict[str, str]] = {}
+        for name in self.table.inputs:
+            end, weight = self._state(name)
+            if self.table.values[name].role == "gradient":
+                end, weight = "", self.table.values[name].of
+            if weight in self.table.weights:
+                states.setdefault(end, {})[weight] = name
+        called = {end: f"state.{end}" if end else "gradients" for end in states}
+        return {
+            self.identifiers.of(called[end], "record"): {w: names[w] for w in self.table.weights if w in names}
+            for end, names in states.items()
+        }
+
+    def _state(self, name: str) -> tuple[str, str]:
+        """What is remembered of a weight under a name, such as M, and the weight."""
+        value = self.table.values[name]
+        return (name.removeprefix(f"{value.of}."), value.of) if value.role in ("state", "gathered") else ("", "")
+
+    def _belongs(self, name: str) -> tuple[str, str]:
+        """What an output is of a weight, in words, and the weight; empty of what is none of them."""
+        value = self.table.values[name]
+        if value.role == "gradient":
+            return "the gradients", value.of
+        if value.role != "new":
+            return "", ""
+        end, weight = self._state(value.of)
+        return (f"the new state_{end}", weight) if weight else ("the new weights", value.of)
+
+    def _like(self, paths: Mapping[str, str]) -> str:
+        """The array whose type all numbers have: the first weight, or the first input that is no index or condition.
+
+        Where there is none, such as in a layer of constants, the program begins with a number of the library's type.
+        """
+        conditions = condition_names(self.lowered.lines)
+        numbers = (n for n in self.table.inputs if n not in self.table.indices and n not in conditions)
+        for name in (*self.table.weights, *numbers):
+            return paths.get(name) or self.identifiers.of(name)
+        number = self.identifiers.of("number", "like")
+        device = f", device={self.identifiers.of(n)}.device" if (n := next(iter(self.table.inputs), "")) else ""
+        zero = f"{self.backend.module}.zeros((){device if self.backend.name == 'torch' else ''})"
+        self.made_first = [Made(f"{number} = {zero}")]
+        return number
+
+    # The whole.
+
+    def program(self) -> Program:
+        """The whole text, of this function alone."""
+        inputs, _, results, sizes = self.written()
+        return Program(self._text(), self.function, self.identifiers.values, inputs, results, sizes, self.scope.meets)
+
+    def written(self) -> tuple[tuple[Tree, ...], list[Parameter], tuple[Tree, ...], dict[str, str]]:
+        """Write the function: what it takes, its parameters, what it returns, and the sizes among its parameters."""
+        table, scope = self.table, self.scope
+        inputs, parameters = self._parameters()
+        self.statements(scope, self.lowered.lines, set(table.outputs))
+        results = self._results()
+        scope.put(self._return(results), ())
+        arguments = [*table.weights, *table.inputs]
+        sources = [Source(scope.paths.get(n) or self.identifiers.of(n), table.axes[n]) for n in arguments]
+        mask_lines = function.masks(scope)
+        places = self._places(scope)
+        first, missing = function.sizes(scope, sources)
+        numbers = {name: number for name in missing if (number := self._number(name)) is not None}
+        constants = [Made(f"{scope.sizes[name]} = {number}") for name, number in numbers.items()]
+        missing = [name for name in missing if name not in numbers and not name.endswith(FIRST)]
+        parameters += [Parameter(scope.sizes[name], "int") for name in missing]
+        if scope.meets:
+            parameters.append(Parameter(MESH, self.backend.mesh.type))
+        if self.stops:
+            parameters.append(Parameter(SENT, "list"))
+        stops = f"Stops behind the {' and the '.join(self.stops.behind)} pass. Gives" if self.stops else "Returns"
+        about = f"{stops} "
+        about += f"{', '.join(self._says(tree) for tree in results)}."
+        body = function.freed(scope, {*table.inputs, *table.weights})
+        begin = [*constants, *first, *places, *mask_lines]
+        if any(scope.like in re.findall(r"\w+", statement.text) for statement in (*begin, *body)):
+            begin = [*self.made_first, *begin]
+        self.turns.functions.append(function.text(self.function, parameters, about, begin, body))
+        if scope.meets and self.backend.sharded:
+            of_parts = self._filled()
+            self.turns.functions.append(self.backend.sharded(self.function, inputs, results, table.axes, of_parts))
+        return inputs, parameters, results, {name: scope.sizes[name] for name in missing}
+
+    def _filled(self) -> dict[str, int]:
+        """The axes of which parts are filled up, with their sizes; helpers that do it are noted."""
+        filled = self.scope.filled
+        for axis in filled:
+            if axis.rpartition("/")[0] in filled:
+                size, over = size_of(whole(axis), self.given), " and ".join(cuts(axis))
+                raise InputError(
+                    f"{whole(axis)} is {size:,}, and parts of it over {over} are filled up, and parts of these again: "
+                    "no program of jax has that, take --backend torch"
+                )
+        for helper in ("filled", "trimmed") if filled else ():
+            self.helpers.library(helper)
+        return {whole(axis): int(size_of(whole(axis), self.given)) for axis in filled}
+
+    def _number(self, size: str) -> int | None:
+        """A size that is given, or that is a part of one."""
+        try:
+            return int(size_of(size, self.given))
+        except KeyError:
+            return None
+
+    def _places(self, scope: Scope) -> list[Made]:
+        """Where this device stands on axes that are cut: the first position of each that it has."""
+        statements = []
+        for name in [name for name in scope.sizes if name.endswith(FIRST)]:
+            axis = name.removesuffix(FIRST)
+            scope.meets = True
+            place = Code("")
+            for mesh_axis in cuts(axis):
+                rank = scope.backend.place_along(mesh_axis)
+                outer = Code(f"{place.at(PRODUCT)} * {scope.backend.devices_along(mesh_axis)}", PRODUCT)
+                place = binary(outer, "+", rank, SUM) if place.text else rank
+            statements.append(Made(f"{scope.sizes[name]} = {place.at(PRODUCT)} * {scope.size(axis)}"))
+        return statements
+
+    def _parameters(self) -> tuple[tuple[Tree, ...], list[Parameter]]:
+        table, names = self.table, self.identifiers
+        tree = self.weights.tree
+        state = {state_name for group in self.states.values() for state_name in group.values()}
+        gradients = [name for name in table.inputs if table.values[name].role == "gradient"]
+        later = {name for name in gradients if table.values[name].of in table.outputs}
+        weights: list[Tree] = [tree] if tree else list(table.weights)
+        before = [name for name in table.inputs if name not in state and name not in later]
+        after = [name for name in table.inputs if name in later]
+        states: list[Tree] = [renamed(tree, group) for group in self.states.values()]
+        trees: tuple[Tree, ...] = (*weights, *states, *before, *after) if tree else (*before, *weights, *after)
+        parameters = []
+        for array_or_record in trees:
+            if isinstance(array_or_record, Node):
+                name = self.w if array_or_record is tree else list(self.states)[states.index(array_or_record)]
+                parameters.append(Parameter(name, array_or_record.record))
+            elif array_or_record is not None:
+                parameters.append(Parameter(names.of(array_or_record), axes=table.axes[array_or_record]))
+        return trees, parameters
+
+    # Statements.
+
+    def statements(self, scope: Scope, lines: Sequence[Statement], handed: set[str]) -> None:
+        """The lines of one function; `handed` are the names that leave it."""
+        scope.once = _read_once(lines, self.steps) - handed
+        scope.handed = handed
+        makes = Counter(name for line in lines for name in line.makes)
+        scope.again = {name for name, count in makes.items() if count > 1}
+        before = ""
+        rest = list(lines)
+        if self.weights.tree is not None and scope is self.scope and not _meets(lines):
+            updates = _last(lines)
+            rest = [line for line in lines if line not in updates]
+        else:
+            updates = []
+        for line in rest:
+            if self.stops and scope is self.scope:
+                for behind in self.stops.behind[self.stopped : self.stops.passed(line, self.table)]:
+                    scope.put("yield", (), heading=f"behind the {behind} pass")
+                    self.stopped += 1
+            if isinstance(line, Repeat):
+                self.turns.write(scope, line, lines, handed)
+                before = ""
+                continue
+            heading, count = heading_of(line) or before, len(scope.statements)
+            write(scope, line, heading if heading != before else "")
+            before = heading if len(scope.statements) > count else before
+        for done, heading in collapsed(scope, updates, self.weights):
+            if isinstance(done, Line):
+                write(scope, done, heading)
+
+    # Results.
+
+    def _results(self) -> tuple[Tree, ...]:
+        """The outputs as they stand, but gradients, new weights and new states as records like that of the weights."""
+        tree, table = self.weights.tree, self.table
+        if tree is None:
+            return tuple(dict.fromkeys(table.outputs))
+        results: list[Tree] = []
+        done: set[str] = set()
+        belongs = {name: self._belongs(name) for name in table.outputs}
+        for name, (kind, weight) in belongs.items():
+            if weight not in table.weights:
+                results.append(name)
+            elif kind not in done:
+                done.add(kind)
+                stays = {w: w for w in table.weights} if kind == "the new weights" else {}
+                results.append(
+                    renamed(
+                        tree, stays | {w: array for array, (belongs_as, w) in belongs.items() if belongs_as == kind}
+                    )
+                )
+        return tuple(results)
+
+    def _return(self, results: Sequence[Tree]) -> str:
+        built = [self.built(self.scope, tree) for tree in results]
+        text = returned(built)
+        if self.is_part and len(built) < 2:
+            text = f"return ({built[0]},)" if built else "return ()"
+        if not self.stops:
+            return text
+        more = "yield\n" * (len(self.stops.behind) - self.stopped)
+        return more + text.replace("return", "yield", 1)
+
+    def built(self, scope: Scope, tree: Tree) -> str:
+        """A tree of names as Python: a record's own name where all its fields are that record's."""
+        if tree is None:
+            return "None"
+        if isinstance(tree, str):
+            code = scope.settled(tree)  # what microbatches add up is given in fp32
+            return (scope.backend.cast(code, "fp32") if self.stops and tree in scope.low else code).text
+        texts = [self._part(scope, part) for part in tree.fields]
+        starts = {text.rpartition(".")[0] for text in texts}
+        if len(starts) == 1 and (start := starts.pop()) and start.isidentifier() and start in scope.variables.values():
+            return start
+        return f"{tree.record}({', '.join(texts)})"
+
+    def _part(self, scope: Scope, tree: Tree) -> str:
+        """A part of a record; a record that is too long for its place gets a line of its own and a name."""
+        text, name = self.built(scope, tree), next(leaves(tree), None)
+        if not isinstance(tree, Node) or name is None or len(text) < WIDTH // 2:
+            return text
+        group = next(group for group in self.weights.groups if group.record == tree.record)
+        first = self._belongs(name)[1] or name
+        variable = self.identifiers.of(name.replace(first, group.field, 1), "record")
+        # What the record holds is read by the return, and stays until then.
+        read, scope.read = scope.read, []
+        items = [self.built(scope, part) for part in tree.fields]
+        before, scope.read = scope.read, []
+        scope.put(call(tree.record, items, f"{variable} = "), (variable,))
+        scope.read = [*read, *before, variable]
+        return variable
+
+    def _says(self, tree: Tree) -> str:
+        if tree is None:
+            return "nothing"
+        if isinstance(tree, str):
+            return self.identifiers.of(tree)
+        return self._belongs(next(leaves(tree)))[0] or "the new weights"  # of those that do not learn, the old ones
+
+    # The text.
+
+    def _text(self) -> str:
+        imports = [] if not self._uses("math.") else ["import math"]
+        records = [*self.weights.records, *self.turns.records]
+        if records:
+            imports.append("from typing import NamedTuple")
+        used = {"from torch.nn import functional": "functional.", "import jax": "jax."}
+        needed = [line for line in self.backend.imports if line not in used or self._uses(used[line])]
+        of_mesh = self.backend.mesh
+        meets = self._uses(f"{MESH}: {of_mesh.type}")
+        if meets:
+            (imports if of_mesh.text else needed).append(of_mesh.imports)
+        parts = [f'"""{self.title}"""' if self.title else "", "\n".join(imports), "\n".join(needed)]
+        head = "\n\n".join(part for part in parts if part)
+        texts = [*map(str, records), *([of_mesh.text] if meets and of_mesh.text else []), *self.helpers.texts.values()]
+        return "\n\n\n".join((head, *texts, *self.turns.functions)) + "\n"
+
+    def _uses(self, module: str) -> bool:
+        texts = (
+            *map(str, (*self.weights.records, *self.turns.records)),
+            *self.helpers.texts.values(),
+            *self.turns.functions,
+        )
+        return any(module in text for text in texts)
+
+
+def _last(lines: Sequence[Statement]) -> list[Line]:
+    """The optimizer's lines that nothing else reads, such as turns that update their weights do of drawn directions."""
+    steps = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+    read = {name for line in lines if line not in steps for name in line.reads}
+    for line in reversed(steps):
+        read |= set(line.reads) if not read.isdisjoint(line.makes) else set()
+    return [line for line in steps if read.isdisjoint(line.makes)]
+
+
+def _meets(lines: Iterable[Statement]) -> bool:
+    """Whether some lines are collectives."""
+    return any(map(is_collective, lines))
+
+
+def _read_once(lines: Iterable[Statement], steps: Set[str]) -> set[str]:
+    """Names of steps within one line that one other line reads, so that they may be written into it."""
+    reads: Counter[str] = Counter()
+    barred: set[str] = set()
+    for line in lines:
+        if isinstance(line, Repeat):
+            barred |= set(line.reads)
+        else:
+            reads.update(name for term in (*line.left, *line.right) for name in term.names if name in steps)
+            reads.subtract(name for name in line.makes if name in steps)
+    return {name for name, count in reads.items() if count == 1} - barred

@@ -1,0 +1,157 @@
+"""Records: the weights of a model as one object, those of one turn of a repeat as another, kept values as a third."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from learncost.backends.identifiers import Identifiers
+from learncost.ir.repeat import Repeat
+from learncost.ir.table import Table
+
+FEW = 6
+"""So many weights of a model with repeats are arguments each; more of them are one record."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A record or a part of one: its class and its fields, each a name of the table, a part, or nothing."""
+
+    record: str
+    fields: tuple[Tree, ...]
+
+
+Tree: TypeAlias = "str | Node | None"
+
+
+def leaves(tree: Tree) -> Iterator[str]:
+    """The names in a tree."""
+    if isinstance(tree, Node):
+        for part in tree.fields:
+            yield from leaves(part)
+    elif tree is not None:
+        yield tree
+
+
+def renamed(tree: Tree, names: Mapping[str, str]) -> Tree:
+    """The tree with other names; those that have none are left empty."""
+    if isinstance(tree, Node):
+        return Node(tree.record, tuple(renamed(part, names) for part in tree.fields))
+    return names.get(tree) if tree is not None else None
+
+
+def fill(tree: Tree, values: Mapping[str, Any], namespace: Mapping[str, Any]) -> Any:
+    """The argument that a tree describes, made of arrays by name, with the classes of an executed program."""
+    if isinstance(tree, Node):
+        return namespace[tree.record](*(fill(part, values, namespace) for part in tree.fields))
+    return None if tree is None else values[tree]
+
+
+def unfold(tree: Tree, value: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of a result, each with its name in the table."""
+    if isinstance(tree, Node):
+        for part, field_value in zip(tree.fields, value, strict=True):
+            yield from unfold(part, field_value)
+    elif tree is not None:
+        yield tree, value
+
+
+@dataclass(frozen=True)
+class Record:
+    """A class of the program: its name, what it is, its fields with the names and axes behind them."""
+
+    name: str
+    title: str
+    fields: tuple[tuple[str, str, str], ...]  # identifier, type, remark
+
+    def __str__(self) -> str:
+        lines = [f"class {self.name}(NamedTuple):", f'    """{self.title}"""', ""]
+        wide = max(len(f"{name}: {kind}") for name, kind, _ in self.fields)
+        for name, kind, remark in self.fields:
+            declared = f"{name}: {kind}"
+            lines.append(f"    {declared.ljust(wide)}  # {remark}" if remark else f"    {declared}")
+        return "\n".join(lines)
+
+
+def groups(table: Table) -> list[tuple[str, ...]]:
+    """Weights that the turns of the same repeats slice, group by group, in the order of the table's weights."""
+    merged: list[set[str]] = []
+    for line in table.lines:
+        if isinstance(line, Repeat):
+            sliced = {outer for _, outer in line.each if outer in table.weights}
+            for other in [group for group in merged if group & sliced]:
+                merged.remove(other)
+                sliced |= other
+            merged += [sliced] if sliced else []
+    ordered = [tuple(name for name in table.weights if name in group) for group in merged]
+    return sorted(ordered, key=lambda group: table.weights.index(group[0]))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights of which every turn of some repeats has its own: a record of stacks, a field of the whole."""
+
+    field: str
+    record: str
+    names: tuple[str, ...]
+
+    @property
+    def node(self) -> Node:
+        return Node(self.record, self.names)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the weights of a program come in: each as an argument, or as one record with a part for each group."""
+
+    tree: Node | None = None
+    records: tuple[Record, ...] = ()
+    groups: tuple[Group, ...] = ()
+    paths: Mapping[str, str] = field(default_factory=dict)  # of a weight, in the record: wte, block.attn_WQ
+
+    @staticmethod
+    def of(table: Table, names: Identifiers, array: str, titled: Callable[[Sequence[str]], str]) -> Weights:
+        """The records that the weights of a table need; `titled` says what the turns of a group are called."""
+        slices_together = groups(table)
+        if len(table.weights) <= FEW or not slices_together:
+            return Weights()
+        record_name = names.of("Weights", "class")
+        used_names = {names.of(name) for name in table.weights}
+        grouped = [_group(group, titled(group), names, used_names) for group in slices_together]
+        records = [
+            Record(
+                group.record,
+                "One turn's weights; in Weights each is a stack of all turns.",
+                tuple((names.of(name), array, _axes(table.axes[name][1:])) for name in group.names),
+            )
+            for group in grouped
+        ]
+        member = {name: group for group in grouped for name in group.names}
+        fields: dict[str, tuple[str, str, str]] = {}
+        parts: dict[str, Tree] = {}
+        paths = {}
+        for name in table.weights:
+            field_name, axes = names.of(name), table.axes[name]
+            if name not in member:
+                fields[field_name], parts[field_name], paths[name] = (field_name, array, _axes(axes)), name, field_name
+                continue
+            group = member[name]
+            fields[group.field] = (group.field, group.record, f"stacks of {axes[0]}")
+            parts[group.field], paths[name] = group.node, f"{group.field}.{field_name}"
+        about = "All weights, or what belongs to each of them: gradients, an optimizer's state."
+        records.append(Record(record_name, about, tuple(fields.values())))
+        return Weights(Node(record_name, tuple(parts.values())), tuple(records), tuple(grouped), paths)
+
+
+def _group(weights: tuple[str, ...], title: str, names: Identifiers, used_names: set[str]) -> Group:
+    record = names.of(title.title().replace("_", ""), f"class {weights[0]}")
+    field_name, number = title, 2
+    while field_name in used_names:
+        field_name, number = f"{title}_{number}", number + 1
+    used_names.add(field_name)
+    return Group(field_name, record, weights)
+
+
+def _axes(axes: Iterable[str]) -> str:
+    return f"[{' '.join(axes)}]"

@@ -1,0 +1,355 @@
+"""A repeat as a function of one turn, called in a loop; what a turn keeps for a later loop is one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from learncost.backends import function
+from learncost.backends.between import MESH
+from learncost.backends.expression import POWER, PRODUCT, SUM, Code, binary, call, returned
+from learncost.backends.function import Parameter, Source
+from learncost.backends.records import Group, Record, Weights
+from learncost.backends.scope import FIRST, Layout, Scope
+from learncost.backends.scope import Statement as Made
+from learncost.ir.count import base, comes_round, cuts
+from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.table import Table
+from learncost.ir.value import INDICES
+from learncost.program.calls import Loop, every_call
+
+Pair = tuple[str, str]  # a name inside a repeat and the name of its stack outside
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A list of what the turns of a loop keep for a later loop: objects with a field for each name, or plain arrays."""
+
+    variable: str
+    record: str  # empty: the arrays of one name
+    names: tuple[str, ...]  # of the stacks outside
+    layouts: tuple[Layout, ...]
+    backwards: bool
+
+
+@dataclass
+class Turns:
+    """Writes the loops of a program. `statements` writes the lines of a function, given the names that leave it."""
+
+    table: Table
+    weights: Weights
+    record: str  # what the record of the weights is called
+    statements: Callable[[Scope, Sequence[Statement], set[str]], None]
+    records: list[Record] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
+    kept_objects: dict[str, Kept] = field(default_factory=dict)  # by the name of a stack
+    numbers: Iterator[int] = field(default_factory=count)  # of the loops
+
+    def write(self, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
+        """Add the loop to a function, and the function of one turn to the program.
+
+        around   the statements among which the repeat stands
+        handed   names that leave these
+        """
+        _Loop(self, scope, line, around, handed).write()
+
+
+class _Loop:
+    """One repeat while it is written: what the turn takes, what it gives, and the lists that collect it."""
+
+    def __init__(self, turns: Turns, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
+        self.around, self.handed = around, handed
+        self.turns, self.scope, self.line, self.names = turns, scope, line, scope.identifiers
+        self.turn, self.number = self.names.of("turn", "loop"), next(turns.numbers)
+        self.title = title(line, turns.table)
+        slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
+        axes = {**scope.axes, **slices, **line.axes}
+        self.inner = Scope(scope.backend, self.names, scope.helpers, axes, low=scope.low, codes=scope.codes)
+        self.inner.filled = scope.filled
+        self.inner.narrow, self.inner.zigzag = scope.narrow, scope.zigzag
+        self.parameters: list[Parameter] = []
+        self.sources: list[Source] = []
+        self.returned: list[str] = []
+        self.targets: list[str] = []
+        self.lists: dict[str, str] = {}  # variables that collect, each with the name that stands for its array
+        self.stacked: dict[str, str] = {}  # what becomes of them after the loop
+
+    def write(self) -> None:
+        line, scope, inner = self.line, self.scope, self.inner
+        for carry in line.carry:
+            self._take(carry.start, line.axes[carry.start], self.names.of(carry.final))
+        opened = self._slices()
+        for name in line.shared:
+            inner.layouts[name] = scope.layout(name)
+            self._take(name, scope.axes[name], scope.value(name).text)
+        # What comes as a parameter is there to the end; what was unpacked goes when nothing reads it any more.
+        unpacked = {self.names.of(name) for statement in opened for name in statement.makes}
+        lasting = [source.text for source in self.sources if source.text not in unpacked]
+        inner.like = self._like(lasting)
+        inner.statements = [*opened]
+        handed = {carry.end for carry in line.carry} | {stacked for stacked, _ in line.keep}
+        read, scope.read = scope.read, []
+        self.turns.statements(inner, line.lines, handed)
+        self._gives()
+        self._function(len(opened))
+        self._loop(read)
+
+    def _like(self, lasting: Sequence[str]) -> str:
+        """The array whose type numbers have: one that is there to the end, and no index."""
+        line, known = self.line, {**self.turns.table.known, **self.line.values}
+        taken = {carry.start for carry in line.carry} | {name for name, _ in line.each} | {*line.shared}
+        name_of = {self.names.of(name): name for name in taken & known.keys()}
+        texts = (*lasting, *(source.text for source in self.sources), self.scope.like)
+        like = next(text for text in texts if text not in name_of or known[name_of[text]].role not in INDICES)
+        if like not in lasting and like in name_of:
+            self.inner.releasable.discard(name_of[like])
+        return like
+
+    # What a turn takes.
+
+    def _take(self, name: str, axes: tuple[str, ...], argument: str) -> None:
+        """A value as a parameter; where it lies as it is declared, sizes are read off it."""
+        self.parameters.append(Parameter(self.names.of(name), axes=axes, argument=argument))
+        if self.inner.layout(name) == tuple(range(len(axes))):
+            self.sources.append(Source(self.names.of(name), axes))
+
+    def _slices(self) -> list[Made]:
+        """Slices of stacks: weights as one record, kept objects, other arrays; the statements that open the objects."""
+        line, inner, opened = self.line, self.inner, list[Made]()
+        rest = dict(line.each)
+        for group in self.turns.weights.groups:
+            # In a turn that has several blocks' weights together the record itself holds stacks.
+            for stacks in (f"{self.turns.record}.{group.field}", self.turns.record):
+                slices = {
+                    inside: outer
+                    for inside, outer in rest.items()
+                    if outer in group.names and self.scope.paths.get(outer) == f"{stacks}.{self.names.of(outer)}"
+                }
+                if slices:
+                    break
+            if slices:
+                argument = f"{group.record}(*(stack[{self._at(*next(iter(slices.items())))}] for stack in {stacks}))"
+                self.parameters.append(Parameter(self.turns.record, group.record, argument=argument))
+                inner.paths |= {
+                    inside: f"{self.turns.record}.{self.names.of(outer)}" for inside, outer in slices.items()
+                }
+                self.sources += [Source(inner.paths[inside], inner.axes[inside]) for inside in slices]
+                rest = {inside: outer for inside, outer in rest.items() if inside not in slices}
+        for record in dict.fromkeys(
+            self.turns.kept_objects[outer] for outer in rest.values() if outer in self.turns.kept_objects
+        ):
+            slices = {outer: inside for inside, outer in rest.items() if outer in record.names}
+            opened += self._open(record, slices)
+            rest = {inside: outer for inside, outer in rest.items() if outer not in slices}
+        for inside, outer in rest.items():
+            self._take(inside, self.inner.axes[inside], f"{self.scope.value(outer).atom}[{self._at(inside, outer)}]")
+        return opened
+
+    def _at(self, inside: str, outer: str) -> str:
+        """Where a turn's slice of a stack lies, or those that it has together."""
+        together = self.line.part(inside, self.scope.axes.get(outer, ()))
+        return f"{self.turn} * {together} : ({self.turn} + 1) * {together}" if together else self.turn
+
+    def _joins(self, inside: str, outer: str) -> str:
+        """The function that makes a stack of what the turns give: a slice each, or several together."""
+        backend = self.inner.backend
+        return backend.join if self.line.part(inside, self.scope.axes.get(outer, ())) else f"{backend.module}.stack"
+
+    def _open(self, record: Kept, inside_of: dict[str, str]) -> list[Made]:
+        """A kept object as a parameter, its fields as variables, so that each is released when it was read."""
+        inner = self.inner
+        self.scope.read.append(f"record {record.variable}")
+        layouts = dict(zip(record.names, record.layouts, strict=True))
+        inner.layouts |= {inside: layouts[outer] for outer, inside in inside_of.items()}
+        freed = (record.backwards or self.line.reverse) and self._readers(record.names)[-1] is self.line
+        end = "" if self.line.reverse else "0"  # the stack is in the order of the turns, whichever was made first
+        argument = f"{record.variable}.pop({end})" if freed else f"{record.variable}[{self.turn}]"
+        if not record.record:
+            (inside,) = inside_of.values()
+            self._take(inside, self.inner.axes[inside], argument)
+            return []
+        self.parameters.append(Parameter(record.variable, record.record, argument=argument))
+        self.sources += [
+            Source(self.names.of(inside), self.inner.axes[inside])
+            for inside in inside_of.values()
+            if inner.layout(inside) == tuple(range(len(self.inner.axes[inside])))
+        ]
+        inner.releasable |= set(inside_of.values())
+        fields = [self.names.of(inside_of[outer]) if outer in inside_of else "_" for outer in record.names]
+        opened = [Made(call("", fields, indent=16) + f" = {record.variable}", tuple(inside_of.values()))]
+        if "\n" not in opened[0].text:
+            opened[0].text = f"{', '.join(fields)} = {record.variable}"
+        if inner.backend.releases:
+            opened.append(Made(f"del {record.variable}"))
+        return opened
+
+    # What it gives.
+
+    def _gives(self) -> None:
+        """Carried values, what it keeps for later loops as one object, gradients of weights as records, the rest."""
+        inner, names, values = self.inner, self.names, self.turns.table.known
+        for carry in self.line.carry:
+            self.returned.append(inner.settled(carry.end).text)
+            self.targets.append(names.of(carry.final))
+        read_whole, sliced = self._read_whole(), self._read_in_slices()
+        objects = [pair for pair in self.line.keep if pair[1] in sliced and pair[1] not in read_whole]
+        rest = {outer: inside for inside, outer in self.line.keep if outer in read_whole}
+        together: dict[tuple[int, ...], list[Pair]] = {}  # what the same loops read is one object
+        for pair in objects:
+            together.setdefault(tuple(map(id, self._readers((pair[1],)))), []).append(pair)
+        for place, pairs in enumerate(together.values()):
+            self._keep(pairs, f"{self.number}.{place}" if place else f"{self.number}")
+        for group in self.turns.weights.groups:
+            gradient_of = {values[outer].of: outer for outer in rest if values[outer].role == "gradient"}
+            if gradient_of.keys() >= set(group.names):
+                outers = [gradient_of[name] for name in group.names]
+                self._gradients(group, {outer: rest.pop(outer) for outer in outers})
+        for outer, inside in rest.items():
+            self.scope.layouts.pop(outer, None)
+            variable = names.of(outer)
+            self._collect(variable, outer, inner.settled(inside).text)
+            self.stacked[variable] = f"{self._joins(inside, outer)}({variable})"
+
+    def _collect(self, variable: str, name: str, value: str) -> None:
+        self.returned.append(value)
+        self.targets.append(f"{variable}[{self.turn}]")
+        self.lists[variable] = name
+
+    def _keep(self, pairs: Sequence[Pair], key: str) -> None:
+        inner, names, line = self.inner, self.names, self.line
+        outers = tuple(outer for _, outer in pairs)
+        layouts = tuple(inner.layout(name) for name, _ in pairs)
+        values = [inner.value(name).text for name, _ in pairs]
+        if len(pairs) == 1:
+            kept_object = Kept(names.of(outers[0]), "", outers, layouts, line.reverse)
+            text = values[0]
+        else:
+            wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
+            record = names.of(wish, f"class {key}")
+            kept_object = Kept(names.of("kept", f"record {key}"), record, outers, layouts, line.reverse)
+            axes = {axes_text: f"[{' '.join(inner.axes[axes_text])}]" for axes_text, _ in pairs}
+            fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
+            self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
+            text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
+        self.turns.kept_objects |= dict.fromkeys(outers, kept_object)
+        self._collect(kept_object.variable, f"record {kept_object.variable}", text)
+
+    def _gradients(self, group: Group, inside_of: Mapping[str, str]) -> None:
+        """The gradients of a group's weights, each by its stack: a record each turn, then a record of stacks."""
+        inner, names = self.inner, self.names
+        outer, inside = next(iter(inside_of.items()))
+        variable = names.of(f"d{group.field}", f"record {self.number}")
+        values = [inner.settled(name).text for name in inside_of.values()]
+        self._collect(variable, f"record {variable}", call(group.record, values))
+        self.stacked[variable] = f"{group.record}(*map({self._joins(inside, outer)}, zip(*{variable}, strict=True)))"
+        self.scope.open_record(variable, dict(zip(inside_of, map(names.of, group.names), strict=True)))
+
+    def _readers(self, stacks: Sequence[str]) -> list[Repeat]:
+        """The loops that read what another one keeps."""
+        repeats = (line for line in self.around if isinstance(line, Repeat))
+        return [line for line in repeats if not {outer for _, outer in line.each}.isdisjoint(stacks)]
+
+    def _read_whole(self) -> set[str]:
+        """Names that are read other than slice by slice."""
+        names = set(self.handed)
+        for line in self.around:
+            if isinstance(line, Repeat):
+                names |= {carry.initial for carry in line.carry} | set(line.shared)
+            else:
+                names |= set(line.reads)
+        return names
+
+    def _read_in_slices(self) -> set[str]:
+        return {outer for line in self.around if isinstance(line, Repeat) for _, outer in line.each}
+
+    # The texts.
+
+    def _function(self, opened: int) -> None:
+        inner, line = self.inner, self.line
+        inner.put(returned(self.returned), ())
+        own = {key for key in inner.masks if line.around and any(map(comes_round, key[:2]))}
+        masks = function.masks(inner, own)
+        sizes, missing = function.sizes(inner, self.sources)
+        self.parameters += [
+            Parameter(name, argument=self.scope.own_mask(key, inner))
+            for key, name in inner.masks.items()
+            if key not in own
+        ]
+        self.parameters += [Parameter(inner.sizes[size], "int", argument=self._size(size)) for size in missing]
+        if inner.meets:
+            self.parameters.append(Parameter(MESH, self.scope.backend.mesh.type, argument=MESH))
+            self.scope.meets = True
+        starts = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.releasable}
+        body = function.freed(inner, starts)
+        self.name = self.names.of(self.title, f"function {self.number}")
+        about = f"One turn of {line.count}{', the last one first' if line.reverse else ''}."
+        first = [*body[:opened], *sizes, *masks]
+        self.turns.functions.append(function.text(self.name, self.parameters, about, first, body[opened:]))
+
+    def _size(self, size: str) -> str:
+        """What a turn is told of a size: of a part that comes round, where that of this turn begins."""
+        if not (size.endswith(FIRST) and comes_round(size)):
+            return self.scope.size(size)
+        axis, backend, place = base(size.removesuffix(FIRST)), self.scope.backend, Code("0")
+        self.scope.meets = True
+        for mesh_axis in cuts(axis):
+            here, devices = backend.place_along(mesh_axis), backend.devices_along(mesh_axis)
+            if mesh_axis == self.line.around:
+                here = Code(f"({here.text} - 1 - {self.turn}) % {devices}", PRODUCT)
+            outer = Code(f"{place.at(PRODUCT)} * {devices}", PRODUCT)
+            place = here if place.text == "0" else binary(outer, "+", here, SUM)
+        return f"{place.at(POWER)} * {self.scope.size(axis)}"
+
+    def _loop(self, read: list[str]) -> None:
+        line, scope, names = self.line, self.scope, self.names
+        size, _, parts = line.count.partition("/")
+        segments = parts.isdigit()
+        count = Code(f"{scope.size(size)} // {parts}", PRODUCT) if segments else Code(scope.size(line.count))
+        first = len(scope.statements)
+        for carry in line.carry:
+            if carry.initial != carry.final:
+                code = scope.settled(carry.initial)
+                scope.put(f"{names.of(carry.final)} = {code.text}", (carry.final,))
+            scope.layouts.pop(carry.final, None)
+        for variable, name in self.lists.items():
+            scope.put(f"{variable} = [None] * {count.atom}", (name,))
+            if name == f"record {variable}":
+                scope.variables[name] = variable
+        turns = f"reversed(range({count.text}))" if line.reverse else f"range({count.text})"
+        arguments = [parameter.argument for parameter in self.parameters]
+        call_text = call(self.name, arguments, f"{', '.join(self.targets)} = ", 8).replace("\n", "\n    ")
+        scope.read = [*read, *(carry.final for carry in line.carry), *self.lists.values()]
+        scope.put(f"for {self.turn} in {turns}:\n    {call_text}", ())
+        side, title, way = self.title.partition(_what(line))
+        scope.statements[first].heading = f"the {side.replace('_', ' ')}{title}s{way.replace('_', ', ')}"
+        for variable, text in self.stacked.items():
+            scope.read = [self.lists[variable]]
+            scope.put(f"{variable} = {text}", (self.lists[variable],))
+
+
+def title(line: Repeat, table: Table) -> str:
+    """What one turn is called: block, decoder_block_backward."""
+    blocks = {inner.tag.block for inner, _ in walk(line.lines) if inner.tag.block}
+    every = {inner.tag.block for inner, _ in walk(table.lines) if inner.tag.block}
+    macros = {inner.tag.macro for inner, _ in walk(line.lines)}
+    side = f"{blocks.pop()}_" if len(every) > 1 and len(blocks) == 1 else ""
+    title = f"{side}{_what(line)}"
+    if "backward" in macros:
+        return f"{title}_backward"
+    if macros == {"recomputation"}:
+        return f"{title}_again"
+    return f"{title}_update" if "weight_update" in macros else title
+
+
+def loop_title(loop: Loop, table: Table) -> str:
+    """What one turn of a scheduled loop is called; of a loop over sequences by the layers in it."""
+    if loop.repeat.count != "B":
+        return title(loop.repeat, table)
+    layers = dict.fromkeys(line.tag.layer for each in every_call((loop,)) for line in each.lines)
+    return "_".join(layer for layer in layers if layer) or "turn"
+
+
+def _what(line: Repeat) -> str:
+    """What its turns are: blocks, or several of them."""
+    return "segment" if line.count.partition("/")[2].isdigit() else "block"

@@ -1,0 +1,195 @@
+"""Words as calls: of the library's own function where it has one, else of a helper made from the word's body."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from learncost.backends.backend import Backend
+from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number, shape
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.term import Literal, Operand
+from learncost.ops import entry
+from learncost.ops.entry import Entry
+
+SHAPE = "{shape}"
+"""In the call of a function: the sizes of the axes that it acts along, which are the last ones."""
+
+LONGEST = 60
+"""A longer part of a formula has a line of its own."""
+
+
+def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Sequence[bool], **along: str) -> Code:
+    """A primitive; `numbers` says which operands are Python's own numbers, `along` axes and sizes that it is told."""
+    row = entry(word)
+    if row.truth:
+        return Code(f"{operands[0].at(SUM)} {row.sign} {operands[1].at(SUM)}", COMPARISON)
+    if row.sign:
+        return binary(operands[0], row.sign, operands[1], PRODUCT)
+    if row.bound and backend.name == "torch" and any(numbers):
+        tensor, bound = operands if numbers[1] else reversed(operands)
+        return Code(f"{tensor.atom}.clamp({row.bound}={bound.text})")
+    spelled = row.spelled.get(backend.name)
+    if spelled is None:
+        return backend.function(row.called or row.name, *(operand.text for operand in operands))
+    if spelled == "{X}":
+        return operands[0]
+    texts = {
+        name: operand.atom if f"{{{name}}}." in spelled or f"-{{{name}}}" in spelled else operand.text
+        for name, operand in zip(row.inputs, operands, strict=True)
+    }
+    return Code(spelled.format(**texts, **along))
+
+
+def _at_the_end(spelled: str, operand_of: dict[str, str], axis: str) -> str:
+    """The call of a function that acts along the last axes and is told their sizes; others are moved there and back."""
+    first, *rest = operand_of
+    x, axes = operand_of[first], [int(place) for place in re.findall(r"-\d+", axis)]
+    last = [*range(-len(axes), 0)]
+    if axes == last:
+        return spelled.format(**operand_of, shape=f"{x}.shape[{last[0]}:]")
+    sizes = shape([f"{x}.shape[{place}]" for place in axes])
+    to = str(last[0]) if len(last) == 1 else shape(map(str, last))
+    moved = {first: f"{x}.movedim({axis}, {to})", **{name: operand_of[name] for name in rest}}
+    return f"{spelled.format(**moved, shape=sizes)}.movedim({to}, {axis})"
+
+
+def is_along(word: Entry) -> bool:
+    """Whether the word acts along axes, so that its helper has to be told which."""
+    return not word.pointwise and bool(word.body or word.kind in ("reduction", "scan"))
+
+
+@dataclass
+class Helpers:
+    """The functions on the top of a program, each written once, in the order in which they are needed."""
+
+    backend: Backend
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def library(self, name: str) -> None:
+        """Note that a helper of the backend is used, such as NumPy's einsum."""
+        if name in self.backend.helpers:
+            self.texts.setdefault(name, self.backend.helpers[name])
+
+    def call(self, word: str, part: str, gives: tuple[str, ...], operands: Sequence[str], axis: str) -> str:
+        """The call of a whole word: operands as its part reads them, `axis` where it acts along some."""
+        entry_of_word = entry(word)
+        if (
+            part == "body"
+            and gives == entry_of_word.outputs
+            and self.backend.name in entry_of_word.spelled
+            and self._fits(word, operands, axis)
+        ):
+            operand_of = dict(zip(entry_of_word.inputs, operands, strict=True))
+            spelled = entry_of_word.spelled[self.backend.name]
+            return (
+                _at_the_end(spelled, operand_of, axis) if SHAPE in spelled else spelled.format(**operand_of, axis=axis)
+            )
+        name = self._name(entry_of_word, part, gives)
+        if name not in self.texts:
+            text = _Writer(self, entry_of_word, part, gives).function(name)  # the helpers that it calls come before it
+            self.texts[name] = text
+        return f"{name}({', '.join((*operands, axis) if is_along(entry_of_word) else operands)})"
+
+    def _fits(self, word: str, operands: Sequence[str], axis: str) -> bool:
+        """Whether the library's function means it: PyTorch's softmax takes one axis, its norms the sizes of theirs."""
+        if SHAPE in entry(word).spelled[self.backend.name]:
+            return operands[0].isidentifier()
+        return self.backend.name != "torch" or "softmax" not in word or not axis.startswith("(")
+
+    def _name(self, word: Entry, part: str, gives: tuple[str, ...]) -> str:
+        if part == "body":
+            more = [name for name in gives if name not in word.outputs]
+            return "_with_".join((word.name, "_".join(more))) if more else word.name
+        every = tuple(
+            t.name for line in word.gradient for t in line.left if t.name[1:] in word.inputs and t.name[0] == "d"
+        )
+        return f"{word.name}_gradient" + ("" if set(gives) == set(every) else "_" + "_".join(gives))
+
+
+class _Writer:
+    """One helper: the lines of a word's part, what is read once written into its reader."""
+
+    def __init__(self, helpers: Helpers, word: Entry, part: str, gives: tuple[str, ...]) -> None:
+        self.helpers, self.backend, self.word, self.part, self.gives = helpers, helpers.backend, word, part, gives
+        self.lines = word.lines(part, gives)
+        self.conditions = {line.name for line in self.lines if isinstance(line, Word) and entry(line.word).truth}
+        self.inputs = word.inputs if part == "body" else word.gradient_reads(gives)
+        self.values: dict[str, Code] = {name: Code(name) for name in self.inputs}
+        self.summed: dict[str, Code] = {}  # of a sum along the axes: what is summed
+        self.counts = False
+
+    def function(self, name: str) -> str:
+        uses = Counter(term.name for line in self.lines for term in line.right) + Counter(self.gives)
+        statements = []
+        for line in self.lines:
+            code = self.code(line)
+            if uses[line.name] > 1 or len(code.text) > LONGEST or (line.name in self.gives and len(self.gives) > 1):
+                statements.append(f"    {line.name} = {code.text}")
+                code = Code(line.name)
+                self.summed.pop(line.name, None)
+            self.values[line.name] = code
+        results = ", ".join(self.values[gives].text for gives in self.gives)
+        if self.counts:
+            operand_name = next(
+                t.name for line in self.lines for t in line.right if "n" in t.declared and t.name in self.inputs
+            )
+            axes = "((axis,) if isinstance(axis, int) else axis)"
+            statements.insert(0, f"    n = math.prod({operand_name}.shape[i] for i in {axes})")
+        parameters = (*self.inputs, "axis") if is_along(self.word) else self.inputs
+        says = self.word.source if self.part == "body" else f"The gradient of {self.word.name}."
+        says = says or f"The word {self.word.name}."
+        head = [f"def {name}({', '.join(parameters)}):", f'    """{says.rstrip(".")}."""']
+        return "\n".join((*head, *statements, f"    return {results}"))
+
+    def operand(self, term: Operand) -> Code:
+        if isinstance(term, Literal):
+            if not term.sizes:
+                return number(term.value)
+            self.counts = True
+            return Code(f"n**{term.power}", POWER)
+        return self.values[term.name]
+
+    def code(self, line: Line) -> Code:
+        operands = [self.operand(term) for term in line.right if not _is_count(term)]
+        if isinstance(line, Product):
+            return self.product(line, operands)
+        if isinstance(line, Sum):
+            return binary(operands[0], "+" if line.signs[1] > 0 else "-", operands[1], SUM)
+        assert isinstance(line, Word)
+        inner = entry(line.word)
+        if inner.kind == "reduction":
+            return self.backend.reduce(inner.name, operands[0], "axis", keep=True)
+        if inner.body:
+            return Code(
+                self.helpers.call(inner.name, "body", inner.outputs, [operand.text for operand in operands], "axis")
+            )
+        self.helpers.library(inner.name)
+        numbers = [isinstance(term, Literal) for term in line.right]
+        return primitive(self.backend, inner.name, operands, numbers, axis="axis")
+
+    def product(self, line: Product, operands: list[Code]) -> Code:
+        counts = [term for term in line.right if _is_count(term)]
+        if counts:
+            (term,) = (term for term in line.right if not _is_count(term))
+            if term.name in self.summed:
+                return self.backend.reduce("mean", self.summed[term.name], "axis", keep=True)
+            self.counts = True
+            return binary(operands[0], "/", Code("n"), PRODUCT)
+        code = operands[0]
+        if len(operands) == 2:
+            minus = isinstance(line.right[0], Literal) and line.right[0].value == -1
+            first, second = operands
+            code = Code(f"-{second.at(POWER)}", POWER) if minus else binary(first, "*", second, PRODUCT)
+        if any("n" in term.axes for term in line.right) and "n" not in line.left[0].axes:
+            self.summed[line.name] = code
+            whether = "".join(term.name for term in line.right) in self.conditions
+            code = self.backend.reduce("count" if whether else "sum", code, "axis", keep=True)
+        return code
+
+
+def _is_count(term: Operand) -> bool:
+    """One over the number of elements along the axes: with a sum before it, it is a mean."""
+    return isinstance(term, Literal) and term.sizes == ("n",) and term.power == -1 and term.value == 1

@@ -1,7 +1,0 @@
-"""Emit: a table as Python source for NumPy, PyTorch or JAX, which needs nothing of this package to run."""
-
-from learncost.readings.emit.backend import BACKENDS
-from learncost.readings.emit.program import Program, program
-from learncost.readings.emit.records import Node, Tree, fill, leaves, unfold
-
-__all__ = ["BACKENDS", "Node", "Program", "Tree", "fill", "leaves", "program", "unfold"]

@@ -1,6 +1,0 @@
-"""Steps as freestanding C99: for processors without an operating system, every byte known before compiling."""
-
-from learncost.readings.emit.c99.layout import Alone, Rooms, alone, rooms
-from learncost.readings.emit.c99.program import Firmware, Given, firmware
-
-__all__ = ["Alone", "Firmware", "Given", "Rooms", "alone", "firmware", "rooms"]

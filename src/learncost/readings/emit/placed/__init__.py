@@ -1,7 +1,0 @@
-"""A step in place: calls that write into one arena, products by PyTorch, everything else by kernels in C."""
-
-from learncost.readings.emit.placed.layout import WIDTHS, Layout, laid_out
-from learncost.readings.emit.placed.program import TYPES, Placed, placed
-from learncost.readings.emit.placed.standalone import standalone
-
-__all__ = ["TYPES", "WIDTHS", "Layout", "Placed", "laid_out", "placed", "standalone"]

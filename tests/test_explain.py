@@ -16,8 +16,8 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Tag
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped_layer
+from learncost.liveness import live
 from learncost.ops import entries, entry
-from learncost.readings.live import live
 from learncost.readings.price import price
 from sampling import sampled
 

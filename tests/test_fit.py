@@ -18,9 +18,9 @@ from learncost.engines.emitted import Emitted
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
+from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.readings.live import live
 from learncost.reports.memory.fit import fit
 from learncost.reports.memory.inference import Serving
 from learncost.reports.memory.largest import largest_batch, longest_within

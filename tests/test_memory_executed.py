@@ -16,7 +16,7 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings import rooms
+from learncost.program import rooms
 from learncost.sharding.bucketed import bucketed
 
 KIB, MIB = 2**10, 2**20

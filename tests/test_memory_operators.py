@@ -9,8 +9,8 @@ import learncost as lc
 from learncost.backends import fill, leaves, program
 from learncost.ir.count import shape_of
 from learncost.ir.precision import precision_of
-from learncost.readings import rooms
-from learncost.readings.rooms.layout import chosen
+from learncost.program import rooms
+from learncost.program.rooms.layout import chosen
 from learncost.reports.memory.step import Step
 from learncost.reports.run import prepare
 from sampling import sampled

@@ -7,11 +7,11 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.readings.live import live
 from learncost.reports.memory.measured import measured
 
 LAYERS, BATCH, LENGTH, HEADS, WIDTH = 7, 2, 5, 3, 12

@@ -7,12 +7,12 @@ from learncost.backends.placed import placed
 from learncost.devices.collective import CALL
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
+from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.readings.live import live
 from learncost.reports.memory.planner import smallest
 from learncost.sharding.bucketed import bucketed
 from learncost.sharding.mesh import mesh

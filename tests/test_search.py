@@ -14,9 +14,9 @@ from learncost.cli.command import main
 from learncost.devices.sustained import sustained
 from learncost.ir.precision import PRECISIONS
 from learncost.layers.stages import cut
+from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.readings.live import live
 from learncost.sharding.clauses import clauses
 from learncost.sharding.mesh import mesh
 

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from learncost.layers.layer import Layer as Layer
     from learncost.layers.layer import layer as layer
     from learncost.layers.lower import lower as lower
+    from learncost.liveness import Live as Live
+    from learncost.liveness import live as live
     from learncost.models.from_module import from_module as from_module
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
-    from learncost.readings.live import Live as Live
-    from learncost.readings.live import live as live
     from learncost.readings.price import Book as Book
     from learncost.readings.price import Price as Price
     from learncost.reports.compare import Comparison as Comparison
@@ -109,8 +109,8 @@ _PUBLIC = {
     "Layer": "learncost.layers.layer",
     "layer": "learncost.layers.layer",
     "LayerTraining": "learncost.engines.layer_training",
-    "Live": "learncost.readings.live",
-    "live": "learncost.readings.live",
+    "Live": "learncost.liveness",
+    "live": "learncost.liveness",
     "lower": "learncost.layers.lower",
     "memory": "learncost.reports.memory.memory",
     "Memory": "learncost.reports.memory.memory",

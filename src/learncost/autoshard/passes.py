@@ -15,7 +15,7 @@ from learncost.ir.line import Word
 from learncost.ir.repeat import Repeat, walk
 from learncost.ir.table import Table
 from learncost.layers.parted import parted
-from learncost.readings.live import Stretch, stretches
+from learncost.liveness import Stretch, stretches
 
 
 class Moment(NamedTuple):

@@ -12,7 +12,7 @@ from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import Placed as InPlace
 from learncost.ir.count import shape_of
 from learncost.ir.table import Table
-from learncost.readings.rooms import Account, Array, Device, DeviceMesh, Tensor, loaded, loaded_on_torch
+from learncost.program.rooms import Account, Array, Device, DeviceMesh, Tensor, loaded, loaded_on_torch
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 """The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""

@@ -26,9 +26,9 @@ from learncost.ir.line import Word
 from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
+from learncost.liveness import live
 from learncost.ops import word_called
 from learncost.readings import write
-from learncost.readings.live import live
 from learncost.readings.price import price
 from learncost.reports.question import question
 

@@ -15,8 +15,8 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.derive import Derived
 from learncost.layers.layer import Layer
+from learncost.liveness import Live
 from learncost.procedures.inference import Inference
-from learncost.readings.live import Live
 from learncost.readings.price import Price
 from learncost.readings.write import mathml
 from learncost.reports.sheet import Row, Sheet, number, significant, size_of

@@ -14,12 +14,12 @@ from learncost.ir.precision import either, precision_of
 from learncost.ir.repeat import check_known
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
+from learncost.liveness import moments
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.lifetimes import Walked
-from learncost.readings.live import moments
 from learncost.reports.inference import served
 from learncost.reports.memory.step import Step
 from learncost.reports.question import question

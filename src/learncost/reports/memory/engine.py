@@ -11,9 +11,9 @@ from typing import Any
 from learncost.ir.count import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
+from learncost.liveness import Held, Moment, Stay
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.program.arena import Arena
-from learncost.readings.live import Held, Moment, Stay
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.step import Step
 

@@ -11,6 +11,7 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.precision import either
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
+from learncost.liveness import Held, Moment, Stay
 from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
 from learncost.passes.plan import plan_of
@@ -18,7 +19,6 @@ from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
-from learncost.readings.live import Held, Moment, Stay
 from learncost.reports.memory.engines import TABLE, USUAL, runners
 from learncost.reports.memory.runs import Chosen, largest, longest, runner_of
 from learncost.reports.memory.step import Step

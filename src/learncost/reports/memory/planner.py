@@ -14,11 +14,11 @@ from learncost.ir.precision import precision_of
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.parts import NORM, is_norm
+from learncost.liveness import Live, live
 from learncost.models.purposes import activates, attentions, layers_that
 from learncost.passes.plan import planned
 from learncost.passes.recompute import SEGMENTS
 from learncost.program.calls import IN_KERNELS
-from learncost.readings.live import Live, live
 from learncost.readings.price import Book, price
 
 CHEAP = 0.01

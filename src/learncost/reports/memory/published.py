@@ -13,11 +13,11 @@ from learncost.books.formula import Reading, value
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
+from learncost.liveness import levels
 from learncost.models.configuration import Configuration
 from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.procedures.step import step
-from learncost.readings.live import levels
 from learncost.reports.run import prepare
 from learncost.reports.sheet import WIDTH, Row, Sheet, Shown, number
 

@@ -15,6 +15,7 @@ from learncost.ir.repeat import each_line, walk
 from learncost.ir.table import Table
 from learncost.layers.names import scores
 from learncost.layers.quantized import Array, bytes_of_array
+from learncost.liveness import Instant, Live, Stretch, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
@@ -33,7 +34,6 @@ from learncost.program.autograd.running import Running
 from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_turn
 from learncost.program.regions import Region
-from learncost.readings.live import Instant, Live, Stretch, levels, live, moments, stretches
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX
 from learncost.reports.run import Run

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.readings.live import Moment, Stay
+from learncost.liveness import Moment, Stay
 from learncost.reports.memory.memory import Memory
 
 KINDS = (

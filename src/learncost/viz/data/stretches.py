@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from learncost.ir.count import size_of
+from learncost.liveness import Instant, Stretch
 from learncost.program.lifetimes import FEW
-from learncost.readings.live import Instant, Stretch
 from learncost.reports.memory.engines.table import part_of
 from learncost.reports.memory.step import Step
 from learncost.viz.data.curve import KINDS, brackets, kind_of

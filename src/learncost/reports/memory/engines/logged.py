@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
+from learncost.liveness import Moment, Stay
 from learncost.program.log import Log, Logged, LoggedLine
-from learncost.readings.live import Moment, Stay
 
 RUNNERS = ()
 """This module has none of its own."""

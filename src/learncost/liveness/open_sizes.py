@@ -11,8 +11,8 @@ from learncost.ir.count import Count
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
+from learncost.liveness.walk import name_of, walk_of
 from learncost.program.calls import IN_KERNELS, Rules
-from learncost.readings.live.walk import name_of, walk_of
 
 
 def levels(

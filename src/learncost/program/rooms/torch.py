@@ -13,8 +13,8 @@ import numpy as np
 from learncost.ir.errors import InputError
 from learncost.ops import entries
 from learncost.program.account import Account
-from learncost.readings.rooms.between import Collectives, distributed
-from learncost.readings.rooms.tensor import BFLOAT16, Function, Rows, Tensor, elementwise
+from learncost.program.rooms.between import Collectives, distributed
+from learncost.program.rooms.tensor import BFLOAT16, Function, Rows, Tensor, elementwise
 
 
 @cache
@@ -42,7 +42,7 @@ class Torch:
     def __getattr__(self, name: str) -> Function:
         if f"torch.{name}" in _elementwise():
             return lambda *operands, **_: elementwise(self._account, operands)
-        raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.readings.rooms")
+        raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.program.rooms")
 
     def of_each(self, *tensors: Tensor) -> Tensor:
         """A function of each element."""
@@ -133,7 +133,7 @@ class Functional:
     def __getattr__(self, name: str) -> Function:
         if f"functional.{name}" in _elementwise():
             return lambda tensor, *_, **__: elementwise(tensor.account, (tensor,))
-        raise InputError(f"what functional.{name} takes in memory is not known: add it to learncost.readings.rooms")
+        raise InputError(f"what functional.{name} takes in memory is not known: add it to learncost.program.rooms")
 
     def pad(self, tensor: Tensor, ends: Sequence[int], value: float = 0) -> Tensor:
         more = [before + behind for before, behind in zip(ends[::2], ends[1::2], strict=True)]

@@ -9,8 +9,8 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.program.account import Account
-from learncost.readings.rooms.array import Array
-from learncost.readings.rooms.operators import elementwise
+from learncost.program.rooms.array import Array
+from learncost.program.rooms.operators import elementwise
 
 
 class NumPy:
@@ -28,7 +28,7 @@ class NumPy:
         function = getattr(np, name, None)
         if isinstance(function, np.ufunc) and function.nout == 1:
             return lambda *operands, out=None: elementwise(self._account, operands) if out is None else out
-        raise InputError(f"what np.{name} takes in memory is not known: add it to learncost.readings.rooms")
+        raise InputError(f"what np.{name} takes in memory is not known: add it to learncost.program.rooms")
 
     def of_each(self, *arrays: Array) -> Array:
         """A function of each element."""

@@ -19,9 +19,9 @@ devices, it runs on a mesh without values.
 """
 
 from learncost.program.account import Account
-from learncost.readings.rooms.array import Array
-from learncost.readings.rooms.between import Device, DeviceMesh
-from learncost.readings.rooms.program import loaded, loaded_on_torch
-from learncost.readings.rooms.tensor import Tensor
+from learncost.program.rooms.array import Array
+from learncost.program.rooms.between import Device, DeviceMesh
+from learncost.program.rooms.program import loaded, loaded_on_torch
+from learncost.program.rooms.tensor import Tensor
 
 __all__ = ["Account", "Array", "Device", "DeviceMesh", "Tensor", "loaded", "loaded_on_torch"]

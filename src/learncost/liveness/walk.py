@@ -16,10 +16,10 @@ from learncost.ir.precision import BYTES
 from learncost.ir.repeat import walk as each
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, Same
+from learncost.liveness.answer import Held, Live, Moment, Stay
 from learncost.program.calls import Rules, calls
 from learncost.program.lifetimes import Array, Lifetimes, Walked, some_turns
 from learncost.program.stretches import Stretches
-from learncost.readings.live.answer import Held, Live, Moment, Stay
 
 
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:

@@ -6,10 +6,10 @@ import ast
 from typing import Any
 
 from learncost.program.account import FILE, Account
-from learncost.readings.rooms.between import DeviceMesh
-from learncost.readings.rooms.functions import NumPy
-from learncost.readings.rooms.operators import binary, compare, unary
-from learncost.readings.rooms.torch import Functional, Torch
+from learncost.program.rooms.between import DeviceMesh
+from learncost.program.rooms.functions import NumPy
+from learncost.program.rooms.operators import binary, compare, unary
+from learncost.program.rooms.torch import Functional, Torch
 
 WRITTEN = ("erf", "hashed", "coin")
 """Functions of each element that a program has on its top; they are exchanged in its own names, where it looks."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.program.account import Account, Room
-from learncost.readings.rooms.layout import Laid, chosen, laid
+from learncost.program.rooms.layout import Laid, chosen, laid
 
 BUFFER = 8192
 """Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.readings.rooms.array import Array
-from learncost.readings.rooms.tensor import Tensor
+from learncost.program.rooms.array import Array
+from learncost.program.rooms.tensor import Tensor
 
 
 @dataclass(frozen=True)

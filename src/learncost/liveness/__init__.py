@@ -5,8 +5,8 @@ to the end. The table is read as written: a word's inner values are seen by read
 for an array (a sum of one term) is the same array. Nothing is assumed to happen in place.
 """
 
-from learncost.readings.live.answer import Held, Live, Moment, Stay
-from learncost.readings.live.given_sizes import live, moments
-from learncost.readings.live.open_sizes import Instant, Stretch, levels, stretches
+from learncost.liveness.answer import Held, Live, Moment, Stay
+from learncost.liveness.given_sizes import live, moments
+from learncost.liveness.open_sizes import Instant, Stretch, levels, stretches
 
 __all__ = ["Held", "Instant", "Live", "Moment", "Stay", "Stretch", "levels", "live", "moments", "stretches"]

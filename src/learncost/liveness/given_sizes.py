@@ -12,10 +12,10 @@ from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
+from learncost.liveness.answer import Live
+from learncost.liveness.walk import Walk, turns_of, walk_of
 from learncost.program.calls import AS_WRITTEN, IN_KERNELS, Rules
 from learncost.program.lifetimes import Walked, every_turn
-from learncost.readings.live.answer import Live
-from learncost.readings.live.walk import Walk, turns_of, walk_of
 
 
 def live(

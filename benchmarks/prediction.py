@@ -28,9 +28,9 @@ from learncost.ir.errors import InputError
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.price import price
-from learncost.readings.time import Time
-from learncost.readings.time import time as predicted
 from learncost.reports.memory.planner import smallest
+from learncost.timing import Time
+from learncost.timing import time as predicted
 
 
 def gpt2(layers: int, width: int, heads: int, length: int, vocabulary: int) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from learncost.bench.packing import packed, unpacked
 from learncost.bench.sides import PEERS, SIDES
 from learncost.bench.subject import Subject
 from learncost.ir.errors import InputError
-from learncost.readings.time import MatrixProduct
+from learncost.timing import MatrixProduct
 from learncost.training.hugging_face import from_theirs, to_theirs
 from sampling import sampled
 

@@ -14,7 +14,7 @@ from learncost.devices.calibration import Calibration, calibration, load, own_fi
 from learncost.devices.rates import rates
 from learncost.hardware import calibrate as measuring
 from learncost.ops import canonical, entry
-from learncost.readings.time import Curve, Grid
+from learncost.timing import Curve, Grid
 from timings import flat
 
 LAUNCH, FLOPS, BANDWIDTH, POINT = 2.0**-20, 2.0**30, 2.0**33, 2.0**-30

@@ -9,7 +9,7 @@ from learncost.books.book import book
 from learncost.ir.line import Kernel
 from learncost.models.configuration import configure
 from learncost.readings.price import price
-from learncost.readings.time import Curve, Grid, time, works
+from learncost.timing import Curve, Grid, time, works
 from timings import GPT2, SIZES, flat, model_rows, rows_of
 
 PRODUCT = "own(X; W) -> Y\nY[B M f] = X[B M d] W[d f]"

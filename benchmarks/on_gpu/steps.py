@@ -23,7 +23,7 @@ from learncost.hardware.calibrate import calibrate
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.readings.price import price
-from learncost.readings.time import time as predicted_time
+from learncost.timing import time as predicted_time
 from on_gpu.asked import Asked, Row
 
 CARD, PEAK = "H100-SXM", 989e12

@@ -20,12 +20,12 @@ from learncost.ir.precision import Precision
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
 from learncost.readings.price import Row, price
-from learncost.readings.time import Rates
-from learncost.readings.time.predict import parts as seconds_of
-from learncost.readings.time.work import WorkAxes, works_axes
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
+from learncost.timing import Rates
+from learncost.timing.predict import parts as seconds_of
+from learncost.timing.work import WorkAxes, works_axes
 
 PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update": "W", "optimizer_step": "O"}
 """Macro-operations by the pass of a pipeline that they are of; O is the optimizer, once a step."""

@@ -25,9 +25,9 @@ from learncost.ir.precision import Precision
 from learncost.ir.repeat import Repeat, walk
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
-from learncost.readings.time import Rates
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import mesh
+from learncost.timing import Rates
 
 TENSOR = "h g f v over tp, M over tp of values"
 EXPERTS = "e over ep of experts, B over ep"

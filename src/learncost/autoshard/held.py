@@ -12,8 +12,8 @@ from learncost.autoshard.placed_step import PlacedStep
 from learncost.autoshard.segments import Part
 from learncost.ir.count import Count, base, size_of
 from learncost.procedures.optimizer import state_of
-from learncost.readings.time import Rates
 from learncost.sharding.layout import Layout
+from learncost.timing import Rates
 
 
 @dataclass(frozen=True)

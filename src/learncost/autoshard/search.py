@@ -30,11 +30,11 @@ from learncost.ir.precision import stored
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.models.wording import counted, shown
-from learncost.readings.time import Rates
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
+from learncost.timing import Rates
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""

@@ -24,9 +24,9 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.repeat import Repeat
 from learncost.program.pipeline import KINDS, peak, schedule, seconds
-from learncost.readings.time import Rates
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
+from learncost.timing import Rates
 
 PIPELINE = "pp"
 """The mesh axis of a pipeline."""

@@ -13,7 +13,7 @@ import torch
 from learncost.bench.floor import OPTIMIZER_BYTES, products
 from learncost.bench.subject import Subject
 from learncost.bench.torch_side import facts, start
-from learncost.readings.time import MatrixProduct
+from learncost.timing import MatrixProduct
 
 ROUTES = ("highest", "medium")
 """Of torch.set_float32_matmul_precision. On a processor without AMX `medium` is fp32 too, done by oneDNN."""

@@ -13,8 +13,8 @@ from typing import Any
 from learncost.ir.errors import InputError
 from learncost.models.files import read_path
 from learncost.models.wording import shown
-from learncost.readings.time import Curve, Grid, Rates
-from learncost.readings.time.rates import ORIENTATIONS
+from learncost.timing import Curve, Grid, Rates
+from learncost.timing.rates import ORIENTATIONS
 
 SCHEMA = 1
 ENGINES = ("operators", "kernels")

@@ -10,8 +10,8 @@ from math import sqrt
 
 from learncost.devices.device import FILES, Device
 from learncost.ir.errors import InputError
-from learncost.readings.time import Curve, Grid, Rates
-from learncost.readings.time.rates import ORIENTATIONS
+from learncost.timing import Curve, Grid, Rates
+from learncost.timing.rates import ORIENTATIONS
 
 WORDS = 0.5
 """Words of four bytes that a core loads or stores in a cycle: a load takes two on a Cortex-M4 (Arm, Cortex-M4 Technical

@@ -15,8 +15,8 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import check_stored
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import shown
-from learncost.readings.time import Curve, Grid, Rates
-from learncost.readings.time.rates import ORIENTATIONS
+from learncost.timing import Curve, Grid, Rates
+from learncost.timing.rates import ORIENTATIONS
 
 HERE = "here"
 

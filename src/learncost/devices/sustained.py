@@ -11,8 +11,8 @@ from typing import Any
 
 from learncost.devices.device import Device, devices
 from learncost.devices.rates import BANDWIDTH, TILE, highest, published
-from learncost.readings.time import Curve, Grid, Rates
-from learncost.readings.time.rates import ORIENTATIONS
+from learncost.timing import Curve, Grid, Rates
+from learncost.timing.rates import ORIENTATIONS
 
 LARGE = 2048
 """Rows, columns and sums from which on products attain what products of trainings do: those that were measured."""

@@ -19,8 +19,8 @@ from typing import TypeAlias
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
 from learncost.hardware.operations import Bench, Doing
-from learncost.readings.time import Curve, Grid, Rates
-from learncost.readings.time.rates import FRESH, ORIENTATIONS
+from learncost.timing import Curve, Grid, Rates
+from learncost.timing.rates import FRESH, ORIENTATIONS
 
 Tell: TypeAlias = Callable[[str], None]
 

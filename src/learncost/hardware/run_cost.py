@@ -27,11 +27,11 @@ from learncost.models.wording import counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.price import Book
-from learncost.readings.time import Rates
 from learncost.reports.cost import cost
 from learncost.reports.question import question
 from learncost.reports.record import Cost
 from learncost.reports.run import check_tokens
+from learncost.timing import Rates
 
 if TYPE_CHECKING:
     from learncost.autoshard.spread import Spread

@@ -12,8 +12,8 @@ from learncost.devices.figure import Figure, computed
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
-from learncost.readings.time import Rates
 from learncost.reports.cost import cost
+from learncost.timing import Rates
 
 if TYPE_CHECKING:
     from learncost.autoshard.spread import Asked, Spread

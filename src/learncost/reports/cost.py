@@ -19,7 +19,7 @@ from learncost.reports.run import adaptation_of, check_choice, prepare
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
-    from learncost.readings.time import Rates
+    from learncost.timing import Rates
 
 
 @question()

@@ -18,11 +18,11 @@ from learncost.models.wording import shown
 from learncost.procedures.inference import Inference, inference
 from learncost.procedures.procedure import Procedure
 from learncost.readings.price import Book, Row, price
-from learncost.readings.time import Rates
 from learncost.reports.record import Cache, Cost
 from learncost.reports.rows import ledger
 from learncost.reports.run import Run, check_probability, lengths_of, prepare
 from learncost.reports.timing import Timing, timing
+from learncost.timing import Rates
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from learncost.ir.repeat import round_rings
 from learncost.models.files import looks_like_path, read_path
 from learncost.ops.collectives import is_collective
 from learncost.readings.price import Book, Row
-from learncost.readings.time import Rates
 from learncost.reports.mesh_cost import OverMesh
 from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, timing
 from learncost.sharding.clauses import check_timed
+from learncost.timing import Rates
 
 BESIDE = ("weights", "gradients")
 """What collectives move that run beside what is computed; the others wait."""

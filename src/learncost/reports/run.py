@@ -30,8 +30,8 @@ from learncost.reports.rows import ledger
 if TYPE_CHECKING:
     from learncost.devices.cluster import Cluster
     from learncost.models.adaptation import Adaptation
-    from learncost.readings.time import Rates
     from learncost.reports.mesh_cost import OverMesh
+    from learncost.timing import Rates
 
 LARGEST_TRAINING = 10**18  # tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.readings.price import Book, Row
-from learncost.readings.time import Rates, Time, time
+from learncost.timing import Rates, Time, time
 
 
 @dataclass(frozen=True)

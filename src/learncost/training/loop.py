@@ -24,6 +24,7 @@ from learncost.engines.weights import shape
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.model import build
+from learncost.timing.traced import Tracer
 from learncost.training import hugging_face, memory
 from learncost.training.begin import begin
 from learncost.training.data.columns import FACTS
@@ -40,7 +41,6 @@ from learncost.training.log import Log, NoLog
 from learncost.training.options import LEARNS, MINUTES, Options
 from learncost.training.parts import read
 from learncost.training.processes import ALONE, Processes
-from learncost.training.traced import Tracer
 
 INTERRUPTED = 130
 """The exit code of a command that was asked to stop, by convention of shells."""

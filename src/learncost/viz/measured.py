@@ -13,7 +13,7 @@ from typing import Any
 
 from learncost.devices.rates import HERE
 from learncost.ir.errors import InputError
-from learncost.training.traced import Mark, TracedStep
+from learncost.timing.traced import Mark, TracedStep
 from learncost.version import __version__
 from learncost.viz.predicted import phases
 from learncost.viz.timeline import Counter, Process, Slice, Timeline, changes

@@ -35,7 +35,7 @@ from learncost.viz.trace_event import trace_events
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
-    from learncost.readings.time import Rates
+    from learncost.timing import Rates
 
 ENDINGS = (".json", ".pftrace")
 """How a file's name ends in each form: of the Trace Event Format, of Perfetto's protobuf."""

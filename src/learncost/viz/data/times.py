@@ -7,9 +7,9 @@ from typing import Any
 
 from learncost.ir.count import Count, total
 from learncost.readings.price import Row
-from learncost.readings.time.rates import FRESH, Grid, Rates
-from learncost.readings.time.work import Extent, WorkAxes, works_axes
 from learncost.reports.record import Cost
+from learncost.timing.rates import FRESH, Grid, Rates
+from learncost.timing.work import Extent, WorkAxes, works_axes
 from learncost.viz.data.costs import CostLine
 from learncost.viz.data.polynomials import Monomials
 

@@ -10,8 +10,8 @@ from typing import Any
 from learncost.ir.count import base, larger, smaller
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.readings.time.rates import FRESH, Rates
-from learncost.readings.time.work import MatrixProduct, Priced, Work, works
+from learncost.timing.rates import FRESH, Rates
+from learncost.timing.work import MatrixProduct, Priced, Work, works
 
 
 class Bound(StrEnum):

@@ -3,9 +3,9 @@
 `work` says what runs at once and what it moves, `rates` what a device attains, `predict` puts both together.
 """
 
-from learncost.readings.time.predict import Bound, Seconds, Time, time
-from learncost.readings.time.rates import Curve, Grid, Rates
-from learncost.readings.time.work import MatrixProduct, Priced, Work, matrix_product, works
+from learncost.timing.predict import Bound, Seconds, Time, time
+from learncost.timing.rates import Curve, Grid, Rates
+from learncost.timing.work import MatrixProduct, Priced, Work, matrix_product, works
 
 __all__ = [
     "Bound",

@@ -47,8 +47,8 @@ Question = tuple[str, tuple[str, ...]]
 
 def of_tables(preset: str) -> Iterator[Question]:
     """What is asked of a preset whose table no other one has; all that a default could change is said."""
-    from learncost.books.book import BOOKS
-    from learncost.books.formula import formulas
+    from learncost.cost_models.books import BOOKS
+    from learncost.cost_models.formula import formulas
     from learncost.models.configuration import configure
 
     # Images and sounds have one length.
@@ -104,7 +104,7 @@ def of_images(preset: str) -> Iterator[Question]:
 
 def of_layers(layer: str) -> Iterator[Question]:
     """What is asked of a layer."""
-    from learncost.books.book import BOOKS
+    from learncost.cost_models.books import BOOKS
 
     for book in BOOKS:
         yield f"{layer} formulas", ("formulas", layer, "--price-book", book, "--json")

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import learncost as lc
-from learncost.books.book import book
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.ir.errors import InputError
 from learncost.ir.line import Product, Sum, Word
 from learncost.ir.table import Table
 from learncost.models.families import FAMILIES
 from learncost.models.imported.walk import read_module
 from learncost.models.model import build, run_sizes
-from learncost.readings.price import price
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 

@@ -22,12 +22,12 @@ from learncost.bench.engine_side import EngineSide
 from learncost.bench.sides import Learner
 from learncost.bench.subject import Subject
 from learncost.bench.torch_side import Eager
-from learncost.books.book import book
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.devices.rates import rates
 from learncost.ir.errors import InputError
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.readings.price import price
 from learncost.reports.memory.planner import smallest
 from learncost.timing import Time
 from learncost.timing import time as predicted

@@ -16,7 +16,7 @@ from typing import Any
 
 from measure import milliseconds, show
 
-from learncost.books.book import book, price
+from learncost.cost_models.books import book, price
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.procedures.procedure import procedure

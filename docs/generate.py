@@ -15,9 +15,10 @@ from pathlib import Path
 import gallery
 import reference
 
-from learncost.books.book import BOOKS, every
-from learncost.books.errata import errata
-from learncost.books.formula import formulas as formula_books
+from learncost.cost_models import price
+from learncost.cost_models.books import BOOKS, every
+from learncost.cost_models.errata import errata
+from learncost.cost_models.formula import formulas as formula_books
 from learncost.derivations.emit import LIBRARIES, emit
 from learncost.derivations.explain import explain
 from learncost.derivations.explanation import Explanation, Part
@@ -30,7 +31,6 @@ from learncost.ops import entries
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.readings import write as print_reading
-from learncost.readings.price import price
 from learncost.reports.memory.planner import memory
 
 # The sizes of bert-base at 128 tokens, on which the conventions page compares the price books.

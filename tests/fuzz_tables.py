@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 
 import learncost as lc
-from learncost.books.book import BOOKS
+from learncost.cost_models.books import BOOKS
 from learncost.interpreter import execute as definition
 from learncost.ir.count import size_of
 from learncost.ir.repeat import walk

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.books.book import book
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.engines.emitted import Programs
 from learncost.models.configuration import configure
 from learncost.models.model import run_sizes
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.step import step
-from learncost.readings.price import price
 from learncost.training.engine import NumPyEngine
 from learncost.training.options import Options
 from trainings import batch, training

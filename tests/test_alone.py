@@ -2,7 +2,8 @@
 
 import pytest
 
-from learncost.books.book import book
+from learncost.cost_models import executed, price
+from learncost.cost_models.books import book
 from learncost.ir.count import Count, total
 from learncost.ir.repeat import walk
 from learncost.ir.totals import beginnings
@@ -11,7 +12,6 @@ from learncost.layers.lower import _is_normal, _Lowering, lower
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.step import step
-from learncost.readings.price import executed, price
 
 MODELS = ["gpt2", "transformer-base", "bert-base", "distilbert-base", "gpt3-jiang"]
 PROCEDURES = ["bp", "recompute", "pepita", "mempepita"]

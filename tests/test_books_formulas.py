@@ -12,8 +12,8 @@ from torch import nn
 
 import learncost as lc
 import test_modern_models
-from learncost.books.formula import formulas, priced, value
 from learncost.cli.command import main
+from learncost.cost_models.formula import formulas, priced, value
 from learncost.ir.count import Count
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import learncost
-from learncost.books.errata import errata
 from learncost.cli.command import COMMANDS, main
 from learncost.cli.help import page
 from learncost.cli.typed import read
+from learncost.cost_models.errata import errata
 
 COMMAND = [sys.executable, "-m", "learncost.cli.command"]
 ENCODER = "--num-hidden-layers 1 --hidden-size 8 --num-attention-heads 2 --intermediate-size 16 --vocab-size 10"

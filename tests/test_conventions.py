@@ -7,9 +7,9 @@ import json
 import pytest
 
 import learncost as lc
-from learncost.books.book import every
-from learncost.books.formula import formulas
 from learncost.cli.command import main
+from learncost.cost_models.books import every
+from learncost.cost_models.formula import formulas
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.reports.identify import typed

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import learncost as lc
-from learncost.books.book import BOOKS
 from learncost.cli.command import main
+from learncost.cost_models.books import BOOKS
 from learncost.models.configuration import configure
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 from learncost.reports.sheet import joules_of, rounded, seconds_of, size_of

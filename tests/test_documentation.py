@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 import learncost as lc
-from learncost.books.book import BOOKS
-from learncost.books.errata import errata
+from learncost.cost_models.books import BOOKS
+from learncost.cost_models.errata import errata
 from learncost.derivations.subject import layers
 from learncost.ops import entries
 from learncost.viz.figures import FIGURES

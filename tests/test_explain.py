@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
-from learncost.books.book import BOOKS
+from learncost.cost_models import price
+from learncost.cost_models.books import BOOKS
 from learncost.derivations.explain import explain
 from learncost.derivations.formulas import formulas
 from learncost.derivations.subject import layers
@@ -18,7 +19,6 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped_layer
 from learncost.liveness import live
 from learncost.ops import entries, entry
-from learncost.readings.price import price
 from sampling import sampled
 
 GPT2 = """% The decoder of GPT-2 in two lines.

@@ -14,8 +14,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from browsing import Watched, chromium
-from learncost.books.book import every
 from learncost.cli.command import main
+from learncost.cost_models.books import every
 from learncost.devices.device import devices
 from learncost.ir.precision import PRECISIONS
 from learncost.models.families import FAMILIES

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import sympy
 
-from learncost.books.book import BOOKS
 from learncost.cli.command import main
+from learncost.cost_models.books import BOOKS
 from learncost.derivations.explain import explain
 from learncost.derivations.formulas import Formulas, formulas
 from learncost.derivations.subject import layers

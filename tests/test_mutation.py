@@ -17,12 +17,12 @@ from importlib.resources import files
 import pytest
 
 import learncost as lc
+from learncost.cost_models import elements, executed
 from learncost.ir.line import Product, Sum, Word
 from learncost.ir.term import Literal, Term, terms_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.products import matrix_maccs
 from learncost.ops import entries, entry
-from learncost.readings.price import elements, executed
 from learncost.verification.references import LAYERS
 from learncost.verification.verify import verify_table, verify_word
 from sampling import sampled

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 import test_paper_book
-from learncost.books.book import BOOKS
+from learncost.cost_models import Override, WordPrice
+from learncost.cost_models.books import BOOKS
 from learncost.ir.count import Count
-from learncost.readings.price import Override, WordPrice
 from learncost.reports import run
 from sampling import sampled
 

@@ -9,12 +9,12 @@ import pytest
 import sympy
 
 import learncost as lc
-from learncost.books.book import BOOKS
+from learncost.cost_models import Price
+from learncost.cost_models.books import BOOKS
 from learncost.ir.count import Count
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build
-from learncost.readings.price import Price
 from learncost.reports.run import rows_of
 from printed import equations as e
 from printed.equations import Cost, total

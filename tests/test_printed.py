@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learncost.books.errata import Erratum, errata
+from learncost.cost_models.errata import Erratum, errata
 from printed import equations as e
 from printed import models
 from printed.equations import Array, Cost, total

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 import learncost as lc
+from learncost.cost_models import running
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.ops import entries
-from learncost.readings.price import running
 from learncost.verification import verify as proof
 from learncost.verification.check import values_of
 

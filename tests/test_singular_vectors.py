@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.books.book import book
 from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.images import vit
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.engines.emitted import Programs
 from learncost.interpreter.interpreter import execute
 from learncost.ir.line import Tag
@@ -20,7 +21,6 @@ from learncost.models.small import small
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.singular_vectors import singular_vectors
 from learncost.procedures.step import step
-from learncost.readings.price import price
 from learncost.verification.check import sound_arrays, tally
 
 RANK, HELD, RATE, SCALE = 3, 4, 0.05, 0.25

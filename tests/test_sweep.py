@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.books.book import BOOKS
 from learncost.cli.sweep import notes
 from learncost.cli.sweep import sweep as command
+from learncost.cost_models.books import BOOKS
 from learncost.reports import columns
 from learncost.reports.grid import values
 from learncost.reports.sweep import sweep

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import learncost as lc
-from learncost.books.book import book
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.ir.line import Kernel
 from learncost.models.configuration import configure
-from learncost.readings.price import price
 from learncost.timing import Curve, Grid, time, works
 from timings import GPT2, SIZES, flat, model_rows, rows_of
 

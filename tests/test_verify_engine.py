@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from learncost.books.book import book, price
 from learncost.cli.command import main
+from learncost.cost_models.books import book, price
 from learncost.engines import compiler
 from learncost.ir.errors import InputError
 from learncost.layers.derive import derive

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from learncost.books.book import book
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.ir.repeat import walk
 from learncost.layers.layer import layer
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.readings.price import price
 from learncost.timing import Curve, Grid, Rates
 
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 24, "n_head": 2, "n_positions": 16, "vocab_size": 40}

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from learncost.autoshard.step import StepTakes, step_of
-from learncost.books.book import book
+from learncost.cost_models import Price, price
+from learncost.cost_models.books import book
 from learncost.devices.cluster import Cluster, cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.readings.price import Price, price
 from learncost.timing import Rates
 from published_trainings.case import Case, settings_of
 from published_trainings.frameworks import FRAMEWORKS

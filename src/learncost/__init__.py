@@ -16,8 +16,10 @@ from learncost.version import __version__
 if TYPE_CHECKING:
     from learncost.autoshard.search import Search as Search
     from learncost.autoshard.search import search as search
-    from learncost.books.book import book as book
-    from learncost.books.errata import errata as errata
+    from learncost.cost_models import Book as Book
+    from learncost.cost_models import Price as Price
+    from learncost.cost_models.books import book as book
+    from learncost.cost_models.errata import errata as errata
     from learncost.derivations.emit import emit as emit
     from learncost.derivations.explain import explain as explain
     from learncost.derivations.explanation import Explanation as Explanation
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from learncost.models.from_module import from_module as from_module
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
-    from learncost.readings.price import Book as Book
-    from learncost.readings.price import Price as Price
     from learncost.reports.compare import Comparison as Comparison
     from learncost.reports.compare import compare as compare
     from learncost.reports.complexity import complexity as complexity
@@ -76,8 +76,8 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it; imported on first use, so that a name costs only what it needs.
 _PUBLIC = {
-    "book": "learncost.books.book",
-    "Book": "learncost.readings.price",
+    "book": "learncost.cost_models.books",
+    "Book": "learncost.cost_models",
     "check_layer": "learncost.verification.check",
     "cluster": "learncost.devices.cluster",
     "Cluster": "learncost.devices.cluster",
@@ -93,7 +93,7 @@ _PUBLIC = {
     "device": "learncost.devices.device",
     "Device": "learncost.devices.device",
     "emit": "learncost.derivations.emit",
-    "errata": "learncost.books.errata",
+    "errata": "learncost.cost_models.errata",
     "explain": "learncost.derivations.explain",
     "Explanation": "learncost.derivations.explanation",
     "formulas": "learncost.derivations.formulas",
@@ -117,8 +117,8 @@ _PUBLIC = {
     "NotationError": "learncost.ir.errors",
     "place": "learncost.reports.placed",
     "PlacedStep": "learncost.reports.placed",
-    "price": "learncost.books.book",
-    "Price": "learncost.readings.price",
+    "price": "learncost.cost_models.books",
+    "Price": "learncost.cost_models",
     "rates": "learncost.devices.rates",
     "rules": "learncost.reports.rules",
     "Rules": "learncost.reports.rules_of_thumb",

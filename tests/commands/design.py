@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from zlib import crc32
 
-from learncost.books.errata import errata
+from learncost.cost_models.errata import errata
 from learncost.derivations.subject import layers
 from learncost.models.families import FAMILIES
 from learncost.models.presets import presets

@@ -15,11 +15,11 @@ from learncost.autoshard.passes import Passes
 from learncost.autoshard.placed_step import placed_step
 from learncost.autoshard.segments import Walker
 from learncost.autoshard.sent import Sending, sendings
-from learncost.books.book import book
+from learncost.cost_models import Row, price
+from learncost.cost_models.books import book
 from learncost.ir.precision import Precision
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
-from learncost.readings.price import Row, price
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 from learncost.bench.subject import Subject
-from learncost.books.book import book
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.ir.line import Line
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.step import step
-from learncost.readings.price import price
 from learncost.timing import MatrixProduct, matrix_product
 
 OPTIMIZER_BYTES = 4 * (3 + 2 * len(OPTIMIZERS["adamw"].state))

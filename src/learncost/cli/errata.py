@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from learncost.books.errata import Erratum
-from learncost.books.errata import errata as every
+from learncost.cost_models.errata import Erratum
+from learncost.cost_models.errata import errata as every
 from learncost.ir.errors import InputError
 from learncost.models.wording import mentions, nearest, shown
 from learncost.reports.question import question

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from learncost.backends.executed import executed
-from learncost.books.book import book
 from learncost.contest.problem import Problem
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.engines.emitted import Programs
 from learncost.engines.layer_training import LayerTraining
 from learncost.ir.errors import InputError, named_one
@@ -23,7 +24,6 @@ from learncost.models.model import Model
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, procedure
-from learncost.readings.price import price
 from learncost.training.data.examples import Examples
 from learncost.training.data.task import predicted
 

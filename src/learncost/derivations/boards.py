@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.backends.c99.layout import given
+from learncost.cost_models import Book, price
 from learncost.devices.device import STACK
 from learncost.engines.boards import BOARDS, Board, Built, build, run
 from learncost.engines.inputs import random_batch
 from learncost.ir.errors import InputError
 from learncost.models.made import names_made
-from learncost.readings.price import Book, price
 from learncost.verification.report import Check
 
 if TYPE_CHECKING:

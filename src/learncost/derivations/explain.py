@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast, get_args
 
+from learncost.cost_models import price
 from learncost.derivations.explanation import Explanation, Format, Kept, Part, Step
 from learncost.derivations.of_model import model_explained
 from learncost.derivations.of_word import word_explained
@@ -29,7 +30,6 @@ from learncost.layers.layer import Layer
 from learncost.liveness import live
 from learncost.ops import word_called
 from learncost.readings import write
-from learncost.readings.price import price
 from learncost.reports.question import question
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from learncost.cost_models import Book
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.readings import write
-from learncost.readings.price import Book
 from learncost.reports.sheet import SPELLED, Readable, Row, Sheet, number
 
 if TYPE_CHECKING:

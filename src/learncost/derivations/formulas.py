@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from learncost.cost_models import Book, Row, price
 from learncost.derivations.explanation import in_format
 from learncost.derivations.of_model import ModelFormulas, model_formulas
 from learncost.derivations.of_word import word_explained
@@ -32,7 +33,6 @@ from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.readings import write
-from learncost.readings.price import Book, Row, price
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.cost_models import Row
 from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
@@ -18,7 +19,6 @@ from learncost.models.wording import nearest
 from learncost.ops import plain
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.readings import write
-from learncost.readings.price import Row
 from learncost.reports.run import Run
 from learncost.reports.sheet import WIDTH, Sheet, Shown, number
 from learncost.reports.sheet import Row as Cells

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from learncost.cost_models import Book, executed
 from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.ir.count import Count, total
 from learncost.ir.line import Line, Word
@@ -12,7 +13,6 @@ from learncost.ir.term import Term
 from learncost.layers.lower import lower_line
 from learncost.ops import Entry, entry
 from learncost.readings import write
-from learncost.readings.price import Book, executed
 
 _AXES: Mapping[str, str] = {"_": "B"}
 _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learncost.books.book import book
+from learncost.cost_models import Book
+from learncost.cost_models.books import book
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known
 from learncost.ir.table import Table
@@ -26,7 +27,6 @@ from learncost.procedures.feedback import with_feedback
 from learncost.procedures.moves import ELSEWHERE, MOVES
 from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.procedures.procedure import LEARNING, procedure
-from learncost.readings.price import Book
 from learncost.reports.run import Run, prepare
 
 BP = "bp"

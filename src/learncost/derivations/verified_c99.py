@@ -11,7 +11,8 @@ import numpy as np
 
 from learncost.backends.c99 import masks
 from learncost.backends.c99.layout import in_all, together
-from learncost.books.book import book
+from learncost.cost_models import Row, price
+from learncost.cost_models.books import book
 from learncost.derivations import boards
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.engines import alone
@@ -28,7 +29,6 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build, run_sizes
-from learncost.readings.price import Row, price
 from learncost.verification.report import Check, Report
 
 STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from learncost.cost_models import Book
 from learncost.devices import assumptions
 from learncost.devices.cluster import cluster_of, cluster_with
 from learncost.devices.device import RATES, Device
@@ -26,7 +27,6 @@ from learncost.models.tables import check_batch
 from learncost.models.wording import counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.price import Book
 from learncost.reports.cost import cost
 from learncost.reports.question import question
 from learncost.reports.record import Cost

@@ -17,8 +17,8 @@ from learncost.ops.optimizers import OPTIMIZERS, Optimizer
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 
 if TYPE_CHECKING:
+    from learncost.cost_models import Book
     from learncost.procedures.optimizer_state import State
-    from learncost.readings.price import Book
 
 DEFAULT = "adamw"
 """Of a model, where no optimizer is named; a layer has none."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from learncost.books.book import book as find_book
+from learncost.cost_models import Book
+from learncost.cost_models.books import book as find_book
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.precision import either
@@ -18,7 +19,6 @@ from learncost.models.configuration import Configuration, family_of
 from learncost.models.families import instead
 from learncost.models.model import axes_of
 from learncost.procedures.procedure import several
-from learncost.readings.price import Book
 from learncost.reports.crossing import coefficients, stretches
 from learncost.reports.question import question
 from learncost.reports.record import Cost

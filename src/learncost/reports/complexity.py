@@ -10,7 +10,7 @@ from itertools import product
 from math import gcd
 from typing import Any
 
-from learncost.books.book import price
+from learncost.cost_models.books import price
 from learncost.ir.count import Count, base, total
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import walk

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from learncost.books.book import every
+from learncost.cost_models import Book, Row
+from learncost.cost_models.books import every
 from learncost.ir.count import total
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
-from learncost.readings.price import Book, Row
 from learncost.reports.counters import Counter, counters
 from learncost.reports.identify import Mine
 from learncost.reports.identify import mine as held_against

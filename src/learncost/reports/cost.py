@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from learncost.cost_models import Book
 from learncost.ir.errors import InputError
 from learncost.ir.precision import either
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.price import Book
 from learncost.reports.question import question
 from learncost.reports.record import Cost
 from learncost.reports.rows import BY, by_module

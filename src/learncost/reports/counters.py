@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.books.book import BOOKS
+from learncost.cost_models import Row
+from learncost.cost_models.books import BOOKS
 from learncost.ir.count import Count, total
 from learncost.ir.line import Product, Sum, Word
 from learncost.ir.repeat import walk
 from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
-from learncost.readings.price import Row
 from learncost.reports.run import Run
 
 

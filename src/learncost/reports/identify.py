@@ -9,12 +9,12 @@ from fractions import Fraction
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
-from learncost.books.book import every
+from learncost.cost_models import Row
+from learncost.cost_models.books import every
 from learncost.ir.count import total
 from learncost.ir.errors import InputError
 from learncost.layers.parts import Part, part_of
 from learncost.models.wording import shown
-from learncost.readings.price import Row
 from learncost.reports.reasons import LEFT_OUT, SCORES
 from learncost.reports.run import Run
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.cost_models import Book, Row, price
 from learncost.ir.count import Count, size_of, total
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES
@@ -17,7 +18,6 @@ from learncost.models.sizes import check_size
 from learncost.models.wording import shown
 from learncost.procedures.inference import Inference, inference
 from learncost.procedures.procedure import Procedure
-from learncost.readings.price import Book, Row, price
 from learncost.reports.record import Cache, Cost
 from learncost.reports.rows import ledger
 from learncost.reports.run import Run, check_probability, lengths_of, prepare

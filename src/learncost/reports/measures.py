@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from learncost.books.book import book as find_book
+from learncost.cost_models import Row
+from learncost.cost_models.books import book as find_book
 from learncost.ir.count import Count, total
 from learncost.ir.line import Product
 from learncost.ir.repeat import walk
 from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.models.purposes import weighs_tokens
-from learncost.readings.price import Row
 from learncost.reports.run import Run
 
 

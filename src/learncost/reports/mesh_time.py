@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.cost_models import Book, Row
 from learncost.devices.cluster import Cluster, cluster_with, known_cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.collective import groups, transfer
@@ -16,7 +17,6 @@ from learncost.ir.precision import BYTES, Precision, precision_of
 from learncost.ir.repeat import round_rings
 from learncost.models.files import looks_like_path, read_path
 from learncost.ops.collectives import is_collective
-from learncost.readings.price import Book, Row
 from learncost.reports.mesh_cost import OverMesh
 from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, timing

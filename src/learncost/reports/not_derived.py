@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from learncost.cost_models import Row
 from learncost.ir.line import Opaque, Word
-from learncost.readings.price import Row
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from learncost.books.formula import FORMULA
+from learncost.cost_models import Book, Row
+from learncost.cost_models.formula import FORMULA
 from learncost.ir.count import total
 from learncost.ir.line import Line, Product, Word
 from learncost.layers.parts import Part, is_norm, part_of
 from learncost.layers.products import matrix_maccs
 from learncost.layers.rewrite import DROPOUT
 from learncost.models.model import Model
-from learncost.readings.price import Book, Row
 from learncost.reports.run import rows_of
 
 Difference = tuple[str, tuple[Row, ...], tuple[Row, ...]]

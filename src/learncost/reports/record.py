@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from learncost.reports.sheet import Drawn
 
 if TYPE_CHECKING:
+    from learncost.cost_models import Price
     from learncost.models.model import Model
-    from learncost.readings.price import Price
     from learncost.reports.mesh_cost import OverMesh
     from learncost.reports.mesh_time import OverTime
     from learncost.reports.not_derived import NotDerived

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from learncost.cost_models import Price, Row
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES
 from learncost.layers.parts import shown_layer
@@ -14,7 +15,6 @@ from learncost.models.sizes import check_size
 from learncost.models.tables import letters_of
 from learncost.procedures.procedure import MACRO_OPERATIONS, Procedure
 from learncost.readings.active import active_parameters, parameters
-from learncost.readings.price import Price, Row
 from learncost.reports.record import Amount, Cost, LedgerRow
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from learncost.books.book import book as find_book
-from learncost.books.formula import Reading
+from learncost.cost_models import Row, price
+from learncost.cost_models.books import book as find_book
+from learncost.cost_models.formula import Reading
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known, walk
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.configuration import Configuration
 from learncost.models.purposes import activates, attentions, layers_that, makes_shares
-from learncost.readings.price import Row, price
 from learncost.reports.measures import Block, Measures, backward, forward
 from learncost.reports.question import question
 from learncost.reports.rules_of_thumb import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs

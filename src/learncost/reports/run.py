@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from learncost.books.book import BOOKS
-from learncost.books.book import book as find_book
+from learncost.cost_models import Book, Row, price
+from learncost.cost_models.books import BOOKS
+from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError
 from learncost.ir.precision import Precision, precision_of
 from learncost.ir.table import Table
@@ -23,7 +24,6 @@ from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import adaptation, step, trained_by
-from learncost.readings.price import Book, Row, price
 from learncost.reports.record import Cost
 from learncost.reports.rows import ledger
 
@@ -69,7 +69,7 @@ def rows_of(
     if priced_by.rule == "formula":
         if plan:
             raise InputError(f"price book {priced_by.name} is a formula of whole models; a plan rewrites their lines")
-        from learncost.books.formula import priced as by_formula  # imported where it is needed: start-up counts
+        from learncost.cost_models.formula import priced as by_formula  # imported where it is needed: start-up counts
 
         return by_formula(model, priced_by, name)
     if BOOKS.get(priced_by.name) is priced_by:

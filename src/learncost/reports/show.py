@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from learncost.books.book import BOOKS, every
-from learncost.readings.price import NOT_DERIVED
+from learncost.cost_models import NOT_DERIVED
+from learncost.cost_models.books import BOOKS, every
 from learncost.reports.not_derived import notes as notes_of
 from learncost.reports.sheet import WIDTH, Row, Sheet, joules_of, number, rounded, seconds_of, size_of
 

@@ -14,8 +14,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.books.book import BOOKS
-from learncost.books.book import book as find_book
+from learncost.cost_models import Row
+from learncost.cost_models.books import BOOKS
+from learncost.cost_models.books import book as find_book
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known
@@ -27,7 +28,6 @@ from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.active import parameters
-from learncost.readings.price import Row
 from learncost.reports.grid import Grid, grid_of
 from learncost.reports.question import question
 from learncost.reports.run import check_probability, left_out_text, possible, rows_of

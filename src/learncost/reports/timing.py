@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.cost_models import Book, Row
 from learncost.ir.errors import InputError
-from learncost.readings.price import Book, Row
 from learncost.timing import Rates, Time, time
 
 

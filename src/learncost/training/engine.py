@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from learncost.backends.precision import check_runs
-from learncost.books.book import book
+from learncost.cost_models import price
+from learncost.cost_models.books import book
 from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import Programs
 from learncost.engines.numpy_engine import Training
@@ -16,7 +17,6 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.accumulation import accumulated
-from learncost.readings.price import price
 from learncost.training.options import Options
 from learncost.training.parts import Parts
 

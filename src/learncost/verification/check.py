@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.books.book import price
+from learncost.cost_models.books import price
 from learncost.interpreter import execute
 from learncost.ir.count import shape_of
 from learncost.ir.line import Line, Word, alias

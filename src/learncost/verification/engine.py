@@ -6,14 +6,14 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
-from learncost.books.book import book
+from learncost.cost_models import Row, price
+from learncost.cost_models.books import book
 from learncost.ir.count import Count, size_of
 from learncost.ir.line import Product
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.products import skipping
-from learncost.readings.price import Row, price
 from learncost.verification.report import Check
 
 BLOCKS = replace(book("matmul"), name="blocks", causal="blocks")

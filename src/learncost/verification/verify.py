@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.books.book import price
+from learncost.cost_models.books import price
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
 from learncost.ir.repeat import check_derived, each_line, walk

@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass
 from html import escape
 from typing import Any
 
+from learncost.cost_models import Price
 from learncost.engines.core import Core
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
@@ -17,7 +18,6 @@ from learncost.layers.derive import Derived
 from learncost.layers.layer import Layer
 from learncost.liveness import Live
 from learncost.procedures.inference import Inference
-from learncost.readings.price import Price
 from learncost.readings.write import mathml
 from learncost.reports.sheet import Row, Sheet, number, significant, size_of
 

@@ -14,8 +14,8 @@ from math import prod
 from typing import Any
 
 from learncost import __version__
-from learncost.books.book import book as find_book
-from learncost.books.errata import errata
+from learncost.cost_models.books import book as find_book
+from learncost.cost_models.errata import errata
 from learncost.ir.errors import InputError
 from learncost.ir.precision import either, precision_of
 from learncost.ir.repeat import check_known

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from learncost.cost_models import Price, Row
 from learncost.ir.count import size_of
 from learncost.ir.line import Line, alias
 from learncost.ir.repeat import Repeat, Statement
@@ -16,7 +17,6 @@ from learncost.layers.parts import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.program.groups import groups
 from learncost.program.lifetimes import Turn, Walked, every_turn, some_turns
-from learncost.readings.price import Price, Row
 from learncost.reports.timing import Timing
 from learncost.viz.timeline import Counter, Pen, Process, changes
 

@@ -10,7 +10,7 @@ from learncost.ir.errors import InputError
 
 
 def _price_books() -> Listed:
-    from learncost.books.book import every
+    from learncost.cost_models.books import every
 
     entries: list[Known] = [
         {"name": book.name, "title": book.title, "source": book.source} for book in every().values()

@@ -7,6 +7,7 @@ from itertools import product
 from math import gcd, isqrt
 from typing import TypeAlias
 
+from learncost.cost_models import Book, price
 from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Word
@@ -19,7 +20,6 @@ from learncost.models.purposes import activates, attentions, layers_that
 from learncost.passes.plan import planned
 from learncost.passes.recompute import SEGMENTS
 from learncost.program.calls import IN_KERNELS
-from learncost.readings.price import Book, price
 
 CHEAP = 0.01
 """What recomputation may cost without being asked for, as a share of the step's FLOPs."""

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from learncost.books.formula import Reading, value
+from learncost.cost_models.formula import Reading, value
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer

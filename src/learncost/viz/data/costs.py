@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from learncost.books.errata import errata
+from learncost.cost_models import Price, Row
+from learncost.cost_models.errata import errata
 from learncost.ir.count import Count, total
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES
@@ -18,7 +19,6 @@ from learncost.layers.parts import shown_layer
 from learncost.models.compose import plan
 from learncost.models.model import Model
 from learncost.readings import write
-from learncost.readings.price import Price, Row
 from learncost.reports.record import Cost
 from learncost.reports.rows import lines_by
 from learncost.viz.data.polynomials import Monomials, as_count

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from learncost.books.book import book as find_book
+from learncost.cost_models.books import book as find_book
 from learncost.ir.count import total
 from learncost.ir.errors import InputError, named_one
 from learncost.models.configuration import Configuration, family_of

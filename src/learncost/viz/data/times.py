@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from learncost.cost_models import Row
 from learncost.ir.count import Count, total
-from learncost.readings.price import Row
 from learncost.reports.record import Cost
 from learncost.timing.rates import FRESH, Grid, Rates
 from learncost.timing.work import Extent, WorkAxes, works_axes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from learncost.autoshard.step import PIPELINE
-from learncost.books.book import every
+from learncost.cost_models.books import every
 from learncost.devices.cluster import clusters
 from learncost.devices.device import devices
 from learncost.ir.precision import PRECISIONS

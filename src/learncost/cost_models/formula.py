@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 
+from learncost.cost_models import Book, Row, kind
 from learncost.ir.count import ZERO, Count, base, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
@@ -18,7 +19,6 @@ from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.models.purposes import makes_shares
 from learncost.readings.active import active_parameters, choices, parameters
-from learncost.readings.price import Book, Row, kind
 
 FORMULA = "formula"
 """The rule of these books."""
@@ -52,7 +52,7 @@ class Formula:
 @cache
 def formulas() -> Mapping[str, Formula]:
     """The formulas by the names of their price books, in the order of formulas.toml."""
-    text = (files("learncost.books") / "formulas.toml").read_text(encoding="utf-8")
+    text = (files("learncost.cost_models") / "formulas.toml").read_text(encoding="utf-8")
     by_name = {}
     for name, entry in tomllib.loads(text).items():
         rows = tuple(Operation(**row) for row in entry.pop("rows"))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from learncost.cost_models.book import Book, WordPrice
+from learncost.cost_models.line import row_of
+from learncost.cost_models.row import Row
+from learncost.cost_models.running import executed_alone
 from learncost.ir.count import ZERO, Count
 from learncost.ir.line import Product, Sum, Word
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read
 from learncost.ops import entry
-from learncost.readings.price.book import Book, WordPrice
-from learncost.readings.price.line import row_of
-from learncost.readings.price.row import Row
-from learncost.readings.price.running import executed_alone
 
 
 def printed_rows(table: Table, book: Book) -> tuple[Row, ...]:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from learncost.cost_models.book import Book
+from learncost.cost_models.line import kind, row_of
+from learncost.cost_models.row import Row
 from learncost.ir.count import ZERO, Count
 from learncost.ir.line import Product, Word
 from learncost.ir.repeat import walk
@@ -22,9 +25,6 @@ from learncost.layers.products import (
     operator_name,
     skipping,
 )
-from learncost.readings.price.book import Book
-from learncost.readings.price.line import kind, row_of
-from learncost.readings.price.row import Row
 
 
 def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from learncost.cost_models.row import Row, places
 from learncost.ir.count import ZERO, Count, total
 from learncost.ir.line import Line, Product, Word, alias
 from learncost.ir.table import Table
 from learncost.ir.term import terms_of
 from learncost.layers.products import matrix_maccs
-from learncost.readings.price.row import Row, places
 
 NOT_DERIVED = "not derived"
 """The kind of a line that has a cost and no meaning."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from learncost.cost_models import Book, Override, Price, WordPrice
+from learncost.cost_models import price as _price
 from learncost.ir.count import ZERO, Count, checked_sizes
 from learncost.ir.errors import named_one
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.products import PRODUCT_OPERATORS
-from learncost.readings.price import Book, Override, Price, WordPrice
-from learncost.readings.price import price as _price
 
 PAPER = "Pau & Aymone 2024, Eng 5(1), 34-50"
 
@@ -169,7 +169,7 @@ def book(name: str | Book) -> Book:
 
 def every() -> dict[str, Book]:
     """All price books by name: those that price lines, and those that are a formula of a whole model."""
-    from learncost.books.formula import formulas  # reads a file: only where all are asked for
+    from learncost.cost_models.formula import formulas  # reads a file: only where all are asked for
 
     return {**BOOKS, **{name: formula.book for name, formula in formulas().items()}}
 

@@ -6,6 +6,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
 
+from learncost.cost_models.book import Book
+from learncost.cost_models.line import Counts, Once, elements, form_of, in_all, with_counts
+from learncost.cost_models.row import Row
 from learncost.ir.count import ZERO, Count, total
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.repeat import each_line, walk
@@ -15,9 +18,6 @@ from learncost.ir.totals import beginnings
 from learncost.layers.alone import alone, shape
 from learncost.layers.lower import lower, lower_line
 from learncost.ops import entry
-from learncost.readings.price.book import Book
-from learncost.readings.price.line import Counts, Once, elements, form_of, in_all, with_counts
-from learncost.readings.price.row import Row
 
 
 def executed_rows(table: Table, book: Book) -> tuple[Row, ...]:

@@ -50,5 +50,5 @@ def errata() -> tuple[Erratum, ...]:
     >>> [erratum.id for erratum in lc.errata()][:3]
     ['E1', 'E2', 'E3']
     """
-    text = files("learncost.books").joinpath("errata.toml").read_text(encoding="utf-8")
+    text = files("learncost.cost_models").joinpath("errata.toml").read_text(encoding="utf-8")
     return tuple(Erratum(**row) for row in tomllib.loads(text)["erratum"])

@@ -7,16 +7,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from learncost.cost_models.book import Book
+from learncost.cost_models.matrix import matrix_rows
+from learncost.cost_models.printed import printed_rows
+from learncost.cost_models.row import Price, Row
+from learncost.cost_models.running import executed_rows
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.products import with_windows
-from learncost.readings.price.book import Book
-from learncost.readings.price.matrix import matrix_rows
-from learncost.readings.price.printed import printed_rows
-from learncost.readings.price.row import Price, Row
-from learncost.readings.price.running import executed_rows
 
 
 def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str = "fp32") -> Price:

@@ -4,11 +4,11 @@ A MACC is one term of a product that sums, wherever it is added up, and costs tw
 one FLOP a point.
 """
 
-from learncost.readings.price.book import Book, Override, WordPrice
-from learncost.readings.price.line import NOT_DERIVED, elements, kind, narrow_elements
-from learncost.readings.price.row import Price, Row
-from learncost.readings.price.running import executed
-from learncost.readings.price.tables import price
+from learncost.cost_models.book import Book, Override, WordPrice
+from learncost.cost_models.line import NOT_DERIVED, elements, kind, narrow_elements
+from learncost.cost_models.row import Price, Row
+from learncost.cost_models.running import executed
+from learncost.cost_models.tables import price
 
 __all__ = [
     "NOT_DERIVED",

@@ -30,7 +30,7 @@ from learncost.models.model import build, run_sizes
 from learncost.ops import entries
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.readings import write as print_reading
+from learncost.reports import notation as print_reading
 from learncost.reports.memory.planner import memory
 
 # The sizes of bert-base at 128 tokens, on which the conventions page compares the price books.

@@ -27,7 +27,7 @@ from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
 from learncost.ops import entries
-from learncost.readings.write import latex, mathml, text
+from learncost.reports.notation import latex, mathml, text
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute
 from writing import SIZES, Writer

@@ -25,7 +25,7 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped, shipped_layer, usual_names
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.ops import plain, word_called
-from learncost.readings import write
+from learncost.reports import notation as write
 from learncost.reports.cost import cost
 from sampling import sampled
 

@@ -15,7 +15,7 @@ from learncost.ir.line import Condition
 from learncost.ir.parse import parse_line
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_softcap, with_visible
-from learncost.readings.write import latex, mathml
+from learncost.reports.notation import latex, mathml
 from sampling import sampled
 from writing import WINDOWS, Writer
 

@@ -29,7 +29,7 @@ from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.liveness import live
 from learncost.ops import word_called
-from learncost.readings import write
+from learncost.reports import notation as write
 from learncost.reports.question import question
 
 

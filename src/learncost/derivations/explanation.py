@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from learncost.cost_models import Book
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
-from learncost.readings import write
+from learncost.reports import notation as write
 from learncost.reports.sheet import SPELLED, Readable, Row, Sheet, number
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from learncost.ops import Entry, word_called
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
-from learncost.readings import write
+from learncost.reports import notation as write
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
 

@@ -18,7 +18,7 @@ from learncost.models.made import written
 from learncost.models.wording import nearest
 from learncost.ops import plain
 from learncost.procedures.procedure import MACRO_OPERATIONS
-from learncost.readings import write
+from learncost.reports import notation as write
 from learncost.reports.run import Run
 from learncost.reports.sheet import WIDTH, Sheet, Shown, number
 from learncost.reports.sheet import Row as Cells

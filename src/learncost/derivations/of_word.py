@@ -12,7 +12,7 @@ from learncost.ir.line import Line, Word
 from learncost.ir.term import Term
 from learncost.layers.lower import lower_line
 from learncost.ops import Entry, entry
-from learncost.readings import write
+from learncost.reports import notation as write
 
 _AXES: Mapping[str, str] = {"_": "B"}
 _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}

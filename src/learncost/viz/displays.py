@@ -18,7 +18,7 @@ from learncost.layers.derive import Derived
 from learncost.layers.layer import Layer
 from learncost.liveness import Live
 from learncost.procedures.inference import Inference
-from learncost.readings.write import mathml
+from learncost.reports.notation import mathml
 from learncost.reports.sheet import Row, Sheet, number, significant, size_of
 
 LONGEST = 240

@@ -27,7 +27,7 @@ from learncost.models.model import Model
 from learncost.models.tables import RUN
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
-from learncost.readings import write
+from learncost.reports import notation as write
 from learncost.reports.cost import cost
 from learncost.reports.memory.engines import TABLE, USUAL
 from learncost.reports.memory.memory import Memory, memory

@@ -18,7 +18,7 @@ from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.layers.parts import shown_layer
 from learncost.models.compose import plan
 from learncost.models.model import Model
-from learncost.readings import write
+from learncost.reports import notation as write
 from learncost.reports.record import Cost
 from learncost.reports.rows import lines_by
 from learncost.viz.data.polynomials import Monomials, as_count

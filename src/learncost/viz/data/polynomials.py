@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any, TypeAlias
 
 from learncost.ir.count import Count
-from learncost.readings.write import terms as in_print
+from learncost.reports.notation import terms as in_print
 
 Exported: TypeAlias = list[Any]
 """A polynomial as it is printed: the number that all is divided by at the end, then pairs of a monomial's place and its

@@ -10,12 +10,12 @@ from learncost.ir.line import Line
 from learncost.ir.repeat import Repeat
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
-from learncost.readings.write.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms
-from learncost.readings.write.lines import equation, line_node
-from learncost.readings.write.tables import aligned, rows_of
-from learncost.readings.write.tree import Mark, Row
-from learncost.readings.write.tree import latex as _latex
-from learncost.readings.write.tree import mathml as _mathml
+from learncost.reports.notation.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms
+from learncost.reports.notation.lines import equation, line_node
+from learncost.reports.notation.tables import aligned, rows_of
+from learncost.reports.notation.tree import Mark, Row
+from learncost.reports.notation.tree import latex as _latex
+from learncost.reports.notation.tree import mathml as _mathml
 
 __all__ = [
     "SYMBOLS",

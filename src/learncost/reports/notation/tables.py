@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
-from learncost.readings.write.lines import equation, sides
-from learncost.readings.write.tree import Mark, Name, Node, Row, latex, row
+from learncost.reports.notation.lines import equation, sides
+from learncost.reports.notation.tree import Mark, Name, Node, Row, latex, row
 
 Equation = tuple[Node, Node, str]  # left side, relation and right side, number
 

@@ -7,7 +7,7 @@ from fractions import Fraction as Ratio
 from typing import Any
 
 from learncost.ir.count import Count, Monomial
-from learncost.readings.write.tree import Fraction, Mark, Node, Number, Row, Script, symbol
+from learncost.reports.notation.tree import Fraction, Mark, Node, Number, Row, Script, symbol
 
 SYMBOLS: Mapping[str, str] = {
     "B": "B",

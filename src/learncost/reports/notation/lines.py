@@ -11,8 +11,8 @@ from learncost.ir.affine import Affine
 from learncost.ir.count import base, factors, summands
 from learncost.ir.line import Condition, Line, Product, Sum, Word
 from learncost.ir.term import Literal, Operand, Read, Term
-from learncost.readings.write.counts import powered, size_node
-from learncost.readings.write.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
+from learncost.reports.notation.counts import powered, size_node
+from learncost.reports.notation.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
 
 _LABELLED = re.compile(r"^([^\W\d_])([A-Z]+|\d+)$")  # XQ, W1: a letter with a label
 _MARKED = re.compile(r"^([^+~:*]*)(.*)$")  # dX+2, R~1, Z:g, X*: a name and what derivation or lowering put after it

@@ -20,6 +20,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
 from learncost.models.imported.configured import inputs_of, module_of
 from learncost.models.imported.evaluated import evaluation_of
@@ -29,7 +30,6 @@ from learncost.models.imported.room import give_room, without_memory
 from learncost.models.imported.whole import table_of
 from learncost.models.presets import TABLES
 from learncost.procedures.statistics import has_statistics
-from learncost.readings.active import parameters
 
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 

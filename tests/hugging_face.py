@@ -6,9 +6,9 @@ import json
 import pytest
 
 import learncost as lc
+from learncost.layers.active import parameters
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
-from learncost.readings.active import parameters
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

@@ -15,10 +15,10 @@ import test_modern_models
 from learncost.cli.command import main
 from learncost.cost_models.formula import formulas, priced, value
 from learncost.ir.count import Count
+from learncost.layers.active import parameters
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.readings.active import parameters
 
 PETAFLOP_DAY = 10**15 * 86_400
 

@@ -8,11 +8,11 @@ import learncost as lc
 from learncost.interpreter import execute
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
+from learncost.layers.active import parameters
 from learncost.layers.lower import lower
 from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.weight_decay import with_weight_decay
-from learncost.readings.active import parameters
 from planned import given, results, sizes_of, table_of
 from trainings import batch, training
 

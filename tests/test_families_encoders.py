@@ -6,10 +6,10 @@ import pytest
 
 from hugging_face import flops_of, module_of, parameters_of, read
 from learncost.ir.errors import InputError
+from learncost.layers.active import parameters
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.procedures.step import step
-from learncost.readings.active import parameters
 from sampling import sampled
 
 torch = pytest.importorskip("torch")

@@ -7,10 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, turned
+from learncost.layers.active import parameters
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
 from learncost.layers.rewrite_attention import with_norms, with_rotary, with_scale, with_softcap
-from learncost.readings.active import parameters
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["in_float64"]

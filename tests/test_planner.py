@@ -7,12 +7,12 @@ from pathlib import Path
 import learncost as lc
 from learncost.ir.line import Kernel
 from learncost.ir.repeat import each_line
+from learncost.layers.active import parameters
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.step import step
-from learncost.readings.active import parameters
 from learncost.reports.memory.planner import chosen, memory
 from planned import sizes_of, table_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from learncost.layers.active import parameters
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.presets import preset, presets
-from learncost.readings.active import parameters
 
 ROWS = json.loads((Path(__file__).parent / "published" / "encoders.json").read_text(encoding="utf-8"))
 

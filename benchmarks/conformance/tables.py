@@ -9,7 +9,7 @@ import learncost as lc
 from conformance import cases
 from conformance.cases import Case
 from conformance.counter import Counter, Unit
-from learncost.readings.active import parameters
+from learncost.layers.active import parameters
 
 ATTENTION = """
 % Multi-head attention with biases; each of the h heads of keys and values serves g heads of queries.

@@ -14,11 +14,11 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
 from learncost.ir.repeat import walk
 from learncost.ir.term import Axis, terms_of
+from learncost.layers.active import active_parameters, choices, parameters
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.models.purposes import makes_shares
-from learncost.readings.active import active_parameters, choices, parameters
 
 FORMULA = "formula"
 """The rule of these books."""

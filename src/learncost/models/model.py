@@ -15,6 +15,7 @@ from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal
 from learncost.ir.value import DRAWN, Same
+from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.layers.tiles import read_place_by_place
@@ -23,7 +24,6 @@ from learncost.models.configuration import PROJECTED, Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.rewritings import REWRITINGS
 from learncost.models.tables import RUN, check_limits, check_open, letters
-from learncost.readings.active import parameters
 
 if TYPE_CHECKING:
     from learncost.layers.quantized import Quantized

@@ -14,10 +14,10 @@ from learncost.cost_models.books import price
 from learncost.ir.count import Count, base, total
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import walk
+from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve
 from learncost.models.wording import shown
-from learncost.readings.active import parameters
 from learncost.reports.crossing import Stretch, coefficients, stretches
 from learncost.reports.letters import LETTERS, lettered, order, python, text
 from learncost.reports.question import question

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from learncost.cost_models import Price, Row
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES
+from learncost.layers.active import active_parameters, parameters
 from learncost.layers.parts import shown_layer
 from learncost.models.model import Model
 from learncost.models.sizes import check_size
 from learncost.models.tables import letters_of
 from learncost.procedures.procedure import MACRO_OPERATIONS, Procedure
-from learncost.readings.active import active_parameters, parameters
 from learncost.reports.record import Amount, Cost, LedgerRow
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from learncost.cost_models.books import book as find_book
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known
+from learncost.layers.active import parameters
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
 from learncost.models.configuration import family_of
@@ -27,7 +28,6 @@ from learncost.models.model import Model, build
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.active import parameters
 from learncost.reports.grid import Grid, grid_of
 from learncost.reports.question import question
 from learncost.reports.run import check_probability, left_out_text, possible, rows_of

@@ -13,10 +13,10 @@ from learncost.cli.importing.reading import SEED, evaluation, imported, live, sa
 from learncost.cli.importing.user_file import target
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
+from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
 from learncost.models.files import NOTATION
 from learncost.models.wording import shown
-from learncost.readings.active import parameters
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
 from learncost.training.files import path_of, written

@@ -11,6 +11,7 @@ from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
+from learncost.layers.active import parameters
 from learncost.liveness import levels, live
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.quantization import quantized_widths
@@ -19,7 +20,6 @@ from learncost.procedures.decoding import Kept
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.needed import needed
 from learncost.program.calls import IN_KERNELS
-from learncost.readings.active import parameters
 from learncost.reports.memory.largest import longest_within
 from learncost.reports.memory.types import INDEX
 

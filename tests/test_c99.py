@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kernels_in_c import Case, matched, needs_compiler
+from learncost.autodiff.derive import derive
 from learncost.backends.c.c99 import C99, products
 from learncost.backends.c.printer import number
 from learncost.backends.c.tree import Expression, Name, Operation
@@ -23,7 +24,6 @@ from learncost.backends.c99.program import REAL
 from learncost.engines import compiler
 from learncost.ir.line import Kernel, Line
 from learncost.ir.table import Table
-from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.verification.sample import small_sizes
 

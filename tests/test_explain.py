@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.cost_models import price
 from learncost.cost_models.books import BOOKS
 from learncost.derivations.explain import explain
@@ -15,7 +16,6 @@ from learncost.derivations.subject import layers
 from learncost.ir.count import total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Tag
-from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped_layer
 from learncost.liveness import live
 from learncost.ops import entries, entry

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.layers.derive import derive
+from learncost.autodiff.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.ops import entries, entry
 from learncost.verification import jax_side, torch_side

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import sympy
 
+from learncost.autodiff.derive import derive
 from learncost.cli.command import main
 from learncost.cost_models.books import BOOKS
 from learncost.derivations.explain import explain
@@ -21,7 +22,6 @@ from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.parse import parse_line
-from learncost.layers.derive import derive
 from learncost.layers.layer import layer, shipped, shipped_layer, usual_names
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.ops import plain, word_called

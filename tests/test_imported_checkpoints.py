@@ -17,9 +17,9 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.interpreter import execute
 from learncost.layers.checkpoints import checkpointed
-from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.models.imported.walk import read_module
 from planned import given

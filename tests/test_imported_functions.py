@@ -7,8 +7,8 @@ from scipy import special
 from torch import nn
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.interpreter import run
-from learncost.layers.derive import derive
 from learncost.models.imported.replaced import least_squares
 from learncost.models.imported.walk import read_module
 from learncost.verification.imported import parity, products

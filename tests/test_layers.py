@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.interpreter import infer_sizes
-from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import OPTIMIZERS, with_optimizer, without_gradients

@@ -98,8 +98,8 @@ def gradients_of_head(model, sizes, arrays):
     """What the lines behind the blocks make of the weights that they read, the blocks' output being given."""
     from dataclasses import replace
 
+    from learncost.autodiff.derive import derive
     from learncost.ir.repeat import Repeat
-    from learncost.layers.derive import derive
 
     table = model.table
     at = max(place for place, line in enumerate(table.lines) if isinstance(line, Repeat))

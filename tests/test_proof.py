@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.cost_models import running
-from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.ops import entries
 from learncost.verification import verify as proof

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.ir.count import shape_of
 from learncost.ir.repeat import Repeat
-from learncost.layers.derive import derive
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build
 from learncost.models.small import small

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
-from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.layers.stages import cut, even, turns_of
 from learncost.models.adaptation import Adaptation, adapted

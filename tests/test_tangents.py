@@ -8,11 +8,11 @@ import pytest
 from scipy.linalg import hadamard
 
 import learncost as lc
+from learncost.autodiff.derive import derive
+from learncost.autodiff.tangent import tangent
 from learncost.interpreter import functions
 from learncost.layers.cuts import Elsewhere
-from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
-from learncost.layers.tangent import tangent
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.ops import entries

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from learncost.autodiff.derive import derive
 from learncost.cli.command import main
 from learncost.cost_models.books import book, price
 from learncost.engines import compiler
 from learncost.ir.errors import InputError
-from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

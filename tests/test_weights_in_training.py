@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.layers.derive import derive
+from learncost.autodiff.derive import derive
 
 
 class Aware(nn.Module):

@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.derivations.verified_c99 import NEAR, parity
 from learncost.engines.alone import compiled
 from learncost.engines.compiler import compiler
-from learncost.layers.derive import derive
 from learncost.layers.rewrite_whole import with_whole
 from learncost.models.configuration import configure
 

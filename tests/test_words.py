@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 import learncost as lc
+from learncost.autodiff.derive import derive
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
 from learncost.interpreter import execute as execute_table
-from learncost.layers.derive import derive
 from learncost.layers.lower import lower
 from learncost.passes.fused import fused
 from learncost.passes.plan import planned

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from learncost.version import __version__
 
 if TYPE_CHECKING:
+    from learncost.autodiff.derive import Derived as Derived
+    from learncost.autodiff.derive import derive as derive
     from learncost.autoshard.search import Search as Search
     from learncost.autoshard.search import search as search
     from learncost.cost_models import Book as Book
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from learncost.interpreter import run as run
     from learncost.ir.errors import InputError as InputError
     from learncost.ir.errors import NotationError as NotationError
-    from learncost.layers.derive import Derived as Derived
-    from learncost.layers.derive import derive as derive
     from learncost.layers.layer import Layer as Layer
     from learncost.layers.layer import layer as layer
     from learncost.layers.lower import lower as lower
@@ -88,8 +88,8 @@ _PUBLIC = {
     "Conventions": "learncost.reports.conventions",
     "cost": "learncost.reports.cost",
     "Cost": "learncost.reports.record",
-    "derive": "learncost.layers.derive",
-    "Derived": "learncost.layers.derive",
+    "derive": "learncost.autodiff.derive",
+    "Derived": "learncost.autodiff.derive",
     "device": "learncost.devices.device",
     "Device": "learncost.devices.device",
     "emit": "learncost.derivations.emit",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
+from learncost.autodiff.derive import derive
 from learncost.backends import program
 from learncost.backends.placed import placed, standalone
 from learncost.backends.precision import check_runs
@@ -17,7 +18,6 @@ from learncost.derivations.emit_stages import pipelined
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, either, precision_of
 from learncost.ir.table import Table
-from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped
 from learncost.models.argument import layer_or_model, names_own_sizes
 from learncost.models.configuration import Configuration, configure

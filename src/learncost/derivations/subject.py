@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from learncost.autodiff.derive import Derived, derive, part
+from learncost.autodiff.tangent import along_inputs
 from learncost.cost_models import Book
 from learncost.cost_models.books import book
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known
 from learncost.ir.table import Table
-from learncost.layers.derive import Derived, derive, part
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
-from learncost.layers.tangent import along_inputs
 from learncost.models.argument import GENERIC
 from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file

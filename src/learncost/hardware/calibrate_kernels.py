@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from learncost.autodiff.derive import derive
 from learncost.backends.c import Function, kernel
 from learncost.engines.compiler import Kernels
 from learncost.engines.in_place import library_products
@@ -17,7 +18,6 @@ from learncost.hardware.operations import Doing, operands, timed_words
 from learncost.ir.line import Kernel, Line, Word
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
-from learncost.layers.derive import derive
 from learncost.layers.layer import layer
 from learncost.ops import entry
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from learncost.autodiff.derive import derive
 from learncost.interpreter.collected import Exchange
 from learncost.interpreter.moves import Array, Sizes
 from learncost.interpreter.operation import Operation, prepared
@@ -19,7 +20,6 @@ from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
 from learncost.ir.table import Table
 from learncost.ir.totals import added, begun, empty
 from learncost.ir.value import Same, Value
-from learncost.layers.derive import derive
 from learncost.layers.joins import joined
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower

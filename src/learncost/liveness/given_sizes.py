@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from learncost.autodiff.derive import Derived, derive
 from learncost.ir.count import checked_sizes
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
-from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.liveness.answer import Live
 from learncost.liveness.walk import Walk, turns_of, walk_of

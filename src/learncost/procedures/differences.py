@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from learncost.autodiff.derive import derive_once
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Tag, Word
 from learncost.ir.repeat import Carry, Repeat, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.derive import derive_once
 from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import Model

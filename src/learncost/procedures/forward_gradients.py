@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from learncost.autodiff.derive import Derived
+from learncost.autodiff.tangent import MARK, tangent
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product, Sum, Tag, Word
 from learncost.ir.repeat import Carry, Repeat, Statement
@@ -12,8 +14,6 @@ from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
 from learncost.layers.cuts import Elsewhere, Scope
-from learncost.layers.derive import Derived
-from learncost.layers.tangent import MARK, tangent
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, layer_tags, sites
 from learncost.procedures.needed import needed

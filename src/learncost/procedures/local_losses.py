@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from learncost.autodiff.derive import derive
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Product, Sum, Tag, Word
 from learncost.ir.repeat import Carry, Repeat, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Same, Value
-from learncost.layers.derive import derive
 from learncost.layers.reach import Reach
 from learncost.layers.segments import in_groups
 from learncost.models.model import Model

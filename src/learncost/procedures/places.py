@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from learncost.autodiff.derive import derive
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.repeat import Repeat, Statement
@@ -12,7 +13,6 @@ from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.layers.cuts import Scope
-from learncost.layers.derive import derive
 from learncost.models.model import Model
 from learncost.ops import entry
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from learncost.autodiff.tangent import MARK
 from learncost.ir.count import base
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Product, Tag, Word
@@ -12,7 +13,6 @@ from learncost.ir.repeat import Repeat
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Axes, Same, Value
 from learncost.layers.cuts import Cuts, Elsewhere, Scope
-from learncost.layers.tangent import MARK
 from learncost.models.model import Model
 from learncost.procedures.directions import Directions
 from learncost.procedures.places import Place, blocks, followed, linears, places, scores, stacks, stream, sums, targets

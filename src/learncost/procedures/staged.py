@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from learncost.autodiff.derive import derive
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Sum, Tag
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.derive import derive
 from learncost.layers.stages import Sent, Stage, cut
 from learncost.models.model import Model
 from learncost.procedures.clipping import clipped

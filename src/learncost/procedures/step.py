@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from learncost.autodiff.derive import derive, derive_once
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.layers.checkpoints import checkpointed
-from learncost.layers.derive import derive, derive_once
 from learncost.models.model import Model, Structure
 from learncost.procedures.optimizer import optimizer, with_optimizer
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, Procedure, procedure

@@ -8,12 +8,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from learncost.autodiff.derive import derive
 from learncost.cost_models import Row, price
 from learncost.cost_models.books import book as find_book
 from learncost.cost_models.formula import Reading
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known, walk
-from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.configuration import Configuration
 from learncost.models.purposes import activates, attentions, layers_that, makes_shares

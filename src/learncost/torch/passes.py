@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd.function import once_differentiable
 
+from learncost.autodiff.derive import Derived, derive
 from learncost.backends import Node, Tree, leaves, program
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import windows
 from learncost.ir.table import Table
-from learncost.layers.derive import Derived, derive
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.autodiff.derive import derive
 from learncost.backends.c import source
 from learncost.engines.compiler import bind, compiled, compiler, products
 from learncost.engines.core import Prepared
@@ -18,7 +19,6 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line
 from learncost.ir.repeat import each_line
 from learncost.ir.table import Table
-from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.autodiff.derive import Derived, derive
 from learncost.cost_models.books import price
 from learncost.interpreter import execute
 from learncost.ir.count import shape_of
@@ -17,7 +18,6 @@ from learncost.ir.line import Line, Word, alias
 from learncost.ir.repeat import check_derived, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
-from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
 from learncost.ops import entry

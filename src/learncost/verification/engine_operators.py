@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from learncost.autodiff.derive import derive
 from learncost.backends import Program, fill, program, unfold
 from learncost.ir.table import Table
-from learncost.layers.derive import derive
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.verification.check import error, seeds_of, sound_arrays, survived, values_of, worst
 from learncost.verification.engine import Lines

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from learncost.autodiff.derive import derive
 from learncost.ir.count import base, shape_of
 from learncost.ir.line import Line, Word
 from learncost.ir.repeat import Repeat, Statement, each_line
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Same, Value
-from learncost.layers.derive import derive
 from learncost.models.model import Model
 from learncost.models.parts import Parts
 from learncost.procedures.forward_gradients import by_two_sides

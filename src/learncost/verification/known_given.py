@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from learncost.autodiff.derive import derive
+from learncost.autodiff.tangent import MARK
 from learncost.ir.count import base, shape_of
 from learncost.ir.line import Product
 from learncost.ir.repeat import Repeat, Statement
@@ -15,8 +17,6 @@ from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
 from learncost.layers.cuts import Elsewhere, Scope
-from learncost.layers.derive import derive
-from learncost.layers.tangent import MARK
 from learncost.models.model import Model
 from learncost.procedures.directions import Site, sites
 from learncost.procedures.feedback import with_feedback

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from learncost.autodiff.derive import derive
 from learncost.backends import fill, program
 from learncost.cost_models import price
 from learncost.cost_models.books import book as find_book
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.table import Table
-from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, layer
 from learncost.layers.products import matrix_maccs
 from learncost.models.imported.walk import read_module

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from learncost.autodiff.derive import derive
+from learncost.autodiff.tangent import MARK, along_inputs
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.layers.derive import derive
 from learncost.layers.lower import lower
-from learncost.layers.tangent import MARK, along_inputs
 from learncost.verification.check import (
     STEP,
     seeds_of,

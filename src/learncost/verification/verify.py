@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from learncost.autodiff.derive import Derived, derive
 from learncost.cost_models.books import price
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
 from learncost.ir.repeat import check_derived, each_line, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, shipped, shipped_layer
 from learncost.models.argument import GENERIC, layer_or_model
 from learncost.models.configuration import Configuration, configure

@@ -10,11 +10,11 @@ from dataclasses import fields, is_dataclass
 from html import escape
 from typing import Any
 
+from learncost.autodiff.derive import Derived
 from learncost.cost_models import Price
 from learncost.engines.core import Core
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
-from learncost.layers.derive import Derived
 from learncost.layers.layer import Layer
 from learncost.liveness import Live
 from learncost.procedures.inference import Inference

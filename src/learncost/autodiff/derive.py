@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from learncost.autodiff.reverse import Reverse
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Tag
@@ -20,7 +21,6 @@ from learncost.ir.value import Same
 from learncost.layers.cuts import NONE, Cuts
 from learncost.layers.layer import Layer
 from learncost.layers.reach import Reach, beside_weights
-from learncost.layers.reverse import Reverse
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from learncost.autodiff.adding import Adding
 from learncost.ir.axes import settle, show_declared
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product, Sum, Tag, Word
 from learncost.ir.repeat import Carry, Repeat, Statement, walk
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Role, Value, axes_of
-from learncost.layers.adding import Adding
 from learncost.layers.cuts import Elsewhere
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import merging, operand, primed, spell

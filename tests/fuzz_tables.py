@@ -25,8 +25,8 @@ from learncost.ir.count import size_of
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
-from learncost.layers.lower import lower
 from learncost.ops import entries
+from learncost.passes.lower import lower
 from learncost.reports.notation import latex, mathml, text
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute

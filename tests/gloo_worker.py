@@ -30,10 +30,10 @@ from learncost.engines.in_place import InPlace
 from learncost.interpreter import execute
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
-from learncost.layers.lower import lower
 from learncost.models.configuration import configure
 from learncost.models.model import build, lengths_open, run_sizes
 from learncost.models.small import small
+from learncost.passes.lower import lower
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step

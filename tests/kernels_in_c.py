@@ -12,7 +12,7 @@ from learncost.interpreter import execute
 from learncost.ir.count import base
 from learncost.ir.table import Table
 from learncost.ir.value import Value
-from learncost.layers.lower import lower
+from learncost.passes.lower import lower
 
 NEAR = {
     "fp64": 1e-12,

@@ -6,9 +6,9 @@ from learncost.interpreter import execute
 from learncost.ir.count import base, shape_of
 from learncost.ir.repeat import Repeat, walk
 from learncost.ir.term import Read
-from learncost.layers.lower import lower
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
+from learncost.passes.lower import lower
 from learncost.procedures.step import step
 
 SMALL = {"hidden_size": 12, "num_attention_heads": 3, "vocab_size": 17, "num_hidden_layers": 2}

@@ -21,10 +21,10 @@ from learncost.backends import fill, leaves, unfold
 from learncost.engines.in_stages import program_in_stages, step_in_stages
 from learncost.ir.count import base
 from learncost.ir.repeat import Repeat
-from learncost.layers.stages import turns_of
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned
+from learncost.passes.stages import turns_of
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step

@@ -7,10 +7,10 @@ from learncost.cost_models.books import book
 from learncost.ir.count import Count, total
 from learncost.ir.repeat import walk
 from learncost.ir.totals import beginnings
-from learncost.layers.alone import alone, shape
-from learncost.layers.lower import _is_normal, _Lowering, lower
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.passes.context_free import alone, shape
+from learncost.passes.lower import _is_normal, _Lowering, lower
 from learncost.procedures.step import step
 
 MODELS = ["gpt2", "transformer-base", "bert-base", "distilbert-base", "gpt3-jiang"]

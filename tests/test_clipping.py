@@ -9,7 +9,7 @@ from learncost.interpreter import execute
 from learncost.ir.count import Count
 from learncost.ir.errors import InputError
 from learncost.layers.active import parameters
-from learncost.layers.lower import lower
+from learncost.passes.lower import lower
 from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.weight_decay import with_weight_decay

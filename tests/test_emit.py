@@ -15,7 +15,7 @@ from learncost.cli.command import main
 from learncost.interpreter import execute as definition
 from learncost.ir.count import shape_of
 from learncost.layers.layer import shipped, shipped_layer
-from learncost.layers.lower import lower
+from learncost.passes.lower import lower
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute, namespace, worst
 from sampling import LEARNING, sampled

@@ -7,10 +7,10 @@ import learncost as lc
 from learncost.backends import fill, program, unfold
 from learncost.interpreter import execute as definition
 from learncost.ir.repeat import Repeat
-from learncost.layers.lower import lower
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.passes.lower import lower
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.step import step
 from learncost.verification.sample import random_arrays, small_sizes

@@ -13,7 +13,7 @@ from torch.nn import functional
 import learncost as lc
 from kernels_in_c import needs_compiler
 from learncost.engines.in_place import InPlace
-from learncost.layers.lower import lower
+from learncost.passes.lower import lower
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute, worst
 from sampling import sampled

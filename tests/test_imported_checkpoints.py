@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.interpreter import execute
-from learncost.layers.checkpoints import checkpointed
-from learncost.layers.lower import lower
 from learncost.models.imported.walk import read_module
+from learncost.passes.checkpoints import checkpointed
+from learncost.passes.lower import lower
 from planned import given
 from sampling import sampled
 

@@ -18,10 +18,10 @@ from learncost.engines.numpy_engine import Training
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
-from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
+from learncost.passes.lower import lower
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step

@@ -17,11 +17,11 @@ from learncost.ir.count import shape_of
 from learncost.ir.line import Product, Tag
 from learncost.ir.term import Literal
 from learncost.ir.value import Value
-from learncost.layers.integer_functions import exponential, logarithm
-from learncost.layers.powers import HALF, WORD, Number, Power
-from learncost.layers.shifts import Shifts
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.passes.integer_functions import exponential, logarithm
+from learncost.passes.powers import HALF, WORD, Number, Power
+from learncost.passes.shifts import Shifts
 
 NET = (Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table").read_text(encoding="utf-8")
 SMALL = """small(X targets share; W1 b1 W2) -> loss

@@ -7,10 +7,10 @@ import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.interpreter import execute as run
 from learncost.ir.repeat import Repeat, walk
-from learncost.layers.lower import lower
-from learncost.layers.split import Part, split
 from learncost.models.from_layer import from_layer
+from learncost.passes.lower import lower
 from learncost.passes.plan import planned
+from learncost.passes.split import Part, split
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from planned import given, results, sizes_of, table_of

@@ -14,12 +14,12 @@ from learncost.ir.line import Word
 from learncost.ir.repeat import Repeat, walk
 from learncost.ir.term import Term
 from learncost.ir.zigzag import position
-from learncost.layers.rewrite_padded import paddable
 from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.ops import entry
 from learncost.passes.plan import planned
+from learncost.passes.rewrite_padded import paddable
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step

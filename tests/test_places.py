@@ -10,7 +10,7 @@ from kernels_in_c import Case, check, needs_compiler
 from learncost.backends.executed import executed
 from learncost.interpreter import execute as definition
 from learncost.ir.line import Kernel
-from learncost.layers.lower import lower
+from learncost.passes.lower import lower
 from learncost.verification.sample import random_arrays, small_sizes
 from learncost.verification.verify import with_jax, with_torch
 from programs import execute, worst

@@ -13,10 +13,10 @@ from learncost.autoshard.step import Way, memory_of, step_of
 from learncost.cli.command import main
 from learncost.devices.sustained import sustained
 from learncost.ir.precision import PRECISIONS
-from learncost.layers.stages import cut
 from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
+from learncost.passes.stages import cut
 from learncost.sharding.clauses import clauses
 from learncost.sharding.mesh import mesh
 
@@ -223,7 +223,7 @@ def test_weights_and_activations_are_those_of_one_device():
 
 
 def test_segments_are_the_stages_that_tables_are_cut_into():
-    """What a stage holds of weights, by segments, is what its own table has (layers/stages.py)."""
+    """What a stage holds of weights, by segments, is what its own table has (passes/stages.py)."""
     found, sizes = account("B over dp", "dp=1")
     layers = (3, 3, 2)
     stages = cut(found.model.table, found.model.sizes, layers).stages

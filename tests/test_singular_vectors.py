@@ -15,9 +15,9 @@ from learncost.ir.line import Tag
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.lower import lower
 from learncost.models.model import build
 from learncost.models.small import small
+from learncost.passes.lower import lower
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.singular_vectors import singular_vectors
 from learncost.procedures.step import step

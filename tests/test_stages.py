@@ -7,11 +7,11 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
-from learncost.layers.lower import lower
-from learncost.layers.stages import cut, even, turns_of
 from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.passes.lower import lower
+from learncost.passes.stages import cut, even, turns_of
 from learncost.verification.placements import small_model
 from learncost.verification.sample import random_arrays
 from planned import OWN, sizes_of

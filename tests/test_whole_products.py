@@ -13,8 +13,8 @@ from learncost.derivations.emit_c99 import Settings, program_of
 from learncost.derivations.verified_c99 import NEAR, parity
 from learncost.engines.alone import compiled
 from learncost.engines.compiler import compiler
-from learncost.layers.rewrite_whole import with_whole
 from learncost.models.configuration import configure
+from learncost.passes.rewrite_whole import with_whole
 
 CONVOLUTIONS = """convolutions(X; K L) -> Y
   C[B e i j] = X[B c y=2 i + u - 1 x=2 j + w - 1] K[e c u w]

@@ -13,8 +13,8 @@ from learncost.autodiff.derive import derive
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
 from learncost.interpreter import execute as execute_table
-from learncost.layers.lower import lower
 from learncost.passes.fused import fused
+from learncost.passes.lower import lower
 from learncost.passes.plan import planned
 from learncost.verification.sample import random_arrays
 from programs import execute

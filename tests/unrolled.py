@@ -6,9 +6,9 @@ from learncost.ir.count import size_of
 from learncost.ir.line import Line
 from learncost.ir.repeat import Repeat
 from learncost.ir.table import Table
-from learncost.layers.nested import flat, is_nested
-from learncost.layers.split import Part, split
 from learncost.models.model import Model
+from learncost.passes.nested import flat, is_nested
+from learncost.passes.split import Part, split
 
 
 def unrolled(model: Model) -> Model:

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from learncost.ir.errors import NotationError as NotationError
     from learncost.layers.layer import Layer as Layer
     from learncost.layers.layer import layer as layer
-    from learncost.layers.lower import lower as lower
     from learncost.liveness import Live as Live
     from learncost.liveness import live as live
     from learncost.models.from_module import from_module as from_module
+    from learncost.passes.lower import lower as lower
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
     from learncost.reports.compare import Comparison as Comparison
@@ -111,7 +111,7 @@ _PUBLIC = {
     "LayerTraining": "learncost.engines.layer_training",
     "Live": "learncost.liveness",
     "live": "learncost.liveness",
-    "lower": "learncost.layers.lower",
+    "lower": "learncost.passes.lower",
     "memory": "learncost.reports.memory.memory",
     "Memory": "learncost.reports.memory.memory",
     "NotationError": "learncost.ir.errors",

@@ -14,8 +14,8 @@ from learncost.ir.count import Count, base, larger
 from learncost.ir.line import Word
 from learncost.ir.repeat import Repeat, walk
 from learncost.ir.table import Table
-from learncost.layers.parted import parted
 from learncost.liveness import Stretch, stretches
+from learncost.passes.parted import parted
 
 
 class Moment(NamedTuple):

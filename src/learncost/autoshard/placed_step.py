@@ -10,9 +10,9 @@ from learncost.ir.line import Line
 from learncost.ir.precision import Precision
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
-from learncost.layers.rewrite_padded import paddable
 from learncost.models.model import Model
 from learncost.passes.plan import planned
+from learncost.passes.rewrite_padded import paddable
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.sharding.clauses import Clause, Homes

@@ -46,7 +46,7 @@ def blocks_of(table: Table) -> tuple[str, ...]:
 
 
 def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[Part, ...]:
-    """The stages of a model by how many blocks each has: `layers/stages.py` cuts its table so.
+    """The stages of a model by how many blocks each has: `passes/stages.py` cuts its table so.
 
     Raises `InputError` where the blocks are not all that there are.
     """

@@ -23,8 +23,8 @@ from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.layers.names import scores, written_once
 from learncost.layers.parts import of_part
-from learncost.layers.rewrite_quantized import makes_scales
 from learncost.layers.spelling import condition_names
+from learncost.passes.rewrite_quantized import makes_scales
 
 COMPUTED = ("fp32", "fp64", "bf16")
 """The types that programs have."""

@@ -28,10 +28,10 @@ from learncost.ir.line import Line
 from learncost.ir.precision import precision_of
 from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
 from learncost.ir.table import Table
-from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.ops import entries
 from learncost.ops.collectives import is_collective
+from learncost.passes.lower import lower
 
 _RESERVED = (
     "np",

@@ -17,8 +17,8 @@ from learncost.backends.program import Stops, Writer, closed, in_types
 from learncost.backends.records import Node, Tree, leaves
 from learncost.ir.count import base, whole
 from learncost.ir.table import Table
-from learncost.layers.parted import parted
 from learncost.ops.collectives import is_collective
+from learncost.passes.parted import parted
 from learncost.program.pipeline import Schedule
 
 BATCH = "B"

@@ -124,7 +124,7 @@ def _packed(row: Row, bits: int, sizes: Mapping[str, Any]) -> Any:
     """By how much a line that reads codes moves more bytes than so many bits an element; below 0: fewer."""
     from fractions import Fraction  # only where weights are quantized
 
-    from learncost.layers.rewrite_quantized import bits_of
+    from learncost.passes.rewrite_quantized import bits_of
 
     assert isinstance(row.source, Line)
     bits_of_name = bits_of(row.source, bits)

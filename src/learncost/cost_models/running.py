@@ -15,9 +15,9 @@ from learncost.ir.repeat import each_line, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.totals import beginnings
-from learncost.layers.alone import alone, shape
-from learncost.layers.lower import lower, lower_line
 from learncost.ops import entry
+from learncost.passes.context_free import alone, shape
+from learncost.passes.lower import lower, lower_line
 
 
 def executed_rows(table: Table, book: Book) -> tuple[Row, ...]:

@@ -28,7 +28,6 @@ from learncost.ir.stated import size_names
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
-from learncost.layers.rewrite_integers import check_room
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import instead
@@ -37,6 +36,7 @@ from learncost.models.model import Model, build, run_sizes
 from learncost.models.tables import letters
 from learncost.models.wording import nearest, shown
 from learncost.passes.plan import plan_of, planned
+from learncost.passes.rewrite_integers import check_room
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed

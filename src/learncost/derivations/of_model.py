@@ -11,12 +11,12 @@ from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
 from learncost.layers.parts import shown_layer
 from learncost.models.made import written
 from learncost.models.wording import nearest
 from learncost.ops import plain
+from learncost.passes.context_free import shape
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.reports import notation as write
 from learncost.reports.run import Run

@@ -10,8 +10,8 @@ from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.ir.count import Count, total
 from learncost.ir.line import Line, Word
 from learncost.ir.term import Term
-from learncost.layers.lower import lower_line
 from learncost.ops import Entry, entry
+from learncost.passes.lower import lower_line
 from learncost.reports import notation as write
 
 _AXES: Mapping[str, str] = {"_": "B"}

@@ -15,8 +15,8 @@ from learncost.ir.line import Line, Product, Sum
 from learncost.ir.repeat import Repeat
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
-from learncost.layers.rewrite_lora import RANK
 from learncost.models.model import Model
+from learncost.passes.rewrite_lora import RANK
 
 Arrays = dict[str, Any]
 

@@ -24,8 +24,8 @@ from learncost.ir.precision import BLOCKS, precision_of
 from learncost.ir.repeat import check_derived, each_line
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, Same
-from learncost.layers.lower import lower
 from learncost.models.model import Model
+from learncost.passes.lower import lower
 from learncost.procedures.accumulation import Accumulated, accumulated
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import DEFAULT

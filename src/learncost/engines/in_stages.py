@@ -9,10 +9,10 @@ from learncost.backends.stages import StagesProgram, StageTables, stages_program
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import Repeat, Statement, defined, walk
 from learncost.ir.table import Table
-from learncost.layers.stages import turns_of
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
 from learncost.passes.plan import planned
+from learncost.passes.stages import turns_of
 from learncost.procedures.staged import clipped_together, staged, staged_forward
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.program.pipeline import Schedule

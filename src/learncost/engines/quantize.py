@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.ir.count import shape_of
 from learncost.ir.precision import Blocks
-from learncost.layers.quantized import Quantized, levels_of, places_of
+from learncost.passes.quantized import Quantized, levels_of, places_of
 
 Arrays = dict[str, Any]
 

@@ -20,9 +20,9 @@ from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
 from learncost.ir.table import Table
 from learncost.ir.totals import added, begun, empty
 from learncost.ir.value import Same, Value
-from learncost.layers.joins import joined
 from learncost.layers.layer import Layer
-from learncost.layers.lower import lower
+from learncost.passes.joins import joined
+from learncost.passes.lower import lower
 
 Values = dict[str, Array]
 Watch = Callable[[Line, MutableMapping[str, Array]], None]

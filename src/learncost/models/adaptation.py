@@ -13,14 +13,14 @@ from math import isfinite
 
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.layers.nested import flat
 from learncost.layers.reach import Reach
-from learncost.layers.rewrite_lora import RANK, with_lora
-from learncost.layers.split import Part, split
 from learncost.models.model import Model, masks_of
 from learncost.models.parts import Parts, sliced
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
+from learncost.passes.nested import flat
+from learncost.passes.rewrite_lora import RANK, with_lora
+from learncost.passes.split import Part, split
 
 RANK_OF_PATHS, ALPHA = 8, 16.0
 """Where none is given: r = 8 as peft has it, and alpha = 2 r."""

@@ -16,11 +16,11 @@ from learncost.ir.parsed import Call, Header, Parsed
 from learncost.ir.table import Table
 from learncost.ir.value import Same, Value
 from learncost.layers.layer import defined
-from learncost.layers.lower import lower
 from learncost.models.compose import making
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
 from learncost.models.model import Model, axes_of, build
+from learncost.passes.lower import lower
 
 Number: TypeAlias = float | tuple[float, ...]
 

@@ -26,7 +26,7 @@ from learncost.models.rewritings import REWRITINGS
 from learncost.models.tables import RUN, check_limits, check_open, letters
 
 if TYPE_CHECKING:
-    from learncost.layers.quantized import Quantized
+    from learncost.passes.quantized import Quantized
 
 RUN_AXES = frozenset({"B", "M", "N"})
 

@@ -10,11 +10,11 @@ from learncost.ir.line import Line, Sum
 from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
-from learncost.layers.rewrite_lora import Projection, is_linear, is_lookup
 from learncost.models.model import Model
 from learncost.models.modules import joint, names, weights_named
 from learncost.models.purposes import layers_that, linear_layers, normalizes
 from learncost.models.wording import nearest, shown
+from learncost.passes.rewrite_lora import Projection, is_linear, is_lookup
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
 _LINEAR, _GROUPS = ("all-linear", "linear"), ("attention", "feed_forward")

@@ -8,10 +8,10 @@ from learncost.ir.count import base
 from learncost.ir.line import Line, Product, Word
 from learncost.ir.repeat import walk
 from learncost.ir.term import Read, Term
-from learncost.layers.rewrite_lora import is_linear
 from learncost.models.configuration import family_of
 from learncost.models.model import Model
 from learncost.ops import entry
+from learncost.passes.rewrite_lora import is_linear
 
 
 def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozenset[str]:

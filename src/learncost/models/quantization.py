@@ -7,11 +7,11 @@ from dataclasses import replace
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.precision import Precision
-from learncost.layers.nested import flat
-from learncost.layers.rewrite_quantized import with_quantized
 from learncost.models.adaptation import Adaptation, Learned, adapted
 from learncost.models.model import Model
 from learncost.models.purposes import linear_layers
+from learncost.passes.nested import flat
+from learncost.passes.rewrite_quantized import with_quantized
 
 
 def changed(model: Model, learned: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:

@@ -12,9 +12,9 @@ from learncost.ir.stated import Limit, size_names
 from learncost.ir.table import Table
 from learncost.ir.value import Same
 from learncost.layers.layer import Layer
-from learncost.layers.rewrite_lora import is_lookup
 from learncost.models.expression import names as names_in
 from learncost.models.families import Family
+from learncost.passes.rewrite_lora import is_lookup
 
 RUN = ("batch_size", "seq_len", "target_len")
 """The sizes that a run says."""

@@ -15,11 +15,11 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Kernel, Line, Word
 from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table, features
-from learncost.layers.inverse import inverted, kept_again
 from learncost.layers.names import named_once
-from learncost.layers.recompute import recomputed, run_once
 from learncost.ops import entry
+from learncost.passes.inverse import inverted, kept_again
 from learncost.passes.kernels import Names
+from learncost.passes.rematerialization import recomputed, run_once
 
 QUERIES = 32
 """Queries of a block: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which a

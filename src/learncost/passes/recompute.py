@@ -8,9 +8,9 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.layer import shipped
-from learncost.layers.recompute import recomputed
-from learncost.layers.segments import in_segments
 from learncost.ops import canonical, entries
+from learncost.passes.rematerialization import recomputed
+from learncost.passes.segments import in_segments
 
 ALL = {"block": "every line of a block", "all": "every line of a block that its backward pass needs"}
 BLOCK = ("block",)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from learncost.ir.repeat import repeats
 from learncost.ir.table import Table
-from learncost.layers.recompute import recomputed
 from learncost.passes.flash import scores
+from learncost.passes.rematerialization import recomputed
 
 
 def ring(table: Table) -> Table:

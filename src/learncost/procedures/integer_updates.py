@@ -20,11 +20,11 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Product, Sum, Tag, Word
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
-from learncost.layers.codes import LARGEST
-from learncost.layers.powers import CODE, HALF, TOTAL, Number, Power
-from learncost.layers.rewrite_integers import Integers, with_integers
 from learncost.models.model import Model
 from learncost.ops.optimizers import OPTIMIZERS
+from learncost.passes.codes import LARGEST
+from learncost.passes.powers import CODE, HALF, TOTAL, Number, Power
+from learncost.passes.rewrite_integers import Integers, with_integers
 from learncost.procedures.directions import NUMBER, Directions
 from learncost.procedures.inference import scored
 

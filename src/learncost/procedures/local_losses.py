@@ -18,8 +18,8 @@ from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Same, Value
 from learncost.layers.reach import Reach
-from learncost.layers.segments import in_groups
 from learncost.models.model import Model
+from learncost.passes.segments import in_groups
 from learncost.procedures.needed import needed
 from learncost.procedures.places import check_learns, stacks
 from learncost.procedures.procedure import Procedure

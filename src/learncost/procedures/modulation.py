@@ -17,11 +17,11 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.term import Axis, Read, Term
 from learncost.ir.value import Role, Value
 from learncost.layers.layer import shipped_layer
-from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
 from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.models.tables import addable
+from learncost.passes.rematerialization import in_macro
 from learncost.procedures.moves import ELSEWHERE
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import LEARNING, Procedure

@@ -28,9 +28,9 @@ from learncost.ir.repeat import Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
-from learncost.layers.codes import LARGEST
-from learncost.layers.quantized import Quantized
 from learncost.models.model import Model
+from learncost.passes.codes import LARGEST
+from learncost.passes.quantized import Quantized
 from learncost.procedures.directions import NUMBER, Directions
 
 _TAG = Tag("optimizer", macro="optimizer_step", local="rounding")

@@ -14,8 +14,8 @@ from learncost.ir.line import Line, Sum, Tag
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.stages import Sent, Stage, cut
 from learncost.models.model import Model
+from learncost.passes.stages import Sent, Stage, cut
 from learncost.procedures.clipping import clipped
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import with_optimizer, without_gradients

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from learncost.autodiff.derive import derive, derive_once
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.layers.checkpoints import checkpointed
 from learncost.models.model import Model, Structure
+from learncost.passes.checkpoints import checkpointed
 from learncost.procedures.optimizer import optimizer, with_optimizer
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, Procedure, procedure
 
@@ -132,7 +132,7 @@ def step(
     if model.kept:
         table = _kept(table, chosen)
     if model.whole:
-        from learncost.layers.rewrite_whole import with_whole
+        from learncost.passes.rewrite_whole import with_whole
 
         table = with_whole(table)
     if stepping is None:
@@ -163,7 +163,7 @@ def _in_integers(table: Table, model: Model) -> Table:
 
 def _kept(table: Table, chosen: Procedure) -> Table:
     """The step with codes of what waits for its backward pass."""
-    from learncost.layers.rewrite_kept import with_kept  # only where it is asked for: start-up counts
+    from learncost.passes.rewrite_kept import with_kept  # only where it is asked for: start-up counts
 
     if set(chosen.schedule) - set(LEARNING["bp"].schedule) - set(LEARNING["recompute"].schedule):
         raise InputError(f"activations in int8 wait for the backward pass of bp and recompute, not of {chosen.name}")
@@ -197,15 +197,15 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
     if drawn:
         table = replace(table, values={**table.values, **drawn}, inputs=(*table.inputs, *drawn))
     if model.quantized:
-        from learncost.layers.rewrite_quantized import made_again  # only where it is asked for: start-up counts
+        from learncost.passes.rewrite_quantized import made_again  # only where it is asked for: start-up counts
 
         table = made_again(table)
     if "forward again" in chosen.moves:
-        from learncost.layers.recompute import recomputed
+        from learncost.passes.rematerialization import recomputed
 
         table = recomputed(table, chosen=lambda line: True, whole=True)
     if "forward again from outputs" in chosen.moves:
-        from learncost.layers.inverse import inverted
+        from learncost.passes.inverse import inverted
 
         table = inverted(table)
     if reading:

@@ -15,8 +15,8 @@ from learncost.ir.line import Product, Sum, Tag
 from learncost.ir.repeat import Carry, Repeat, Statement
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
-from learncost.layers.inverse import Chain, chain_of
 from learncost.models.model import Model
+from learncost.passes.inverse import Chain, chain_of
 from learncost.procedures.places import Place, blocks, stream
 
 

@@ -14,9 +14,9 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import Precision
 from learncost.ir.repeat import round_rings, walk
 from learncost.ir.table import Table
-from learncost.layers.stages import turns_of
 from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned
+from learncost.passes.stages import turns_of
 from learncost.procedures.optimizer import default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step

@@ -11,8 +11,8 @@ from learncost.ir.count import base
 from learncost.ir.line import Condition, Line, Product, Sum, Word
 from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Value
-from learncost.layers.lower import expanded
 from learncost.ops import entry
+from learncost.passes.lower import expanded
 from learncost.sharding.filled import stays_zero
 from learncost.sharding.layout import Layout, cut
 from learncost.sharding.rows import Choice, Rows, rows_of

@@ -17,7 +17,7 @@ from learncost.interpreter.collected import filled_up
 from learncost.ir.count import cuts, held, here, size_of
 from learncost.ir.line import Line
 from learncost.ir.zigzag import devices_name, devices_of
-from learncost.layers.lower import lower
+from learncost.passes.lower import lower
 from learncost.sharding.layout import Layout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed

@@ -20,9 +20,9 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
-from learncost.layers.lower import expanded
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective
+from learncost.passes.lower import expanded
 
 _NUMBERS = (-2.0, 0.5, 1.0, 3.0)
 """What stands for numbers that are not known to be 0."""

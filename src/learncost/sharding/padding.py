@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from learncost.ir.table import Table
-from learncost.layers.rewrite_padded import paddable, with_padded
 from learncost.models.model import Model
+from learncost.passes.rewrite_padded import paddable, with_padded
 from learncost.sharding.clauses import Clause, parts_of
 from learncost.sharding.mesh import Mesh
 

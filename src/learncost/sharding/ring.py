@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
-from learncost.layers.recompute import pairs
+from learncost.passes.rematerialization import pairs
 from learncost.sharding.clauses import kind_of
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.ring_regions import Region, regions

@@ -13,8 +13,8 @@ from learncost.ir.repeat import Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.stages import Sent, Stage, even
 from learncost.ops.collectives import is_collective
+from learncost.passes.stages import Sent, Stage, even
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place

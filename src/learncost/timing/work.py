@@ -18,9 +18,9 @@ from learncost.ir.precision import BYTES
 from learncost.ir.repeat import check_derived
 from learncost.ir.sides import sides
 from learncost.ir.term import Literal, Read, Term, terms_of
-from learncost.layers.lower import lower_line
 from learncost.layers.products import direct
 from learncost.ops.collectives import is_collective
+from learncost.passes.lower import lower_line
 from learncost.program.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
 
 
@@ -440,7 +440,7 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
     """Bits of an element of what has another type than the run: codes and scales of weights."""
     if not any(line.tag.types for line in lines):
         return {}
-    from learncost.layers.rewrite_quantized import bits_of  # only where weights are quantized
+    from learncost.passes.rewrite_quantized import bits_of  # only where weights are quantized
 
     return {name: width for line in lines for name, width in bits_of(line, bits).items()}
 

@@ -19,8 +19,8 @@ from learncost.ir.repeat import check_derived, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.layers.layer import Layer
-from learncost.layers.lower import lower
 from learncost.ops import entry
+from learncost.passes.lower import lower
 from learncost.verification.report import Check, Report
 from learncost.verification.sample import Array, random_arrays, small_sizes
 from learncost.verification.tally import Tally, tallied

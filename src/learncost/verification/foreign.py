@@ -17,9 +17,9 @@ from learncost.ir.line import Condition, Line, Product, Sum, Word
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Term
-from learncost.layers.lower import lower
 from learncost.layers.products import direct
 from learncost.ops import entry
+from learncost.passes.lower import lower
 
 Tensor = Any
 

@@ -15,15 +15,15 @@ from learncost.ir.line import Line, Word
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.value import Same
-from learncost.layers.joins import joined
-from learncost.layers.rewrite_padded import paddable
-from learncost.layers.stages import turns_of
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
 from learncost.ops import entry
 from learncost.ops.collectives import sends
+from learncost.passes.joins import joined
 from learncost.passes.plan import planned
+from learncost.passes.rewrite_padded import paddable
+from learncost.passes.stages import turns_of
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step

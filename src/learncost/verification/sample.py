@@ -16,10 +16,10 @@ from learncost.ir.repeat import walk, windows
 from learncost.ir.roles import places_read
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
-from learncost.layers.joins import joined
 from learncost.layers.spelling import condition_names
 from learncost.layers.tiles import read_place_by_place
 from learncost.ops import entry
+from learncost.passes.joins import joined
 
 Array = Any
 

@@ -11,7 +11,7 @@ from learncost.autodiff.tangent import MARK, along_inputs
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.layers.lower import lower
+from learncost.passes.lower import lower
 from learncost.verification.check import (
     STEP,
     seeds_of,

@@ -15,8 +15,8 @@ from learncost.ir.repeat import defined
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ir.value import Value
-from learncost.layers.lower import lower
 from learncost.ops import entry
+from learncost.passes.lower import lower
 
 
 def terms(operands: Iterable[Operand | Affine]) -> Iterator[tuple[Term, bool]]:

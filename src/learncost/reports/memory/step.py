@@ -14,7 +14,6 @@ from learncost.ir.precision import BYTES, Precision
 from learncost.ir.repeat import each_line, walk
 from learncost.ir.table import Table
 from learncost.layers.names import scores
-from learncost.layers.quantized import Array, bytes_of_array
 from learncost.liveness import Instant, Live, Stretch, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
@@ -23,6 +22,7 @@ from learncost.models.wording import counted, shown
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.in_product import KERNELS
 from learncost.passes.plan import CHOSEN, planned
+from learncost.passes.quantized import Array, bytes_of_array
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
 from learncost.procedures.procedure import PAPER

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from learncost.ir.count import shape_of
-from learncost.layers.quantized import bytes_of_array
 from learncost.liveness import Held, Live, Stay, Stretch
 from learncost.models.quantization import quantized_widths
+from learncost.passes.quantized import bytes_of_array
 from learncost.reports.memory.engine import FIXED, Runner, Taken
 from learncost.reports.memory.step import Step
 from learncost.reports.mesh_cost import part_of as part_over_devices

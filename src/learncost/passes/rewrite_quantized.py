@@ -28,9 +28,9 @@ from learncost.ir.repeat import Repeat, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Value
-from learncost.layers.quantized import Array, Quantized, blocks_of, levels_axis, levels_of, places_of
-from learncost.layers.recompute import recomputed
-from learncost.layers.rewrite_lora import is_linear
+from learncost.passes.quantized import Array, Quantized, blocks_of, levels_axis, levels_of, places_of
+from learncost.passes.rematerialization import recomputed
+from learncost.passes.rewrite_lora import is_linear
 
 SCALES = "scales"
 LAYER = "dequantization"

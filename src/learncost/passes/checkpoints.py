@@ -14,7 +14,7 @@ from learncost.ir.line import Line, Product, Word
 from learncost.ir.repeat import Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.layers.recompute import Values, in_macro, joined, pairs
+from learncost.passes.rematerialization import Values, in_macro, joined, pairs
 
 Path = tuple[str, ...]
 

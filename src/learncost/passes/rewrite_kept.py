@@ -26,11 +26,11 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.codes import LAYER, Values, coded
 from learncost.layers.parts import of_part
-from learncost.layers.recompute import pairs
 from learncost.layers.spelling import condition_names
 from learncost.ops import entry
+from learncost.passes.codes import LAYER, Values, coded
+from learncost.passes.rematerialization import pairs
 
 
 def with_kept(table: Table) -> Table:

@@ -14,7 +14,7 @@ from learncost.ir.line import Line
 from learncost.ir.repeat import Carry, Repeat, each_line
 from learncost.ir.table import Table
 from learncost.ir.value import Value
-from learncost.layers.recompute import Values, pairs
+from learncost.passes.rematerialization import Values, pairs
 
 
 def in_segments(table: Table, turns: int) -> Table:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.line import Product, Sum, Tag
 from learncost.ir.term import Literal, Operand, Term
-from learncost.layers.powers import HALF, WORD, Number, Power
-from learncost.layers.shifts import Shifts
+from learncost.passes.powers import HALF, WORD, Number, Power
+from learncost.passes.shifts import Shifts
 
 LOG2_E, LN_2 = (11819, -13), (22713, -15)
 """log2(e) and ln(2) as whole numbers times powers of two."""

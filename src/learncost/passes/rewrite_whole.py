@@ -23,7 +23,7 @@ from learncost.ir.line import Line, Product
 from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.layers.codes import Values, coded
+from learncost.passes.codes import Values, coded
 
 
 def with_whole(table: Table) -> Table:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from learncost.ir.line import Line, Sum, Tag, Word
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
-from learncost.layers.codes import LAYER
-from learncost.layers.powers import CODE, WORD, Number, Power
+from learncost.passes.codes import LAYER
+from learncost.passes.powers import CODE, WORD, Number, Power
 
 
 @dataclass

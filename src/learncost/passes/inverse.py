@@ -14,7 +14,7 @@ from learncost.ir.repeat import Carry, Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.recompute import pairs, recomputed
+from learncost.passes.rematerialization import pairs, recomputed
 
 Chain = list[tuple[Sum, int]]
 """The sums on the way of a stream through a block, and of each the place of the term that is the stream's."""

@@ -20,10 +20,10 @@ from learncost.ir.repeat import Repeat, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
 from learncost.ir.value import Same, Value
-from learncost.layers.joins import join_of, read_back
-from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within
 from learncost.layers.spelling import spell
 from learncost.ops import entry
+from learncost.passes.joins import join_of, read_back
+from learncost.passes.outside import Outside, Pair, bounds, moved, narrowest, pair, within
 
 
 def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:

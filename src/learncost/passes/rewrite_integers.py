@@ -24,11 +24,11 @@ from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.repeat import Repeat
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
-from learncost.layers.integer_functions import FUNCTIONS
-from learncost.layers.lower import expanded
-from learncost.layers.powers import CODE, HALF, TOTAL, WORD, Number, Power
-from learncost.layers.rewrite_whole import is_whole
-from learncost.layers.shifts import Shifts
+from learncost.passes.integer_functions import FUNCTIONS
+from learncost.passes.lower import expanded
+from learncost.passes.powers import CODE, HALF, TOTAL, WORD, Number, Power
+from learncost.passes.rewrite_whole import is_whole
+from learncost.passes.shifts import Shifts
 
 FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
 """The powers of two, and the bits, of numbers that a step is given: by their roles, or what they are called there."""

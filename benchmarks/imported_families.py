@@ -22,11 +22,11 @@ from typing import Any
 import learncost as lc
 from learncost.cost_models import price
 from learncost.cost_models.books import book
+from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
 from learncost.ir.line import Product, Sum, Word
 from learncost.ir.table import Table
 from learncost.models.families import FAMILIES
-from learncost.models.imported.walk import read_module
 from learncost.models.model import build, run_sizes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

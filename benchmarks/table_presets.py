@@ -20,14 +20,14 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+from learncost.importer.configured import inputs_of, module_of
+from learncost.importer.evaluated import evaluation_of
+from learncost.importer.inputs import parse_inputs
+from learncost.importer.refusals import OnValuesError
+from learncost.importer.room import give_room, without_memory
+from learncost.importer.whole import table_of
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
-from learncost.models.imported.configured import inputs_of, module_of
-from learncost.models.imported.evaluated import evaluation_of
-from learncost.models.imported.inputs import parse_inputs
-from learncost.models.imported.refusals import OnValuesError
-from learncost.models.imported.room import give_room, without_memory
-from learncost.models.imported.whole import table_of
 from learncost.models.presets import TABLES
 from learncost.procedures.statistics import has_statistics
 

@@ -481,8 +481,8 @@ def row(name: str, make: Callable[[], tuple[Any, Any]]) -> str:
     """A line of the table."""
     import torch
 
+    from learncost.importer.walk import read_module
     from learncost.ir.errors import InputError
-    from learncost.models.imported.walk import read_module
     from learncost.verification.imported import parity, products
 
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import learncost as lc
-from learncost.models.imported.walk import read_module
+from learncost.importer.walk import read_module
 from learncost.verification.imported import parity, products
 from sampling import sampled
 

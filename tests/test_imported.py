@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
-from learncost.models.imported.walk import read_module
 from learncost.verification.imported import parity, products
 from own_modules import CASES, Block
 from own_operators import GROUPS

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.autodiff.derive import derive
+from learncost.importer.walk import read_module
 from learncost.interpreter import execute
-from learncost.models.imported.walk import read_module
 from learncost.passes.checkpoints import checkpointed
 from learncost.passes.lower import lower
 from planned import given

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 import learncost as lc
+from learncost.importer.walk import read_module
 from learncost.models.families import FAMILIES
-from learncost.models.imported.walk import read_module
 from learncost.models.sizes import CANONICAL
 from learncost.models.small import small
 from learncost.training.hugging_face import config as hugging_face

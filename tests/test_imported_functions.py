@@ -8,9 +8,9 @@ from torch import nn
 
 import learncost as lc
 from learncost.autodiff.derive import derive
+from learncost.importer.replaced import least_squares
+from learncost.importer.walk import read_module
 from learncost.interpreter import run
-from learncost.models.imported.replaced import least_squares
-from learncost.models.imported.walk import read_module
 from learncost.verification.imported import parity, products
 from sampling import sampled
 

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.backends.placed.alike import alike
-from learncost.models.imported.inputs import parse_input
-from learncost.models.imported.walk import read_module
+from learncost.importer.inputs import parse_input
+from learncost.importer.walk import read_module
 from learncost.verification.imported import parity, products
 from sampling import sampled
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.models.imported.walk import read_module
+from learncost.importer.walk import read_module
 from learncost.verification.imported import parity
 from sampling import sampled
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.utils import rnn
 
 import learncost as lc
-from learncost.models.imported.as_run import straight
-from learncost.models.imported.walk import read_module
+from learncost.importer.as_run import straight
+from learncost.importer.walk import read_module
 from learncost.verification.imported import parity, products
 
 LENGTHS = torch.tensor([2, 4, 1])

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.models.imported.walk import read_module
+from learncost.importer.walk import read_module
 from learncost.verification.imported import parity
 
 

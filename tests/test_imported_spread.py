@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import learncost as lc
-from learncost.models.imported.walk import read_module
+from learncost.importer.walk import read_module
 from learncost.verification.imported import parity
 from programs import execute
 from sampling import sampled

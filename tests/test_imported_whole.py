@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from learncost.models.imported.walk import read_module
+from learncost.importer.walk import read_module
 from learncost.verification.imported import parity, products
 from sampling import sampled
 

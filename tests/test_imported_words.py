@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import learncost as lc
-from learncost.models.imported.walk import read_module
+from learncost.importer.walk import read_module
 from learncost.verification.imported import parity
 from sampling import sampled
 

@@ -10,14 +10,14 @@ import pytest
 
 from learncost.cli.importing.cache import Place, Remembered
 from learncost.cli.importing.user_file import target
+from learncost.importer.inputs import attempts, parse_input, parse_inputs, symbols_of
 from learncost.ir.errors import InputError
-from learncost.models.imported.inputs import attempts, parse_input, parse_inputs, symbols_of
 
 torch = pytest.importorskip("torch")
 
 from learncost.cli.importing.build import built  # noqa: E402 - it needs torch
 from learncost.cli.importing.user_file import watched  # noqa: E402
-from learncost.models.imported.inputs import checked, tensors  # noqa: E402
+from learncost.importer.inputs import checked, tensors  # noqa: E402
 
 TWO = """
 import torch

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402 - it needs torch
 
-from learncost.models.imported.walk import read_module  # noqa: E402
+from learncost.importer.walk import read_module  # noqa: E402
 from learncost.verification.imported import parity, products  # noqa: E402
 from own_modules import Of  # noqa: E402
 

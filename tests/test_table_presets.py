@@ -11,10 +11,10 @@ from learncost.cli.command import main
 from learncost.derivations import emit_c99
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import from_state
+from learncost.importer.evaluated import values_of
 from learncost.ir.errors import InputError
 from learncost.models.argument import described_elsewhere
 from learncost.models.configuration import configure
-from learncost.models.imported.evaluated import values_of
 from learncost.models.presets import presets, table_presets
 
 NAMES = [preset.name for preset in table_presets()]
@@ -154,9 +154,9 @@ def test_the_table_of_a_small_model_of_its_type_is_its_module(kind):
     """Values and all gradients against autograd in float64, parameters to the unit."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from learncost.models.imported.configured import inputs_of, module_of
-    from learncost.models.imported.inputs import checked, tensors
-    from learncost.models.imported.walk import read_module
+    from learncost.importer.configured import inputs_of, module_of
+    from learncost.importer.inputs import checked, tensors
+    from learncost.importer.walk import read_module
     from learncost.verification.imported import parity
 
     torch.manual_seed(0)

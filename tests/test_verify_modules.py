@@ -8,8 +8,8 @@ from torch import nn
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.models.imported import rule
-from learncost.models.imported.rules import products
+from learncost.importer import rule
+from learncost.importer.rules import products
 from learncost.verification.live import verify_live
 
 FILE = """
@@ -70,7 +70,7 @@ def test_a_module_is_run_at_two_sizes(file, capsys):
 def test_a_rule_that_leaves_the_bias_out_is_found(file, capsys, monkeypatch):
     wrong = {**rule.RULES, "linear": lambda reader, x, weight, bias=None: products.linear(reader, x, weight)}
     monkeypatch.setattr(rule, "RULES", wrong)
-    monkeypatch.setattr("learncost.models.imported.reading.RULES", wrong)
+    monkeypatch.setattr("learncost.importer.reading.RULES", wrong)
     assert main(["verify", file, "--no-cache"]) == 1
     assert "FAILED Average at B = 3, outputs with the module's run" in " ".join(capsys.readouterr().out.split())
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from learncost.engines.numpy_engine import Training as Training
     from learncost.hardware.record import RunCost as RunCost
     from learncost.hardware.run_cost import run_cost as run_cost
+    from learncost.importer.from_module import from_module as from_module
     from learncost.interpreter import run as run
     from learncost.ir.errors import InputError as InputError
     from learncost.ir.errors import NotationError as NotationError
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from learncost.layers.layer import layer as layer
     from learncost.liveness import Live as Live
     from learncost.liveness import live as live
-    from learncost.models.from_module import from_module as from_module
     from learncost.passes.lower import lower as lower
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
@@ -104,7 +104,7 @@ _PUBLIC = {
     "Fit": "learncost.reports.memory.fit",
     "inference": "learncost.procedures.inference",
     "Inference": "learncost.procedures.inference",
-    "from_module": "learncost.models.from_module",
+    "from_module": "learncost.importer.from_module",
     "InputError": "learncost.ir.errors",
     "Layer": "learncost.layers.layer",
     "layer": "learncost.layers.layer",

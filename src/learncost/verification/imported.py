@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from learncost.importer.examples import arguments, as_called, flattened
+from learncost.importer.nodes import operator_name
+from learncost.importer.refusals import told
+from learncost.importer.restored import copied, restored
+from learncost.importer.running.ends import backward, ends
+from learncost.importer.settled import OfSizes
+from learncost.importer.values import run_graph
+from learncost.importer.walk import WITHOUT_GRADIENT, Imported
+from learncost.importer.wrappers import plain
 from learncost.interpreter import run
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.repeat import each_line
 from learncost.layers.layer import Layer, layer
-from learncost.models.imported.examples import arguments, as_called, flattened
-from learncost.models.imported.nodes import operator_name
-from learncost.models.imported.refusals import told
-from learncost.models.imported.restored import copied, restored
-from learncost.models.imported.running.ends import backward, ends
-from learncost.models.imported.settled import OfSizes
-from learncost.models.imported.values import run_graph
-from learncost.models.imported.walk import WITHOUT_GRADIENT, Imported
-from learncost.models.imported.wrappers import plain
 
 
 @dataclass(frozen=True)

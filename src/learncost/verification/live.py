@@ -8,17 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from learncost.importer.examples import as_called, flattened
+from learncost.importer.inputs import attempts, checked, examples_of, sized, tensors
+from learncost.importer.live import Live
+from learncost.importer.refusals import told
+from learncost.importer.restored import copied, restored
+from learncost.importer.tried import size_of_example
+from learncost.importer.walk import Imported
+from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 from learncost.layers.layer import Layer, layer
-from learncost.models.imported.examples import as_called, flattened
-from learncost.models.imported.inputs import attempts, checked, examples_of, sized, tensors
-from learncost.models.imported.live import Live
-from learncost.models.imported.refusals import told
-from learncost.models.imported.restored import copied, restored
-from learncost.models.imported.tried import size_of_example
-from learncost.models.imported.walk import Imported
-from learncost.models.imported.wrappers import plain
 from learncost.verification.imported import Ran, gradients_apart, products, ran_both, twin_of
 from learncost.verification.overwritten import has_repeated_places, overwriting
 from learncost.verification.report import Check

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from learncost.models.imported.nodes import operator_name
+from learncost.importer.nodes import operator_name
 
 
 def overwriting(program: Any) -> Iterator[Any]:

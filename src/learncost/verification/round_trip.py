@@ -13,11 +13,11 @@ from learncost.autodiff.derive import derive
 from learncost.backends import fill, program
 from learncost.cost_models import price
 from learncost.cost_models.books import book as find_book
+from learncost.importer.walk import read_module
 from learncost.ir.line import Line, Product, Sum, Word
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, layer
 from learncost.layers.products import matrix_maccs
-from learncost.models.imported.walk import read_module
 from learncost.reports.cost import cost
 from learncost.verification.imported import Parity, parity
 from learncost.verification.sample import random_arrays

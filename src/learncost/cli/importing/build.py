@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.cli.importing.user_file import Ran, Target, UserError, run, user_code
+from learncost.importer.inputs import Input, examples
+from learncost.importer.room import give_room, without_memory
+from learncost.importer.wrappers import readable
 from learncost.ir.errors import InputError
 from learncost.models.files import read_path
-from learncost.models.imported.inputs import Input, examples
-from learncost.models.imported.room import give_room, without_memory
-from learncost.models.imported.wrappers import readable
 from learncost.models.wording import shown
 
 INPUTS = "inputs"
@@ -54,7 +54,7 @@ def _built(wanted: Target) -> Built:
     from torch import nn
 
     if not wanted.name:
-        from learncost.models.imported.configured import inputs_of, module_of
+        from learncost.importer.configured import inputs_of, module_of
 
         module = module_of(read_path(str(wanted.file)))
         return Built(module, inputs_of(module))

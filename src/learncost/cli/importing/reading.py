@@ -14,10 +14,10 @@ from typing import Any
 from learncost.cli.importing.cache import Place, Remembered
 from learncost.cli.importing.flags import How
 from learncost.cli.importing.user_file import Target
+from learncost.importer.configured import check_installed
+from learncost.importer.inputs import Input, checked, parse_inputs
 from learncost.ir.errors import InputError
 from learncost.models.files import read_path
-from learncost.models.imported.configured import check_installed
-from learncost.models.imported.inputs import Input, checked, parse_inputs
 from learncost.models.wording import printable
 from learncost.program.autograd import Running
 from learncost.version import __version__
@@ -71,8 +71,8 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
 def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> tuple[Remembered, set[Path]]:
     from learncost.cli.importing.build import built
     from learncost.cli.importing.user_file import watched
-    from learncost.models.imported.refusals import NotExportedError, OnValuesError
-    from learncost.models.imported.whole import table_of
+    from learncost.importer.refusals import NotExportedError, OnValuesError
+    from learncost.importer.whole import table_of
 
     said: list[str] = []
     with _shown() as stage, watched() as files, warnings.catch_warnings():
@@ -85,7 +85,7 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> t
         ways: dict[str, Any] = {"unknown": how.unknown, "as_run": how.as_run, "fold": how.fold, "stage": stage}
         ways |= {"say": said.append, "real": lambda: built(wanted, True, said.append).module}
         if training:
-            from learncost.models.imported.evaluated import evaluation_of
+            from learncost.importer.evaluated import evaluation_of
 
             return Remembered(evaluation_of(building.module, given, str(wanted), training, **ways), tuple(said)), files
         try:
@@ -106,7 +106,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
     saved  those of its state_dict alone
     """
     from learncost.cli.importing.build import built
-    from learncost.models.imported.evaluated import saved_of, values_of
+    from learncost.importer.evaluated import saved_of, values_of
 
     if find_spec("torch") is None:
         raise InputError("the values of a module need the package torch: pip install 'learncost[torch]'")
@@ -138,8 +138,8 @@ def steps(wanted: Target, how: How) -> Callable[..., None]:
         return answer.module, parse_inputs(how.inputs) or answer.inputs or ()
 
     def run(sizes: Mapping[str, int], values: str, running: Running) -> None:
-        from learncost.models.imported.inputs import sized
-        from learncost.models.imported.running import Stepping
+        from learncost.importer.inputs import sized
+        from learncost.importer.running import Stepping
 
         if find_spec("torch") is None:
             raise InputError("running a module needs the package torch: pip install 'learncost[torch]'")
@@ -154,7 +154,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
 
     def build() -> Any:
         from learncost.cli.importing.build import built
-        from learncost.models.imported.live import Live
+        from learncost.importer.live import Live
 
         if find_spec("torch") is None:
             raise InputError("running a module needs the package torch: pip install 'learncost[torch]'")

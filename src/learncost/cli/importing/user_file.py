@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from learncost.importer.refusals import is_local, told
 from learncost.ir.errors import InputError
 from learncost.models.argument import described_elsewhere
-from learncost.models.imported.refusals import is_local, told
 from learncost.models.wording import nearest, printable, shown
 
 _SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)", re.DOTALL)

@@ -1,0 +1,263 @@
+"""The operations of one run of a module as a module of its own, without the branches that the run did not take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import getitem
+from typing import Any
+
+from learncost.importer.examples import as_called, flattened
+from learncost.importer.export import SELECTING
+from learncost.importer.functions import held_to_their_lines
+from learncost.importer.gradients import written_through
+from learncost.importer.learning import ChangedError, learning_kept
+from learncost.importer.packed import unpacked
+from learncost.importer.refusals import GradientTakenError
+from learncost.importer.replaced import written_out
+from learncost.importer.restored import copied, restored
+from learncost.importer.wrappers import plain
+from learncost.ir.errors import InputError
+
+
+def straight(module: Any, values: Mapping[str, Any]) -> Any:
+    """A module that does what this one does with these values, operation by operation. It is run once, with numbers.
+
+    It has the same parameters and buffers under the same paths, and takes the values that are tensors, those in rows
+    and mappings by the names of `flattened`.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    names, run = called_with(module, values)
+    tensors, assigned = flattened(values), list[str]()
+    trace: Any = make_fx(
+        _with_assigned(module, run, assigned),
+        tracing_mode="real",
+        pre_dispatch=True,
+        _error_on_data_dependent_ops=False,
+    )
+    given = copied([tensors[name] for name in names])
+    unkept = "its forward pass asks for a gradient of an input, which one run does not keep"
+    try:
+        with (
+            restored(module),
+            held_to_their_lines() as taken,
+            learning_kept(module) as asked,
+            written_out(),
+            unpacked(numbers=True),
+        ):
+            ran = trace(*copied(given))
+        if taken:  # above autograd, what it keeps for a gradient is no value of the graph
+            raise GradientTakenError(taken[0])
+        if asked:
+            raise InputError(unkept)
+    except (GradientTakenError, ChangedError) as error:
+        try:
+            written, asked_names = written_through(module, values, str(error))
+        except GradientTakenError:
+            raise InputError(str(error)) from error
+        if asked_names:
+            raise InputError(unkept) from None
+        return straight(written, values)
+    except InputError as error:  # it is told with its place, as what an export refuses
+        raise InputError(str(error)) from error
+    _assign(ran, module, assigned)
+    with restored(module):
+        traced, selecting = _with_its_places(ran, given)
+    graph = traced.graph
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.users and _looks(node.target):
+            graph.erase_node(node)
+    whole = of_graph(traced, module, names)
+    setattr(whole, SELECTING, selecting)
+    return whole
+
+
+def _with_assigned(module: Any, run: Any, assigned: list[str]) -> Any:
+    """A run that hands out what it assigns to buffers, behind what it returns: `self.codes = new`."""
+
+    def call(*tensors: Any) -> Any:
+        before = dict(module.named_buffers())
+        result = run(*tensors)
+        after = dict(module.named_buffers())
+        assigned[:] = [
+            path
+            for path, each in before.items()
+            if after.get(path, each) is not each and each.shape == after[path].shape
+        ]
+        return result, [after[path] for path in assigned]
+
+    return call
+
+
+def _assign(traced: Any, module: Any, assigned: Sequence[str]) -> None:
+    """Make of what a run hands out behind its results copies into the buffers that it assigned them to."""
+    import torch
+
+    graph, buffers = traced.graph, dict(module.named_buffers())
+    output = graph.output_node()
+    result, new = output.args[0]
+    output.args = (result,)
+    with graph.inserting_before(output):
+        for place, (path, each) in enumerate(zip(assigned, new, strict=True)):
+            name = f"assigned_{place}"
+            setattr(traced, name, buffers[path])
+            graph.call_function(torch.ops.aten.copy_.default, (graph.get_attr(name), each))
+
+
+def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]:
+    """The names of the tensors among the inputs, in rows and mappings too, and the module as a function of these."""
+    import torch
+
+    flat = flattened(values)
+    names = [name for name, value in flat.items() if isinstance(value, torch.Tensor)]
+
+    def run(*tensors: Any) -> Any:
+        leaves = iter((flat | dict(zip(names, tensors, strict=True))).values())
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                parts = [filled(each) for each in value]
+                return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+            if isinstance(value, Mapping):
+                return {key: filled(each) for key, each in value.items()}
+            return next(leaves)
+
+        row, by_name = as_called(module, {name: filled(value) for name, value in values.items()})
+        return plain(module(*row, **by_name))
+
+    return names, run
+
+
+def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
+    """A module that does what was traced of this one: with its parameters and buffers under the same paths."""
+    import torch
+
+    paths = {id(value): path for path, value in (*module.named_parameters(), *module.named_buffers())}
+    root = _skeleton(module)
+    graph = traced.graph
+    graph.eliminate_dead_code()
+    places = iter(names)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            node.target = next(places)
+        elif node.op == "get_attr":
+            value = getattr(traced, node.target)
+            if id(value) in paths:
+                node.target = paths[id(value)]
+            else:
+                setattr(root, node.target, value)
+    result = torch.fx.GraphModule(root, graph, type(module).__name__)
+    for path, _ in root.named_parameters(remove_duplicate=False):  # what no line reads is stored, too
+        torch.fx.graph_module._copy_attr(root, result, path)
+    return result
+
+
+def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
+    """A traced run in which places that values select, as `torch.where(mask)` and `x[mask]` do, are those of this run:
+    their number is a size of the graph, which an export would leave open. What they are selected by is handed out
+    behind the results, so that its lines stay; the second result is how many these are."""
+    import torch
+
+    aten = torch.ops.aten
+    by_parts = (aten.where.default, aten.nonzero_numpy.default, aten.argwhere.default)
+    selects: list[Any] = []
+    masked: list[Any] = []
+    for node in traced.graph.nodes:
+        if node.target is aten.masked_select.default:
+            _as_index(node)
+        if node.target in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+            several = len(node.args) < 3 or node.args[2].meta["val"].dim() > 0  # one number is written without places
+            masked += [node] if several and any(map(_is_mask, node.args[1])) else []
+        elif node.target is aten.one_hot.default and len(node.args) > 1 and node.args[1] >= 0:
+            continue  # as many as are said
+        elif torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) or node.target in by_parts:
+            parts = node.users if isinstance(node.meta["val"], tuple | list) else [node]
+            selects += [each for each in parts if not _is_float(each.meta["val"])]
+    wanted = {*selects, *(mask for node in masked for mask in filter(_is_mask, node.args[1]))}
+    if not wanted:
+        return traced, 0
+    of_node: dict[Any, Any] = {}
+
+    class Kept(torch.fx.Interpreter):
+        def run_node(self, node: Any) -> Any:
+            result = super().run_node(node)
+            if node in wanted:
+                of_node[node] = result
+            return result
+
+    Kept(traced).run(*copied(given))
+
+    def constant(before: Any, value: Any) -> Any:
+        name = f"places_{before.name}_{len(of_node)}"
+        while hasattr(traced, name):
+            name += "_"
+        traced.register_buffer(name, value)
+        with traced.graph.inserting_before(before):
+            made = traced.graph.get_attr(name)
+        made.meta = {key: each for key, each in before.meta.items() if key != "val"} | {"val": value}
+        return made
+
+    selecting = {mask for node in masked for mask in filter(_is_mask, node.args[1])}
+    for node in selects:  # one result of several is a part of the node that selects
+        selecting.update((node.args[0] if node.target is getitem else node).all_input_nodes)
+    for node in masked:
+        places: list[Any] = []
+        for each in node.args[1]:
+            rows_of = of_node[each].nonzero(as_tuple=True) if _is_mask(each) else ()
+            places += [constant(node, rows) for rows in rows_of] if _is_mask(each) else [each]
+        node.args = (node.args[0], places, *node.args[2:])
+    for node in selects:
+        node.replace_all_uses_with(constant(node, of_node[node]))
+    output = traced.graph.output_node()
+    output.args = ((output.args[0], sorted(selecting, key=[*traced.graph.nodes].index)),)
+    traced.graph.eliminate_dead_code()
+    return traced, len(selecting)
+
+
+def _as_index(node: Any) -> None:
+    """Make `x[mask]` of `masked_select(x, mask)`, each as large as both together."""
+    import torch
+
+    shape = torch.broadcast_shapes(*(each.meta["val"].shape for each in node.args))  # type: ignore[no-untyped-call]
+    spread = []
+    for each in node.args:
+        with node.graph.inserting_before(node):
+            made = node.graph.call_function(torch.ops.aten.expand.default, (each, list(shape)))
+        made.meta = {key: value for key, value in node.meta.items() if key != "val"}
+        made.meta["val"] = each.meta["val"].expand(shape)
+        spread.append(made)
+    node.target, node.args = torch.ops.aten.index.Tensor, (spread[0], [spread[1]])
+
+
+def _is_mask(index: Any) -> bool:
+    """Whether an index of a graph is a tensor of truths."""
+    import torch
+
+    return index is not None and index.meta["val"].dtype == torch.bool
+
+
+def _is_float(value: Any) -> bool:
+    return bool(value.is_floating_point() or value.is_complex())
+
+
+def _looks(target: Any) -> bool:
+    """Whether an operation reads a value for Python, or checks one, and gives the graph nothing."""
+    return any(word in str(target) for word in ("item", "_assert", "_local_scalar_dense", "is_nonzero"))
+
+
+def _skeleton(module: Any) -> Any:
+    """Modules that hold the same parameters and buffers under the same paths, and do nothing."""
+    from torch import nn
+
+    root = nn.Module()
+    parts = {"": root}
+    for path, part in module.named_modules(remove_duplicate=False):
+        if path:
+            parts[path] = nn.Module()
+            above, _, name = path.rpartition(".")
+            parts[above].add_module(name, parts[path])
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            parts[path].register_parameter(name, parameter)
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
+            parts[path].register_buffer(name, buffer)
+    return root

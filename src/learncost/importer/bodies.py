@@ -1,0 +1,280 @@
+"""Words that PyTorch has no function for, found in what was read by the lines of their bodies.
+
+A program that says such a word writes its body out. The word has a gradient of its own, which computes less than that
+of the lines, and a meaning where a mask hides something. What PyTorch has a function for is read as that function
+alone: a module that writes it out runs the lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import permutations
+from typing import TypeAlias
+
+from learncost.importer.equations import Equation, Number, Operand, Read, Where
+from learncost.importer.operands import Masked
+from learncost.importer.views import At, Index, Place, Slot, Stored
+from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.term import Literal, Term
+from learncost.ops import entries
+from learncost.ops.entry import Entry
+
+Loop: TypeAlias = tuple[Hashable, int]
+"""What a line loops over: one of its letters, and which of the axes that this calls."""
+
+EITHER_WAY = ("maximum", "minimum")
+"""Words of two operands in any order."""
+
+
+@lru_cache(maxsize=1)
+def words() -> tuple[Entry, ...]:
+    """Those that PyTorch has no function for, which act along axes."""
+    return tuple(
+        word
+        for word in entries()
+        if word.gradient and len(word.body) > 1 and not word.pointwise and "torch" not in word.spelled
+    )
+
+
+def with_words(
+    equations: Sequence[Equation], outputs: Iterable[Stored], masked: Mapping[Stored, Masked]
+) -> list[Equation]:
+    """The lines with a word in the place of the last line of its body; the others are left there.
+
+    outputs  what has to be there afterwards
+    masked   of scores that a line masks: how they are masked
+    """
+    makers: dict[Stored, list[Equation]] = {}
+    readers: dict[Stored, set[Equation]] = {}
+    for equation in equations:
+        for read in equation.left:
+            makers.setdefault(read.view.stored, []).append(equation)
+        for stored in equation.reads:
+            readers.setdefault(stored, set()).add(equation)
+    alone = {stored: each[0] for stored, each in makers.items() if len(each) == 1}
+    kept = set(outputs)
+
+    def as_word(last: Equation) -> Equation:
+        for word in words():
+            body = _Body(word, alone)
+            if not body.ends_with(last):
+                continue
+            before = {line.stored for line in body.lines[1:]}
+            if before.isdisjoint(kept) and all(readers[stored] <= {*body.lines} for stored in before):
+                return body.said(masked) or last
+        return last
+
+    return [as_word(equation) for equation in equations]
+
+
+@dataclass
+class _Known:
+    """How a line reads a value: its loops by slot, and what they are in the last line, as far as that is known."""
+
+    read: Read
+    loops: dict[Loop, Loop]
+    of_slot: Mapping[Slot, Loop] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.read = Read(self.read.view.fresh(), self.read.letters)
+        self.of_slot = _of_slot(self.read)
+
+    @property
+    def own(self) -> set[Loop | None]:
+        """The loops of the last line along which it has different numbers; None for one that is not known."""
+        return {self.loops.get(self.of_slot[slot]) for slot in self.of_slot if slot not in self.read.view.spread}
+
+    def meets(self, other: _Known) -> bool:
+        """Whether both read the same numbers; what that says of loops is known from then on."""
+        mine, theirs = self.read.view, other.read.view
+        return mine.stored is theirs.stored and all(
+            self._same(here, there, other) for here, there in zip(mine.index, theirs.index, strict=True)
+        )
+
+    def _same(self, here: Index, there: Index, other: _Known) -> bool:
+        if isinstance(here, Slot) and isinstance(there, Slot):
+            loop = other.loops[other.of_slot[there]]
+            return self.loops.setdefault(self.of_slot[here], loop) == loop
+        if isinstance(here, Place) and isinstance(there, Place):
+            parts = zip(here.parts, there.parts, strict=False)
+            alike = len(here.parts) == len(there.parts) and bool(here.start == there.start)
+            return alike and all(a == b and self._same(mine, its, other) for (a, mine), (b, its) in parts)
+        if isinstance(here, At) and isinstance(there, At):
+            mine, theirs = here.view.fresh(), there.view.fresh()
+            pairs = zip(mine.index, theirs.index, strict=True)
+            return mine.stored is theirs.stored and all(self._same(one, two, other) for one, two in pairs)
+        return False
+
+    def as_the_last(self) -> Read | None:
+        """The same as the last line reads it, in its letters; None where these call other axes together."""
+        letters: list[Hashable] = []
+        for number, (letter, row) in enumerate(zip(self.read.letters, self.read.view.dims, strict=True)):
+            loops = [self.loops.get((letter, place)) for place in range(len(row))]
+            called = loops[0][0] if loops and loops[0] is not None else ("one place", number)
+            if loops != [(called, place) for place in range(len(row))]:
+                return None
+            letters.append(called)
+        return Read(self.read.view, tuple(letters))
+
+
+@dataclass
+class _Body:
+    """The body of a word, of which lines are found one after the other, from the last one on.
+
+    makers  the line that makes a value, where it is one
+    along   the loops of the last line that `n` stands for
+    values  what a name of the body stands for, as the first line reads it that does
+    lines   those that were found
+    """
+
+    word: Entry
+    makers: Mapping[Stored, Equation]
+    along: set[Loop] = field(default_factory=set)
+    values: dict[str, _Known | Number] = field(default_factory=dict)
+    lines: list[Equation] = field(default_factory=list)
+
+    def ends_with(self, last: Equation) -> bool:
+        """Whether a line is the last one of the body, and those before it are the others."""
+        if not last.left[0].view.is_plain:
+            return False
+        loops = {loop: loop for loop in _of_slot(last.left[0]).values()}
+        if not self._is(self.word.body[-1], last, loops):
+            return False
+        first = self.values[self.word.inputs[0]]
+        return isinstance(first, _Known) and first.own == {*loops}
+
+    def _is(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
+        """Whether an equation is a line of the body, and what makes its operands are lines before it.
+
+        loops  what is known of the equation's loops
+        """
+        if not _is_alike(told, equation):
+            return False
+        before = {*self.along}, {**self.values}, [*self.lines]
+        for operands in _orders(told, equation):
+            known = dict(loops)
+            self.lines.append(equation)
+            pairs = zip(told.right, operands, strict=True)
+            if all(self._takes(term, operand, known) for term, operand in pairs) and self._acts(told, equation, known):
+                return True
+            self.along, self.values, self.lines = {*before[0]}, {**before[1]}, [*before[2]]
+        return False
+
+    def _takes(self, told: Term | Literal, operand: Operand, loops: dict[Loop, Loop]) -> bool:
+        """Whether an operand is what a line of the body has there."""
+        if isinstance(told, Literal):
+            return isinstance(operand, Number) and operand.value == told.value and not (operand.axes or told.sizes)
+        is_given = told.name in self.word.inputs
+        if isinstance(operand, Number):
+            return is_given and "n" not in told.declared and self.values.setdefault(told.name, operand) == operand
+        here, there = _Known(operand, loops), self.values.get(told.name)
+        if there is not None:
+            return isinstance(there, _Known) and here.meets(there)
+        unknown = [loop for loop in here.of_slot.values() if loop not in loops]
+        if len(unknown) == len(self.along) == 1 and "n" in told.declared:
+            loops[unknown[0]] = next(iter(self.along))
+        if None in here.own:
+            return False
+        self.values[told.name] = here
+        return self._learns(told.name) if is_given else self._is_made(told.name, here)
+
+    def _learns(self, name: str) -> bool:
+        """Whether an operand may be values that have a gradient."""
+        return any(term.name == f"d{name}" for line in self.word.gradient for term in line.left)
+
+    def _is_made(self, name: str, here: _Known) -> bool:
+        """Whether a value is made by the lines of the body that make what has this name."""
+        source = self.makers.get(here.read.view.stored)
+        (told,) = (line for line in self.word.body if line.name == name)
+        if source is None or not source.left[0].view.is_plain:
+            return False
+        left = _Known(source.left[0], {})
+        return left.meets(here) and self._is(told, source, left.loops)
+
+    def _acts(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
+        """Whether a line sums, or looks for the largest, along the axes of the word, or along none as the body says."""
+        left = {*_of_slot(equation.left[0]).values()}
+        acts = {loops.get(loop) for loop in _all_loops(equation) if loop not in left}
+        if len({*loops.values()}) < len(loops) or None in acts:
+            return False
+        if "n" in told.left[0].declared or not any("n" in term.declared for term in told.right):
+            return not acts
+        self.along = self.along or {loop for loop in acts if loop is not None}
+        return bool(acts) and acts == self.along
+
+    def said(self, masked: Mapping[Stored, Masked]) -> Equation | None:
+        """The word in the place of the last line; None where it cannot be said there."""
+        last = self.lines[0]
+        letters = tuple(dict.fromkeys(letter for letter, _ in sorted(self.along, key=str)))
+        if {loop for loop in _of_slot(last.left[0]).values() if loop[0] in letters} != self.along:
+            return None
+        values = [self.values[name] for name in self.word.inputs]
+        operands = [value if isinstance(value, Number) else value.as_the_last() for value in values]
+        given = [operand for operand in operands if operand is not None]
+        if len(given) < len(operands):
+            return None
+        first = values[0]
+        assert isinstance(first, _Known)
+        where: tuple[Where, ...] = ()
+        scores = masked.get(first.read.view.stored)
+        if scores is not None and self.word.outside is not None and self.word.outside < 0:
+            given[0], where = self._before_mask(first, scores, letters) or (given[0], ())
+        return replace(
+            last, kind="word", operands=tuple(given), signs=(), word=self.word.name, acts=letters, where=where
+        )
+
+    def _before_mask(
+        self, here: _Known, scores: Masked, letters: Sequence[Hashable]
+    ) -> tuple[Read, tuple[Where]] | None:
+        """Masked scores as they are before, and where a mask lets them be seen."""
+        line = self.makers[here.read.view.stored]
+        left = _Known(line.left[0], {})
+        reads = [each for each in line.operands if isinstance(each, Read) and each.view.stored is scores.view.stored]
+        if len(reads) != 1 or not left.meets(here):
+            return None
+        read = _Known(reads[0], left.loops).as_the_last()
+        if read is None or read.letters[-1:] != letters:
+            return None
+        return read, (Where(read.letters[-1], "<=", read.letters[-2], scores.mask.window),)
+
+
+def _is_alike(told: Line, equation: Equation) -> bool:
+    """Whether an equation is of the kind of a line: what it does, and of how many operands."""
+    if len(equation.left) > 1 or equation.where or equation.cost is not None:
+        return False
+    if len(_operands(equation)) != len(told.right):
+        return False
+    if isinstance(told, Sum):
+        return equation.kind == "sum" and equation.signs == told.signs
+    if isinstance(told, Word):
+        return equation.kind == "word" and equation.word == told.word
+    return equation.kind == "product"
+
+
+def _operands(equation: Equation) -> tuple[Operand, ...]:
+    """The operands, of a product without a factor of one."""
+    if equation.kind != "product":
+        return equation.operands
+    return tuple(each for each in equation.operands if each != Number(1.0))
+
+
+def _orders(told: Line, equation: Equation) -> list[tuple[Operand, ...]]:
+    """The operands of an equation in every order in which they mean the same."""
+    operands = _operands(equation)
+    free = isinstance(told, Product) or (isinstance(told, Sum) and set(told.signs) == {1})
+    if isinstance(told, Word):
+        free = told.word in EITHER_WAY
+    return list(permutations(operands)) if free else [operands]
+
+
+def _of_slot(read: Read) -> dict[Slot, Loop]:
+    """What a line calls the slots of a read."""
+    rows = zip(read.letters, read.view.fresh().dims, strict=True)
+    return {slot: (letter, place) for letter, row in rows for place, slot in enumerate(row)}
+
+
+def _all_loops(equation: Equation) -> set[Loop]:
+    reads = (*equation.left, *equation.operands)
+    return {loop for read in reads if isinstance(read, Read) for loop in _of_slot(read).values()}

@@ -1,0 +1,96 @@
+"""Values that a module changes in place, buffers, parameters and inputs: what they are after the call is a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.importer.equations import Equation
+from learncost.importer.export import Exported
+from learncost.importer.nodes import is_float, operator_name
+from learncost.importer.operands import Chosen, Complex, Masked, Outside
+from learncost.importer.reader import Reader
+from learncost.importer.views import Stored, View
+from learncost.layers.products import PRODUCT_OPERATORS
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that is changed in place: what it is of, what it becomes, and the node of the graph that makes that."""
+
+    of: str
+    value: View
+    node: str
+
+
+def changes(reader: Reader, exported: Exported, weights: Mapping[Stored, str]) -> list[Change]:
+    """The changes of floats that lines tell.
+
+    No gradient comes back through them: an optimizer steps along those of what the module returns. What follows from
+    buffers alone gets lines here, as other lines are given it. What an operator keeps for itself, as the running
+    statistics of batch_norm, has none: a line is the operator without it.
+    """
+    nodes = {node.name: node for node in exported.program.graph.nodes}
+    learned = following(reader.recorder.equations, exported, weights)
+    found = []
+    makes, reader.makes = reader.makes, True
+    for name, of in exported.changed:
+        node = nodes[name]
+        if node.op != "call_function" or not (is_float(node) or node.meta["val"].is_complex()):
+            continue
+        reader.node = node
+        for view, label in _parts(reader, reader.values.get(node), of):
+            reader.stand_at(node)
+            kept = reader.word("stop_gradient", view) if view.stored in learned else view
+            found.append(Change(label, kept, name))
+    reader.makes = makes
+    return found
+
+
+def unsettled(exported: Exported) -> set[Any]:
+    """The nodes that follow from floats which the module changes in place, and from matrix products of what it chooses
+    among its values, as a codebook's rows are: a run computes these, and no setting says them.
+    """
+    graph, signature = exported.program.graph, exported.program.graph_signature
+    changed = {of for _, of in exported.changed}
+    names = {spec.arg.name for spec in signature.input_specs if spec.target in changed}
+    found, computed = set[Any](), set[Any]()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if node.name in exported.weights.paths or node.name in exported.inputs:
+                computed.add(node)
+        elif not computed.isdisjoint(node.all_input_nodes) and not _of_shape_alone(node):
+            computed.add(node)
+        product = node in computed and is_float(node) and operator_name(node.target) in PRODUCT_OPERATORS
+        if product or (node.name in names and is_float(node)) or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _of_shape_alone(node: Any) -> bool:
+    """Whether a node takes the shape and the type of what it is given, and no number."""
+    name = operator_name(node.target).partition(".")[0]
+    return name.startswith("new_") or name.endswith("_like")
+
+
+def following(equations: Iterable[Equation], exported: Exported, weights: Mapping[Stored, str]) -> set[Stored]:
+    """What has a gradient: weights and inputs that want one, and what follows from them."""
+    learned = {stored for stored, path in weights.items() if exported.weights.learns[path]}
+    for equation in equations:
+        learned |= {s for s in equation.reads if s.kind == "input" and exported.wants_gradient.get(s.target)}
+        if equation.word != "stop_gradient" and not learned.isdisjoint(equation.reads):
+            learned |= {read.view.stored for read in equation.left}
+    return learned
+
+
+def _parts(reader: Reader, value: Any, of: str) -> Iterator[tuple[View, str]]:
+    """What is changed as views: of complex numbers two."""
+    if isinstance(value, Outside):
+        value = reader.made(value)
+    if isinstance(value, Complex):
+        for part, called in ((value.real, "real"), (value.imaginary, "imaginary")):
+            if isinstance(part, View):
+                yield part, f"{of}.{called}"
+    elif isinstance(value, View | Masked | Chosen):
+        yield reader.view(value), of

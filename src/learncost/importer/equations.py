@@ -1,0 +1,413 @@
+"""Lines as they are read from a graph: operands are views, their dimensions are called by letters, as einsum does."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from learncost.importer.axes import ApartError, Axis, Size, make_same, product
+from learncost.importer.views import At, Index, Place, Slot, Stored, View
+from learncost.ir.line import Opaque
+
+Letters: TypeAlias = Sequence[Hashable]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number among operands as the notation has it: `0.5[]`, `#k^-0.5[]` of the sizes of axes."""
+
+    value: float = 1.0
+    axes: tuple[Axis, ...] = ()
+    power: float = 1.0
+
+
+@dataclass(frozen=True)
+class Read:
+    """A view with what its dimensions are called in a line."""
+
+    view: View
+    letters: tuple[Hashable, ...]
+
+
+Operand: TypeAlias = Read | Number
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which pairs of two dimensions are inside, `M' <= M`; or those of one that are, or are not, at a number."""
+
+    lower: Hashable
+    relation: str
+    upper: Hashable
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The running statistics that a normalization keeps.
+
+    statistics  mean, variance and, where batches are counted, their count, as they lie along its result
+    momentum    the share of the new ones; None: their cumulative average
+    """
+
+    statistics: tuple[Read, ...]
+    momentum: float | None
+
+
+@dataclass(eq=False)
+class Equation:
+    """A line: a product, a sum with signs, or a word that acts on letters.
+
+    module, operator   where it comes from
+    again              the checkpoints around it
+    running            the running statistics that it keeps
+    """
+
+    kind: str
+    left: tuple[Read, ...]
+    operands: tuple[Operand, ...]
+    signs: tuple[int, ...] = ()
+    word: str = ""
+    acts: tuple[Hashable, ...] = ()
+    where: tuple[Where, ...] = ()
+    module: str = ""
+    operator: str = ""
+    place: str = ""  # where the user's code has it, for a message
+    again: str = ""
+    cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
+    running: Kept | None = None
+
+    @property
+    def stored(self) -> Stored:
+        return self.left[0].view.stored
+
+    @property
+    def reads(self) -> list[Stored]:
+        """The values that it reads, those that it reads at included."""
+        kept = self.running.statistics if self.running else ()
+        return [
+            stored
+            for operand in (*self.left, *self.operands, *kept)
+            for stored in _stored_of(operand, operand in self.left)
+        ]
+
+
+def _stored_of(operand: Operand, left: bool) -> list[Stored]:
+    if isinstance(operand, Number):
+        return []
+    return ([] if left else [operand.view.stored]) + indices_of(operand.view)
+
+
+def indices_of(view: View) -> list[Stored]:
+    """The index values that a view is read at."""
+    inner: list[Stored] = []
+    for index in view.index:
+        if isinstance(index, At):
+            inner += [index.view.stored, *indices_of(index.view)]
+    return inner
+
+
+@dataclass
+class Recorder:
+    """Takes lines down in the order of the graph.
+
+    module, operator   where the next ones come from
+    again              the checkpoints around them
+    """
+
+    equations: list[Equation] = field(default_factory=list)
+    module: str = ""
+    operator: str = ""
+    place: str = ""
+    name: str = ""
+    again: str = ""
+
+    def origin(self) -> tuple[str, ...]:
+        """Return where the next lines come from."""
+        return self.module, self.operator, self.place, self.name, self.again
+
+    def go_back(self, origin: tuple[str, ...]) -> None:
+        """Let the next lines come from where they came from before others were taken down."""
+        self.module, self.operator, self.place, self.name, self.again = origin
+
+    def stored(self, axes: Sequence[Axis], hint: str = "") -> Stored:
+        """A new value of these axes."""
+        return Stored(hint or self.name, tuple(axes))
+
+    def line(
+        self,
+        kind: str,
+        operands: Sequence[tuple[View, Letters] | Number],
+        out: Letters,
+        *,
+        signs: Sequence[int] = (),
+        word: str = "",
+        acts: Letters = (),
+        where: Sequence[Where] = (),
+        hint: str = "",
+        more: Sequence[tuple[Letters, str]] = (),
+        every: bool = False,
+    ) -> View:
+        """A line; its result has the dimensions `out`. Operands that have no common parts are regrouped first.
+
+        every   it is computed at every place of what all operands only spread, as an operator for matrix products does
+        """
+        reads = self.bound(
+            [operand if isinstance(operand, Number) else Read(operand[0], tuple(operand[1])) for operand in operands]
+        )
+        reads = [
+            Read(self.whole_spread(o.view, [p for p, n in enumerate(o.letters) if n in acts]), o.letters)
+            if acts and isinstance(o, Read)
+            else o
+            for o in reads
+        ]
+        reads = self.bound(reads)
+        if every:
+            reads = self.bound(self._in_full(reads, out))
+        if kind == "product":
+            reads = _with_spread_sums(reads, out)
+        result = self.result(reads, out, hint)
+        left = (Read(result, tuple(out)), *(Read(self.result(reads, o, h), tuple(o)) for o, h in more))
+        self.add(Equation(kind, left, tuple(reads), tuple(signs), word, tuple(acts), tuple(where)))
+        return result
+
+    def _in_full(self, reads: Sequence[Operand], out: Letters) -> list[Operand]:
+        """The operands; what all of them only spread, the first that has it stores in full, and each stores what it
+        spreads along what is summed, where another has that: `x @ w.expand(5, 4)`.
+        """
+        result, of_all = list(reads), set(_only_spread(reads))
+        letters = set(of_all)
+        for number, read in enumerate(result):
+            if isinstance(read, Read):
+                summed = {letter for letter in read.letters if letter not in out} - of_all
+                dims = [dim for dim, letter in enumerate(read.letters) if letter in letters | summed]
+                result[number] = Read(self.whole_spread(read.view, dims), read.letters)
+                letters -= set(read.letters)
+        return result
+
+    def add(self, equation: Equation) -> None:
+        equation.module, equation.operator, equation.place = self.module, self.operator, self.place
+        equation.again = self.again
+        self.equations.append(equation)
+
+    def write(self, left: View, right: View) -> None:
+        """A line that writes a view at the places of another; both have the same slots in their dimensions."""
+        letters = tuple(range(len(right.dims)))
+        self.add(Equation("product", (Read(left, letters),), (Read(right, letters),)))
+
+    def result(self, reads: Sequence[Operand], out: Letters, hint: str = "") -> View:
+        """The value that a line makes, along what any operand really has; a dimension that all only spread stays so."""
+        axes: list[Axis] = []
+        index: list[Index] = []
+        rows = []
+        spread = set()
+        for letter in out:
+            rows_read = [
+                (read.view, row)
+                for read in reads
+                if isinstance(read, Read)
+                for name, row in zip(read.letters, read.view.dims, strict=True)
+                if name == letter and row
+            ]
+            row = []
+            for place in range(len(rows_read[0][1]) if rows_read else 0):
+                axis = rows_read[0][1][place].axis
+                slot = Slot(axis)
+                row.append(slot)
+                if any(their_row[place] not in view.spread for view, their_row in rows_read):
+                    axes.append(axis)
+                    index.append(slot)
+                else:
+                    spread.add(slot)
+            rows.append(tuple(row))
+        return View(self.stored(axes, hint), tuple(index), tuple(rows), frozenset(spread))
+
+    def bound(self, reads: Sequence[Operand]) -> list[Operand]:
+        """The operands after what one letter calls has been made the same."""
+        result = list(reads)
+        while True:
+            first: dict[Hashable, tuple[int, int]] = {}
+            again = False
+            for number, read in enumerate(result):
+                if isinstance(read, Number):
+                    continue
+                view = read.view.fresh()
+                for dim, (letter, row) in enumerate(zip(read.letters, view.dims, strict=True)):
+                    if not row:
+                        continue
+                    if letter not in first:
+                        first[letter] = number, dim
+                        continue
+                    if again := self._meet(result, first[letter], (number, dim)):
+                        break
+                if again:
+                    break
+            if not again:
+                return [read if isinstance(read, Number) else Read(read.view.fresh(), read.letters) for read in result]
+
+    def _meet(self, reads: list[Operand], one: tuple[int, int], other: tuple[int, int]) -> bool:
+        """Make the same of two operands' dimensions; where one must be made anew for that, it is, and true is said."""
+        places = one, other
+        rows = []
+        for number, dim in places:
+            read = reads[number]
+            assert isinstance(read, Read)
+            rows.append([slot.axis for slot in read.view.fresh().dims[dim]])
+        try:
+            make_same(*rows)
+        except ApartError as error:
+            for side, (number, dim) in enumerate(places):
+                read = reads[number]
+                assert isinstance(read, Read)
+                if error.side is None:
+                    reads[number] = Read(self.merged(read.view, dim), read.letters)
+                elif error.side == side:
+                    reads[number] = Read(self.regrouped(read.view), read.letters)
+            return True
+        return False
+
+    def regrouped(self, view: View) -> View:
+        """The same values in an array of their own, with new axes that may be split; each is at a place of the old."""
+        view = view.fresh()
+        taken: dict[Slot, Slot] = {}
+        for row in view.dims:
+            for slot in row:
+                taken[slot] = Slot(Axis(slot.axis.root.size, slot.axis.root.letter))
+
+        def moved(index: Index) -> Index:
+            if isinstance(index, Slot):
+                index.axis.keep_whole()
+                return Place(((1, taken[index]),))
+            if isinstance(index, Place):
+                return Place(tuple((factor, taken[slot]) for factor, slot in index.parts), index.start)
+            return At(View(index.view.stored, tuple(map(moved, index.view.index)), index.view.dims, index.view.spread))
+
+        index = tuple(map(moved, view.index))
+        rows_new = tuple(tuple(taken[slot] for slot in row) for row in view.dims)
+        spread = frozenset(taken[slot] for slot in view.spread)
+        reading = View(view.stored, index, rows_new, spread)
+        letters = tuple(range(len(view.dims)))
+        result = self.result([Read(reading, letters)], letters, f"{view.stored.name}_moved")
+        self.add(Equation("product", (Read(result, letters),), (Read(reading, letters),)))
+        return result
+
+    def regrouped_whole(self, view: View) -> View:
+        """A view as an array of its own, axis by axis: what is read at places becomes axes that may be read so."""
+        view = view.fresh()
+        letters = tuple(range(len(view.dims)))
+        result = self.result([Read(view, letters)], letters, f"{view.stored.name}_taken")
+        self.add(Equation("product", (Read(result, letters),), (Read(view, letters),)))
+        return result
+
+    def bounded(self, view: View, dim: int) -> View:
+        """The view in an array of its own if a dimension of it is read at places, as a slice is: what reads at places
+        of that dimension would not stop at its ends.
+        """
+        (slot,) = view.dims[dim]
+        return view if any(index is slot for index in view.index) else self.regrouped_whole(view)
+
+    def same(self, one: Sequence[Slot], other: Sequence[Slot], *_: View) -> None:
+        """Make the same of the classes of two rows. Raises `ApartError`."""
+        make_same([slot.axis for slot in one], [slot.axis for slot in other])
+
+    def merged(self, view: View, dim: int) -> View:
+        """The same values with a dimension that is one axis, in an array of their own."""
+        view = self.whole_spread(view.fresh(), [dim]).fresh()
+        row = view.dims[dim]
+        if len(row) < 2:
+            return view
+        size = product([slot.axis.root.size for slot in row])
+        whole = Axis(size, row[0].axis.root.letter, whole=True)
+        axes: list[Axis] = []
+        index: list[Slot] = []
+        rows: list[tuple[Slot, ...]] = []
+        out_index: list[Index] = []
+        parts: list[tuple[Size, Slot]] = []
+        factor: Size = 1
+        for slot in reversed(row):
+            parts.insert(0, (factor, slot))
+            factor = product([factor, slot.axis.root.size])
+        for place, others in enumerate(view.dims):
+            if place == dim:
+                axes.append(whole)
+                out_index.append(Place(tuple(parts)))
+                slot = Slot(whole)
+                index.append(slot)
+                rows.append((slot,))
+                continue
+            new_row = []
+            for slot in others:
+                new = Slot(slot.axis)
+                new_row.append(new)
+                if slot not in view.spread:
+                    axes.append(slot.axis)
+                    out_index.append(slot)
+                    index.append(new)
+            rows.append(tuple(new_row))
+        stored = self.stored(axes, f"{view.stored.name}_merged")
+        self.write(View(stored, tuple(out_index), view.dims, view.spread), view)
+        spread = frozenset(
+            new
+            for row_new, row_old in zip(rows, view.dims, strict=True)
+            if len(row_new) == len(row_old)
+            for new, old in zip(row_new, row_old, strict=True)
+            if old in view.spread
+        )
+        return View(stored, tuple(index), tuple(rows), spread)
+
+    def whole_spread(self, view: View, dims: Sequence[int]) -> View:
+        """The view with these dimensions in full, where they are only spread: zeros along them are added."""
+        if not any(slot in view.spread for dim in dims for slot in view.dims[dim]):
+            return view
+        letters = tuple(range(len(view.dims)))
+        axes = [slot.axis for dim in dims for slot in view.dims[dim] if slot in view.spread]
+        zeros = View.of(self.stored(axes, "zeros"))
+        self.add(Equation("word", (Read(zeros, tuple(range(len(axes)))),), (), word="zeros"))
+        rest = iter(zeros.dims)
+        spread_rows: list[tuple[Slot, ...]] = []
+        for dim, row in enumerate(view.dims):
+            spread_rows.append(
+                tuple(next(rest)[0] if dim in dims and slot in view.spread else Slot(slot.axis) for slot in row)
+            )
+        others = frozenset(
+            slot for row in spread_rows for slot in row if slot not in {s for r in zeros.dims for s in r}
+        )
+        reading = View(zeros.stored, zeros.index, tuple(spread_rows), others)
+        result = self.result([Read(view, letters), Read(reading, letters)], letters)
+        self.add(Equation("sum", (Read(result, letters),), (Read(view, letters), Read(reading, letters)), (1, 1)))
+        return result
+
+
+def _only_spread(reads: Sequence[Operand]) -> dict[Hashable, list[Axis]]:
+    """The axes that every operand which has them only spreads, by the letter of their dimension."""
+    rows: dict[Hashable, list[tuple[View, tuple[Slot, ...]]]] = {}
+    for read in reads:
+        if isinstance(read, Read):
+            for letter, row in zip(read.letters, read.view.dims, strict=True):
+                if row:
+                    rows.setdefault(letter, []).append((read.view, row))
+    axes = {
+        letter: [
+            several[0][1][place].axis
+            for place in range(len(several[0][1]))
+            if all(row[place] in view.spread for view, row in several)
+        ]
+        for letter, several in rows.items()
+    }
+    return {letter: spread for letter, spread in axes.items() if spread}
+
+
+def _with_spread_sums(reads: Sequence[Operand], out: Letters) -> list[Operand]:
+    """A product times the sizes of axes that are summed and that every operand only spreads; a mean is over none."""
+    axes = [axis.root for letter, spread in _only_spread(reads).items() if letter not in out for axis in spread]
+    result = list(reads)
+    for number, read in enumerate(result):
+        if isinstance(read, Number) and read.power == -1.0:
+            over = [axis.root for axis in read.axes]
+            for axis in [each for each in axes if each in over]:
+                if axis in over:
+                    over.remove(axis)
+                    axes.remove(axis)
+            result[number] = replace(read, axes=tuple(over))
+    return [*result, *([Number(axes=tuple(axes))] if axes else [])]

@@ -1,0 +1,197 @@
+"""Exports a module: its graph, the letters of sizes that stay open, and what is known of its ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.importer.examples import arguments, dynamic, flattened, told_apart
+from learncost.importer.functions import check_hooks
+from learncost.importer.sized import exact
+from learncost.importer.symbolic import constants, interval, open_sizes
+from learncost.importer.traced import traced
+from learncost.importer.unused import Unused
+from learncost.importer.wrappers import readable
+from learncost.ir.errors import InputError
+from learncost.ir.stated import LARGEST, Limit
+
+
+@dataclass
+class Letters:
+    """The letters of sizes that stay open.
+
+    symbols     the letters, by the graph's symbols
+    where_open  a letter's dimension in an input
+    fixed       letters that the module allows one size alone
+    same_sizes  symbols of one letter, and what else is one size, with the first of them
+    limits      the sizes that a letter may have, where the code does not do the same for all
+    """
+
+    symbols: dict[str, str] = field(default_factory=dict)
+    where_open: dict[str, tuple[str, int]] = field(default_factory=dict)
+    fixed: dict[str, int] = field(default_factory=dict)
+    same_sizes: dict[Any, Any] = field(default_factory=dict)
+    limits: dict[str, Limit] = field(default_factory=dict)
+
+
+@dataclass
+class Weights:
+    """The parameters of a module.
+
+    paths   by the graph's placeholders
+    same    of a parameter that has several paths: the others, with the first
+    learns  whether it learns, by path
+    counts  how many numbers it has, a complex one two for each, by path
+    shapes  of parameters and buffers, by path
+    """
+
+    paths: dict[str, str]
+    same: dict[str, str] = field(default_factory=dict)
+    learns: dict[str, bool] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass
+class Exported:
+    """An exported graph and what is known of its ends.
+
+    inputs          the inputs' names, by placeholder
+    outputs         the names of what it returns, in their order; None for what is no value of the user's
+    selecting       the nodes by whose values one run selected places, which it hands out behind its results
+    changed         by the node that it hands out: the buffers, parameters and inputs that it changes in place
+    wants_gradient  whether a float input requires a gradient, by placeholder
+    unused          products that the module computes and nothing reads, which the graph does not have
+    """
+
+    program: Any
+    weights: Weights
+    inputs: Mapping[str, str]
+    outputs: Sequence[str | None]
+    selecting: Sequence[str]
+    changed: Sequence[tuple[str, str]]
+    letters: Letters
+    wants_gradient: Mapping[str, bool]
+    unused: Unused
+
+
+def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
+    """The graph of a module in functional form, composite operators whole. Raises `InputError`."""
+    readable(module)
+    check_hooks(module)
+    given = _given(module, inputs, symbols)
+    shapes = {name: dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
+    *others, last = told_apart(given, symbols)
+    for examples in others:
+        with suppress(Exception):  # whatever a user's module raises: sizes of its own choice it may need
+            graph = traced(module, examples, shapes)
+            break
+    else:
+        try:
+            graph = traced(module, last, shapes if symbols else None)
+        except Exception as error:
+            raise InputError(_message(error)) from error
+    program, signature, flat = graph.program, graph.program.graph_signature, flattened(given)
+    inputs_by_place = {node: node for node in signature.user_inputs if isinstance(node, str)}
+    inputs_by_place |= dict(zip(signature.user_inputs, flat, strict=False))
+    outputs = [
+        spec.arg.name if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name") else None
+        for spec in signature.output_specs
+    ]
+    behind = len(outputs) - getattr(module, SELECTING, 0)
+    outputs, selecting = [*outputs[:behind], *(None for _ in outputs[behind:])], outputs[behind:]
+    changed = [
+        (spec.arg.name, inputs_by_place.get(spec.target, spec.target))
+        for spec in signature.output_specs
+        if spec.kind.name in CHANGES
+    ]
+    wants = {
+        place: place in graph.asked or bool(getattr(flat.get(name), "requires_grad", False))
+        for place, name in inputs_by_place.items()
+    }
+    letters = _letters(program, inputs_by_place, symbols)
+    weights = _weights(module, signature)
+    selected = [name for name in selecting if name]
+    return Exported(program, weights, inputs_by_place, outputs, selected, changed, letters, wants, graph.unused)
+
+
+SELECTING = "_selecting"
+"""The attribute of a run's module that says how many results are those by which it selected places."""
+
+CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
+"""The kinds of a graph's outputs that are new values of what was there before."""
+
+
+def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, Any]:
+    """The example inputs by name, a tensor that stands in several places copied."""
+    import torch
+
+    given = arguments(module, inputs)
+    for name in symbols:
+        if name not in given:
+            raise InputError(f"there is no input {name}; the inputs are {', '.join(given)}")
+    tensors = {id(v): None for v in given.values() if isinstance(v, torch.Tensor)}
+    if len(tensors) < sum(isinstance(v, torch.Tensor) for v in given.values()):
+        return {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
+    return given
+
+
+def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]) -> Letters:
+    """What a graph says of the letters that the dimensions of its inputs are called by."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    letters = Letters()
+    first_of: dict[str, Any] = {}
+    for place, name in inputs.items():
+        value = placeholders[place].meta["val"] if place in placeholders else None
+        words = symbols.get(name, "").split()
+        for dim, (word, size) in enumerate(zip(words, getattr(value, "shape", ()), strict=False)):
+            if word.isdigit():
+                continue
+            letters.where_open.setdefault(word, (name, dim))
+            expression: Any = None if isinstance(size, int) else size.node.expr
+            if expression is None or expression.is_Integer:  # a loop over it, say, was run as often as it is long
+                letters.fixed[word] = int(size)
+                continue
+            if word in first_of and first_of[word] != expression:
+                letters.same_sizes[expression] = first_of[word]
+            first_of.setdefault(word, expression)
+            letters.symbols.setdefault(str(first_of[word]), word)
+            limit = letters.limits.get(word, Limit()) & _limit(program.range_constraints.get(expression))
+            letters.limits[word] = limit & interval(size.node.shape_env.guards, expression, int(size.node.hint))
+    within = {first_of[word]: letters.limits[word] for word in first_of}
+    known = exact(program.graph.nodes) | constants(open_sizes(program.graph.nodes), within)
+    of_letters = dict(letters.same_sizes)
+    letters.same_sizes |= {
+        size: value if isinstance(value, int) else value.xreplace(of_letters) for size, value in known.items()
+    }
+    return letters
+
+
+def _limit(values: Any) -> Limit:
+    """The sizes that an export holds for: PyTorch takes none for 1, whose code may be another, and says 2 at least."""
+    if values is None:
+        return Limit()
+    least, most = (int(end) if end.is_Integer else None for end in (values.lower, values.upper))
+    return Limit(least if least is not None and least > 2 else 1, LARGEST if most is None else min(most, LARGEST))
+
+
+def _weights(module: Any, signature: Any) -> Weights:
+    weights = Weights({s.arg.name: s.target for s in signature.input_specs if s.kind.name == "PARAMETER"})
+    first: dict[int, str] = {}
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            weights.same[path] = first[id(parameter)]
+        first.setdefault(id(parameter), path)
+        weights.learns[path] = bool(parameter.requires_grad)
+        weights.counts[path] = int(parameter.numel()) * (2 if parameter.is_complex() else 1)
+        weights.shapes[path] = tuple(map(int, parameter.shape))
+    for path, buffer in module.named_buffers(remove_duplicate=False):
+        weights.shapes[path] = tuple(map(int, buffer.shape))
+    return weights
+
+
+def _message(error: Exception) -> str:
+    text = str(error).strip()
+    return f"PyTorch cannot export it: {text.splitlines()[0] if text else type(error).__name__}"

@@ -1,0 +1,319 @@
+"""Equal blocks of a numbered container become a repeat: once what is once, with stacks of what each has of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from learncost.importer.axes import equal
+from learncost.importer.blocks import Block, Looks, checkpoints_of, containers_of, numbered, starred
+from learncost.importer.equations import Equation
+from learncost.importer.views import Stored
+
+LONGEST_PATTERN = 8
+"""Blocks that take turns, such as local and global attention, are looked for up to so many in a pattern."""
+
+
+MADE = ("value", "input", "chosen", "truth")
+"""Kinds of values that lines make, or that come in for all turns."""
+
+
+@dataclass(eq=False)
+class Fold:
+    """Lines that run `count` times.
+
+    carry   what goes from turn to turn: the value before, what the first turn makes of it, what the last one does
+    each    of what every turn has of its own, that of the first with those of all
+    """
+
+    count: int
+    body: list[Item]
+    carry: list[tuple[Stored, Stored, Stored]]
+    each: dict[Stored, list[Stored]]
+    start: dict[Stored, Stored] = field(default_factory=dict)  # of what is carried: what the first turn is handed
+
+    @property
+    def made(self) -> list[Stored]:
+        """What it hands out: what its last turn makes of what it carries."""
+        return [last for *_, last in self.carry]
+
+    @property
+    def reads(self) -> list[Stored]:
+        inside = {stored for item in self.body for stored in made_of(item)}
+        first = {before for before, *_ in self.carry}
+        of_blocks = [stored for several in self.each.values() for stored in several]
+        others = [s for item in self.body for s in reads_of(item) if s not in inside and s not in self.each]
+        return list(dict.fromkeys((*first, *of_blocks, *others)))
+
+
+Item: TypeAlias = Equation | Fold
+
+
+def made_of(item: Item) -> list[Stored]:
+    """What an item makes."""
+    return item.made if isinstance(item, Fold) else [read.view.stored for read in item.left]
+
+
+def reads_of(item: Item) -> list[Stored]:
+    """What an item reads."""
+    return item.reads
+
+
+def lines_of(items: Iterable[Item]) -> Iterator[Equation]:
+    """All lines, those of repeats once."""
+    for item in items:
+        if isinstance(item, Fold):
+            yield from lines_of(item.body)
+        else:
+            yield item
+
+
+def folded(items: list[Item], outputs: Sequence[Stored], learns: Callable[[Stored], object]) -> list[Item]:
+    """The lines with equal blocks of numbered containers as repeats."""
+    plain = [item for item in items if isinstance(item, Equation)]
+    every = containers_of(plain)
+    looks = Looks(learns, Counter(number for item in plain for number in checkpoints_of(item)))
+    for container in every:
+        items = _fold_container(items, container, outputs, looks)
+    for parent in dict.fromkeys(container.rpartition(".")[0] for container in every if container):
+        loop = [container for container in every if container and container.rpartition(".")[0] == parent]
+        items = _fold_loops(items, loop, outputs, looks)
+    return items
+
+
+def _fold_loops(items: list[Item], containers: Sequence[str], outputs: Sequence[Stored], looks: Looks) -> list[Item]:
+    """Turns of a loop over numbered modules, one container or several side by side, with the lines of the loop itself:
+    `for layer, norm in zip(layers, norms): x = x + layer(norm(x))`.
+    """
+    blocks: list[tuple[int | None, list[Item]]] = [(None, [])]
+    for item in items:
+        number = _number(item, containers)
+        if isinstance(item, Fold):
+            blocks.append((None, [item]))
+        elif number is None or number == blocks[-1][0]:
+            blocks[-1][1].append(item)
+        else:
+            blocks.append((number, [item]))
+    result: list[Item] = []
+    place = 0
+    while place < len(blocks):
+        stop = place + 1
+        while stop < len(blocks) and _follows(blocks[stop - 1][0], blocks[stop][0]):
+            stop += 1
+        lines = [item for _, inside in blocks[place:stop] for item in inside]
+        if stop - place > 1:
+            others = [*result, *(item for _, inside in blocks[stop:] for item in inside)]
+            turns = [
+                (number, [item for item in inside if isinstance(item, Equation)])
+                for number, inside in blocks[place:stop]
+                if number is not None
+            ]
+            lines = _fold_blocks(turns, containers, others, outputs, looks, loop=True)
+        result += lines
+        place = stop
+    return result
+
+
+def _follows(number: int | None, later: int | None) -> bool:
+    return number is not None and later is not None and later > number
+
+
+def _fold_container(items: list[Item], container: str, outputs: Sequence[Stored], looks: Looks) -> list[Item]:
+    numbers = [_number(item, [container]) for item in items]
+    result: list[Item] = []
+    place = 0
+    while place < len(items):
+        if numbers[place] is None:
+            result.append(items[place])
+            place += 1
+            continue
+        stop = place
+        while stop < len(items) and numbers[stop] is not None:
+            stop += 1
+        result += _fold_run(items[place:stop], container, [*result, *items[stop:]], outputs, looks)
+        place = stop
+    return result
+
+
+def _number(item: Item, containers: Sequence[str]) -> int | None:
+    """The number of the block that a line is in."""
+    place = None if isinstance(item, Fold) else numbered(item.module, containers)
+    return place and place[1]
+
+
+def _fold_run(
+    items: list[Item],
+    container: str,
+    others: Sequence[Item],
+    outputs: Sequence[Stored],
+    looks: Looks,
+) -> list[Item]:
+    """Consecutive lines of a container, each run of equal blocks as a repeat."""
+    blocks: list[tuple[int, list[Equation]]] = []
+    for item in items:
+        number = _number(item, [container])
+        assert isinstance(item, Equation)
+        assert number is not None
+        if blocks and blocks[-1][0] == number:
+            blocks[-1][1].append(item)
+        else:
+            blocks.append((number, [item]))
+    if len({number for number, _ in blocks}) < len(blocks):  # it comes back to a block: no order of turns
+        return items
+    return _fold_blocks(blocks, [container], others, outputs, looks)
+
+
+def _fold_blocks(
+    blocks: list[tuple[int, list[Equation]]],
+    containers: Sequence[str],
+    others: Sequence[Item],
+    outputs: Sequence[Stored],
+    looks: Looks,
+    *,
+    loop: bool = False,
+) -> list[Item]:
+    """Blocks in the order of their numbers, each run of equal ones as a repeat; of a `loop`, with its own lines."""
+    elsewhere = {stored for item in others for stored in reads_of(item)} | set(outputs)
+    result: list[Item] = []
+    place = 0
+    while place < len(blocks):
+        for period in range(1, LONGEST_PATTERN + 1):
+            fold, length, rest = _fold_at(blocks[place:], period, containers, elsewhere, blocks, place, looks, loop)
+            if fold is not None:
+                result += [fold, *rest]
+                place += length
+                break
+        else:
+            result += blocks[place][1]
+            place += 1
+    return result
+
+
+def _fold_at(
+    blocks: Sequence[tuple[int, list[Equation]]],
+    period: int,
+    containers: Sequence[str],
+    read_elsewhere: set[Stored],
+    every: Sequence[tuple[int, list[Equation]]],
+    start: int,
+    looks: Looks,
+    loop: bool,
+) -> tuple[Fold | None, int, list[Equation]]:
+    """The repeat that begins with these blocks, how many it takes, and the lines of the last that are behind a `loop`;
+    none where fewer than two turns are equal.
+    """
+    turns: list[Block] = []
+    rest: list[Equation] = []
+    for place in range(0, len(blocks) - period + 1, period):
+        group = blocks[place : place + period]
+        if [number for number, _ in group] != list(range(group[0][0], group[0][0] + period)):
+            break
+        block = Block([item for _, lines in group for item in lines], containers, group[0][0])
+        if not turns:
+            turns.append(block)
+            continue
+        length = len(turns[0].items)
+        if (block.steps[:length] if loop else block.steps) != turns[0].steps:
+            break
+        if len(turns) == 1:
+            turns[0].look(looks)
+        block.look(looks)
+        if block.signature != turns[0].signature:
+            if not loop or block.signature[:length] != turns[0].signature:
+                break
+            block, rest = Block(block.items[:length], containers, block.first), block.items[length:]
+            block.look(looks)
+            if block.signature != turns[0].signature:  # a checkpoint of it goes on behind it
+                rest = []
+                break
+            turns.append(block)
+            break
+        turns.append(block)
+    while len(turns) > 1:
+        folded_places = range(start, start + len(turns) * period)
+        outside = (lines for place, (_, lines) in enumerate(every) if place not in folded_places)
+        later = {stored for lines in (*outside, rest) for item in lines for stored in item.reads}
+        fold = _repeat(turns, containers, read_elsewhere | later, loop=loop)
+        if fold is not None:
+            return fold, len(turns) * period, rest
+        turns.pop()
+        rest = []
+    return None, 0, []
+
+
+def _repeat(
+    turns: Sequence[Block],
+    containers: Sequence[str],
+    read_later: set[Stored],
+    *,
+    loop: bool,
+) -> Fold | None:
+    """Equal blocks as a repeat; None where a turn reads what no turn hands it.
+
+    loop   with lines of the loop itself: what it carries is to be read behind it, or its gradient, which is zeros
+           there, would be added to.
+    """
+    first, last = turns[0], turns[-1]
+    carry: list[tuple[Stored, Stored, Stored]] = []
+    each: dict[Stored, list[Stored]] = {}
+    for place, stored in enumerate(first.externals):
+        several = [turn.externals[place] for turn in turns]
+        if all(other is stored for other in several):
+            if stored.kind == "running":
+                return None  # one statistic, which every turn goes on with
+            continue
+        made = first.made
+        if several[1] in made:
+            number = made.index(several[1])
+            if any(several[i] is not turns[i - 1].made[number] for i in range(1, len(turns))):
+                return None
+            if not _alike(stored, made[number]):
+                return None
+            carry.append((stored, made[number], last.made[number]))
+        elif all(other.kind not in ("value", "input", "chosen") for other in several) and len(set(several)) == len(
+            several
+        ):
+            each[stored] = several
+        else:
+            return None
+    if any(stored in read_later for several in each.values() for stored in several):
+        return None  # a line outside reads one turn's own
+    handed = {made for *_, made in carry}
+    if any(made in read_later and made not in handed for turn in turns for made in turn.made):
+        return None
+    if not carry or len({made for _, made, _ in carry}) < len(carry):
+        return None
+    if loop and not handed <= read_later:
+        return None
+    for turn in turns[1:]:
+        for mine, theirs in zip(first.axes, turn.axes, strict=True):
+            mine.join(theirs)
+    for before, made_anew, _ in carry:
+        leaves_before = [leaf for axis in before.axes for leaf in axis.leaves]
+        leaves_after = [leaf for axis in made_anew.axes for leaf in axis.leaves]
+        for leaf, leaf_after in zip(leaves_before, leaves_after, strict=True):
+            leaf.join(leaf_after)
+    numbers = [block for each in first.items if (block := _number(each, containers)) is not None]
+    for item in first.items:
+        item.module = starred(item.module, containers, numbers[0], max(numbers) > min(numbers))
+    return Fold(len(turns), list(first.items), carry, each)
+
+
+def _alike(first: Stored, second: Stored) -> bool:
+    """Whether two values have axes of the same sizes in the same order."""
+    ours = [leaf for axis in first.axes for leaf in axis.leaves]
+    theirs = [leaf for axis in second.axes for leaf in axis.leaves]
+    return len(ours) == len(theirs) and all(equal(a.size, b.size) for a, b in zip(ours, theirs, strict=True))
+
+
+def carried_again(fold: Fold) -> Iterator[tuple[Stored, Stored]]:
+    """Of what it carries, what a line of the body reads after it was made anew."""
+    for before, made, _ in fold.carry:
+        behind = False
+        for item in fold.body:
+            if behind and before in reads_of(item):
+                yield before, made
+                break
+            behind |= made in made_of(item)

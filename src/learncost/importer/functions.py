@@ -1,0 +1,226 @@
+"""What says of itself which gradient it has, where an export keeps the forward pass alone.
+
+Of a `torch.autograd.Function` a table derives the gradient from the forward lines. That is right where both are the
+same: it is tried with numbers. What `torch.autograd.grad` makes without a graph has no gradient, and hooks are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from learncost.importer.checkpoints import marked
+from learncost.importer.tried import alike, drawn, gradients, has_fraction, size_of_example
+from learncost.ir.errors import InputError
+
+TOLERANCE = 1e-6
+"""Relative to the largest number of a gradient: what two ways to compute it in float64 may be apart, and no more."""
+
+
+@contextmanager
+def held_to_their_lines() -> Iterator[list[str]]:
+    """Refuse, inside, what has another backward pass than its forward lines. Raises `InputError` there.
+
+    Yields the functions that took a gradient of something inside.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    function = torch.autograd.function._SingleLevelFunction  # that of torch.autograd.Function goes through it
+    known: dict[Any, bool] = {}
+
+    def apply(kind: Any, *arguments: Any) -> Any:
+        run = super(function, kind).apply
+        if kind.__name__ == "CrossMapLRN2d":
+            raise InputError(
+                "nn.CrossMapLRN2d of PyTorch never takes the first channel off its window, and no export takes it: "
+                "nn.LocalResponseNorm is what it is meant to be"
+            )
+        if not kind.__module__.startswith("torch."):
+            key = kind, tuple(_described(each) for each in arguments)
+            if key not in known:
+                known[key] = _is_same(kind, run, arguments)
+            if not known[key]:
+                raise InputError(
+                    f"an export keeps the forward pass of {kind.__name__} alone, and its backward pass is another: "
+                    "write it with operations that have this gradient, such as x + (sign(x) - x).detach(), or as a "
+                    "torch.library.custom_op with a formula of its FLOPs"
+                )
+        return run(*arguments)
+
+    take, register, run_back = torch.autograd.grad, torch.Tensor.register_hook, torch.autograd.backward
+    taken: list[str] = []
+
+    def backward(*arguments: Any, **named: Any) -> None:
+        taken.append("backward")
+        run_back(*arguments, **named)
+
+    def grad(*arguments: Any, **named: Any) -> Any:
+        frames = traceback.walk_stack(sys._getframe(1))
+        if any(f"{os.sep}_higher_order_ops{os.sep}" in frame.f_code.co_filename for frame, _ in frames):
+            return take(*arguments, **named)  # how PyTorch runs a scan
+        taken.append("torch.autograd.grad")
+        gradients = take(*arguments, **named)
+        if named.get("create_graph") or (len(arguments) > 4 and arguments[4]):
+            return gradients
+        return tuple(each if each is None else each.detach() for each in gradients)
+
+    def register_hook(*_: Any) -> Any:
+        raise InputError("a hook on a gradient runs backward alone, which no export has: leave it out of what is read")
+
+    data: Any = torch.Tensor.data
+
+    def of_export(tensor: Any) -> bool:
+        return isinstance(tensor, FakeTensor) and get_proxy_mode() is not None
+
+    def read_data(tensor: Any) -> Any:  # PyTorch takes it for a constant, and then refuses it
+        return tensor.detach() if of_export(tensor) else data.__get__(tensor)
+
+    def set_data(tensor: Any, value: Any) -> None:
+        if of_export(tensor):
+            raise InputError("`.data = ...` changes a value where no export sees it: compute a new one")
+        data.__set__(tensor, value)
+
+    setattr(torch.Tensor, "data", property(read_data, set_data))  # noqa: B010
+    setattr(function, "apply", classmethod(apply))  # noqa: B010 - as the others, for a type checker
+    without = torch.inference_mode  # an export has no word for it, but one for no_grad
+    enter, leave = without.__enter__, without.__exit__
+
+    def stop(mode: Any) -> None:
+        mode.before = torch.is_grad_enabled()
+        torch.set_grad_enabled(mode.before and not mode.mode)
+
+    def go_on(mode: Any, *_: Any) -> None:
+        torch.set_grad_enabled(mode.before)
+
+    setattr(without, "__enter__", stop)  # noqa: B010
+    setattr(without, "__exit__", go_on)  # noqa: B010
+    setattr(torch.autograd, "grad", grad)  # noqa: B010
+    setattr(torch.autograd, "backward", backward)  # noqa: B010
+    setattr(torch.Tensor, "register_hook", register_hook)  # noqa: B010
+    try:
+        with marked():
+            yield taken
+    finally:
+        setattr(without, "__enter__", enter)  # noqa: B010
+        setattr(without, "__exit__", leave)  # noqa: B010
+        setattr(torch.autograd, "backward", run_back)  # noqa: B010
+        delattr(torch.Tensor, "data")
+        delattr(function, "apply")
+        setattr(torch.autograd, "grad", take)  # noqa: B010
+        setattr(torch.Tensor, "register_hook", register)  # noqa: B010
+
+
+def check_hooks(module: Any) -> None:
+    """Refuse a module whose gradients hooks may change, which no export sees. Raises `InputError`."""
+    of_modules = (
+        (path, part) for path, part in module.named_modules() if part._backward_hooks or part._backward_pre_hooks
+    )
+    of_parameters = ((path, each) for path, each in module.named_parameters() if each._backward_hooks)
+    for path, _ in (*of_modules, *of_parameters):
+        raise InputError(
+            f"{path or type(module).__name__} has a hook on its gradient, which runs backward alone, where no export "
+            "sees it: remove it from what is read"
+        )
+
+
+def check_registered(program: Any, module: Any) -> None:
+    """Refuse a tensor that has a gradient and is no parameter: nobody would count it, or update it."""
+    import torch
+
+    hidden = {each.untyped_storage()._cdata for each in _hidden(module)}
+    for name, value in program.constants.items():
+        if not hasattr(value, "requires_grad") or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            continue
+        if value.requires_grad or (hidden and value.untyped_storage()._cdata in hidden):
+            shape = " by ".join(map(str, value.shape)) or "one number"
+            raise InputError(
+                f"{name}, a tensor of {shape} that requires a gradient, is none of the parameters: make it an "
+                "nn.Parameter of a module, and keep modules in an nn.ModuleList"
+            )
+
+
+def _hidden(module: Any) -> Iterator[Any]:
+    """Parameters in rows and mappings of a module, where PyTorch does not see them."""
+    import torch
+
+    known = {id(each) for each in module.parameters()}
+    for part in module.modules():
+        values = [value for name, value in vars(part).items() if name not in ("_modules", "_parameters", "_buffers")]
+        for leaf in torch.utils._pytree.tree_leaves([each for each in values if isinstance(each, list | tuple | dict)]):
+            several = leaf.parameters() if isinstance(leaf, torch.nn.Module) else (leaf,)
+            yield from (
+                each
+                for each in several
+                if isinstance(each, torch.nn.Parameter) and each.requires_grad and id(each) not in known
+            )
+
+
+def _described(value: Any) -> Any:
+    shape = getattr(value, "shape", None)
+    return repr(value) if shape is None else (value.dtype, *map(size_of_example, shape))
+
+
+def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+    """Whether both ways give one gradient, at random numbers; false where either cannot be run, or is undefined there.
+
+    Whole numbers and truths are 0, and then 0 and 1 by chance: behind a mask that hides all, any two gradients are the
+    same. Where 1 is no place of what they are read at, only the first is tried.
+    """
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    learns = [bool(getattr(each, "requires_grad", False)) for each in arguments]
+    tried = 0
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.random.fork_rng([]), torch.enable_grad():
+        for most in (1, 2):
+            torch.manual_seed(0)
+            values = [drawn(each, most) for each in arguments]
+            try:
+                theirs = _gradients(run, values, learns)
+                with torch.autograd.graph.allow_mutation_on_saved_tensors():  # as in an export, which has none in place
+                    ours = _gradients(lambda *given: _forward(kind, given), values, learns)
+            except Exception:  # whatever a function of the user's raises
+                continue
+            if any(bool(each.isnan().any()) for each in (*theirs, *ours)):
+                continue  # of what is undefined nothing is told
+            if not all(alike([one], [other], TOLERANCE) for one, other in zip(theirs, ours, strict=True)):
+                return False
+            tried += 1
+    return tried > 0
+
+
+def _gradients(function: Callable[..., Any], values: Sequence[Any], learns: Sequence[bool]) -> list[Any]:
+    """The gradients of all numbers with a fraction that learn, for one draw of the results' gradients.
+
+    learns   which of the values have a gradient where the function is called; all may, where none is said to
+    """
+    import torch
+
+    wanted = [has_fraction(each) and (learn or not any(learns)) for each, learn in zip(values, learns, strict=True)]
+    given = [each.clone().requires_grad_() if asked else each for each, asked in zip(values, wanted, strict=True)]
+    answer = function(*[each * 1 if asked else each for each, asked in zip(given, wanted, strict=True)])
+    results = [each for each in torch.utils._pytree.tree_leaves(answer) if has_fraction(each)]
+    return gradients(results, [each for each, asked in zip(given, wanted, strict=True) if asked])
+
+
+class _Context:
+    """Takes what a forward pass keeps."""
+
+    needs_input_grad = (True,) * 64
+
+    def _nothing(self, *_: Any) -> None: ...
+
+    save_for_backward = save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = _nothing
+
+
+def _forward(kind: Any, given: Sequence[Any]) -> Any:
+    import torch
+
+    apart = kind.setup_context is not torch.autograd.Function.setup_context
+    return kind.forward(*given) if apart else kind.forward(_Context(), *given)

@@ -1,0 +1,159 @@
+"""Gradients that a forward pass takes itself, as those of energies and of differential equations, written out.
+
+An export keeps what autograd does beside it from its graph. Traced below autograd, a gradient is operations as any
+others, and a table derives the gradient of a step through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+from learncost.importer.functions import held_to_their_lines
+from learncost.importer.learning import learning_kept
+from learncost.importer.refusals import FUNC, VMAP, GradientTakenError
+from learncost.importer.replaced import written_out
+from learncost.importer.running.ends import ends
+from learncost.importer.tried import alike, drawn, gradients, has_fraction
+
+TOLERANCE = 1e-3
+"""Of the largest gradient: what both may be apart in the module's own precision, and no more."""
+
+
+def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[Any, set[str]]:
+    """A module that does what this one does, with the gradients that it takes as operations; and the names of inputs of
+    which it asks for a gradient.
+
+    It is tried with numbers. Raises `GradientTakenError` where it has other gradients itself, or cannot be traced so.
+
+    by   the function that takes a gradient
+    """
+    import torch
+    import torch._decomp.decompositions_for_jvp  # it compiles what it imports, which what is put in below cannot be
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from learncost.importer.as_run import called_with, of_graph
+    from learncost.importer.examples import as_called
+
+    names, run = called_with(module, values)
+    others = [value for name, value in values.items() if name not in names]
+    if any(isinstance(each, torch.Tensor) for each in torch.utils._pytree.tree_leaves(others)):
+        raise GradientTakenError(by)
+    mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False), allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        sizes: Any = StatelessSymbolicContext([DimDynamic.DUCK] * value.dim())  # each a symbol of its own
+        return mode.from_tensor(value.detach(), symbolic_context=sizes).requires_grad_(value.requires_grad)
+
+    try:
+        with (
+            _marked() as marked,
+            held_to_their_lines() as taken,
+            learning_kept(module, changes=True) as places,
+            written_out(),
+        ):
+            trace: Any = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # others have no gradient of their gradient
+                traced = trace(*(fake(values[name]) for name in names))
+    except Exception:  # whatever a user's module raises there
+        raise GradientTakenError(by) from None
+    if not taken and by not in (FUNC, VMAP):
+        raise GradientTakenError(by)
+    for node in list(traced.graph.nodes):
+        if node.target is torch.ops.aten.detach.default and node.name not in marked:  # how autograd keeps a result
+            node.replace_all_uses_with(node.args[0])
+    written = of_graph(traced, module, names)
+    if not _has_its_gradients(written, module, values):
+        raise GradientTakenError(by)
+    inputs = {name: object() for name in names}
+    row = torch.utils._pytree.tree_leaves(as_called(module, {**values, **inputs}))
+    return written, {name for name, each in inputs.items() if any(row[place] is each for place in places)}
+
+
+@contextmanager
+def _marked() -> Iterator[set[str]]:
+    """Inside, the nodes of a graph by which code itself lets go of a gradient: autograd has others of this kind."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    let_go: Any = torch.Tensor.detach
+    marked: set[str] = set()
+
+    def detach(tensor: Any) -> Any:
+        mode: Any = get_proxy_mode()
+        before = set() if mode is None else {node.name for node in mode.tracer.graph.nodes}
+        result = let_go(tensor)
+        if mode is not None:
+            marked.update({node.name for node in mode.tracer.graph.nodes} - before)
+        return result
+
+    setattr(torch.Tensor, "detach", detach)  # noqa: B010 - for a type checker
+    try:
+        yield marked
+    finally:
+        setattr(torch.Tensor, "detach", let_go)  # noqa: B010
+
+
+def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> bool:
+    """Whether a module that was written out has the gradients of the module itself, at random numbers."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from learncost.importer.examples import as_called
+
+    with torch.random.fork_rng([]), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        torch.manual_seed(0)
+        numbers = _numbers(module)
+        given = {name: _like(value) for name, value in values.items()}
+        found = []
+        try:
+            for original in (module, written):
+                twin = deepcopy(original)
+                weights = {
+                    path: number.clone().requires_grad_(number.requires_grad) for path, number in numbers.items()
+                }
+                row, by_name = as_called(twin, {name: value for name, value in given.items() if _is_taken(twin, name)})
+                results = ends(torch.func.functional_call(twin, weights, row, by_name))
+                learning = [weight for weight in weights.values() if weight.requires_grad]
+                found.append(gradients(results, learning))
+        except Exception:  # whatever a user's module raises
+            return False
+    theirs, ours = found
+    return alike(theirs, ours, TOLERANCE)
+
+
+def _is_taken(module: Any, name: str) -> bool:
+    """Whether a module takes an input of this name: one that was written out takes tensors alone."""
+    import inspect
+
+    return name in inspect.signature(module.forward).parameters
+
+
+def _numbers(module: Any) -> dict[str, Any]:
+    """Random parameters, as those that nobody has filled hold what memory held; buffers as they are, where they are."""
+    import torch
+
+    def buffer(value: Any) -> Any:
+        if value.device.type != "meta":
+            return value.detach().clone()
+        made = torch.zeros(value.shape, dtype=value.dtype)
+        return made.normal_(std=0.3) if value.is_floating_point() else made
+
+    def parameter(value: Any) -> Any:
+        made = (0.3 * drawn(value)).to(value.dtype) if has_fraction(value) else drawn(value)
+        return made.requires_grad_(value.requires_grad)
+
+    return {path: parameter(each) for path, each in module.named_parameters()} | {
+        path: buffer(each) for path, each in module.named_buffers()
+    }
+
+
+def _like(value: Any) -> Any:
+    """A tensor by chance of the type of one, with a gradient where that has one; another value as it is."""
+    made = drawn(value)
+    return made.to(value.dtype).requires_grad_(value.requires_grad) if has_fraction(value) else made

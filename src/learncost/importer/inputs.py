@@ -1,0 +1,332 @@
+"""What a module reads, said in a line each: `idx: int B M`, `x: float B 3 64 64 gradient`, `use_cache = false`.
+
+A size is a letter, which stays open, or a number. A letter may have an example, `H=64`, where a module takes some sizes
+only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.ir.errors import InputError
+from learncost.models.wording import nearest, shown
+
+KINDS: Mapping[str, str] = {
+    "int": "int64",
+    "long": "int64",
+    "int64": "int64",
+    "int32": "int32",
+    "int16": "int16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "float": "float32",
+    "float32": "float32",
+    "float64": "float64",
+    "double": "float64",
+    "float16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bool": "bool",
+    "complex": "complex64",
+    "complex64": "complex64",
+}
+"""What an input may be, and PyTorch's name for it."""
+
+_SEVERAL = ("list", "tuple", "dict", "mapping")
+
+GRADIENT = "gradient"
+
+_IN_ONE = "several tensors in one are given by inputs() of the file, or in Python, as example tensors"
+_BETWEEN = str.maketrans(",()[]", "     ")
+
+_AS_IN = "as in 'idx: int B M', 'x: float B 3 64 64 gradient' or 'use_cache = false'"
+_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
+_SIZE = re.compile(r"([^\W\d]\w*)(?:=(\d+))?|(\d+)")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a module: a tensor by its kind and its sizes, or a value of another kind.
+
+    kind      PyTorch's name of its type; empty where it is no tensor
+    sizes     a letter, or a number as digits, for each dimension
+    examples  of letters that say one
+    value     where it is no tensor
+    """
+
+    name: str
+    kind: str = ""
+    sizes: tuple[str, ...] = ()
+    examples: Mapping[str, int] = field(default_factory=dict)
+    gradient: bool = False
+    value: Any = None
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The sizes that stay open."""
+        return tuple(dict.fromkeys(size for size in self.sizes if not size.isdigit()))
+
+    def __str__(self) -> str:
+        if not self.kind:
+            return f"{self.name} = {json.dumps(self.value)}"
+        sizes = (f"{size}={self.examples[size]}" if size in self.examples else size for size in self.sizes)
+        return " ".join((f"{self.name}: {self.kind}", *sizes, *([GRADIENT] if self.gradient else [])))
+
+
+def parse_input(text: str) -> Input:
+    """An input as a line says it. Raises `InputError`."""
+    label = f"the input {shown(text)}"
+    name, colon, rest = text.partition(":")
+    if not colon or "=" in name:
+        return _literal(text, label)
+    if not _NAME.fullmatch(name.strip()):
+        raise InputError(f"{label} has no name before its colon: {_AS_IN}")
+    if rest.lstrip().startswith(("(", "[", "{")) or rest.strip().partition(" ")[0].lower() in _SEVERAL:
+        raise InputError(f"{label}: {_IN_ONE}")
+    kind, *sizes = rest.translate(_BETWEEN).split() or [""]
+    if kind.isdigit():
+        raise InputError(
+            f"{label} has sizes and no kind: write it as in {shown(f'{name.strip()}: float {rest.strip()}')}"
+        )
+    if not sizes and _is_value(kind):
+        raise InputError(f"{label} is a value: write it as in {shown(f'{name.strip()} = {kind}')}")
+    gradient = GRADIENT in sizes[-1:]
+    sizes = sizes[:-1] if gradient else sizes
+    if kind.lower() not in KINDS:
+        hint = nearest(kind, KINDS) or f"; there are {', '.join(KINDS)}"
+        raise InputError(f"{label} is of no known kind: {shown(kind)}{hint}")
+    if gradient and not _is_float(KINDS[kind.lower()]):
+        raise InputError(f"{label}: only numbers with a fraction have a gradient, not {kind}")
+    names, examples = list[str](), dict[str, int]()
+    for size in sizes:
+        match = _SIZE.fullmatch(size)
+        if match and difflib.get_close_matches(size, [GRADIENT], cutoff=0.65) and size != GRADIENT:
+            raise InputError(f"{label}: the word for its gradient is `{GRADIENT}`, not {shown(size)}")
+        if not match or size == GRADIENT:
+            raise InputError(f"{label}: {shown(size)} is no size: a letter, or a number from 1, {_AS_IN}")
+        letter, example, number = match.groups()
+        if (number and int(number) < 1) or (example and int(example) < 1):
+            raise InputError(f"{label}: a size is 1 at least, not {size}")
+        names.append(letter or str(int(number)))
+        if example and examples.setdefault(letter, int(example)) != int(example):
+            raise InputError(f"{label}: {letter} has two examples, {examples[letter]} and {example}")
+    return Input(name.strip(), KINDS[kind.lower()], tuple(names), examples, gradient)
+
+
+def _literal(text: str, label: str) -> Input:
+    """`use_cache = false`: a value as JSON writes it, or as Python does."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    first, *rest = text.split() or [""]
+    if not equals and any(word.lower() in KINDS for word in (first, *rest[:1])):
+        is_kind = first.lower() in (*KINDS, *_SEVERAL)
+        meant = f"x: {text.strip()}" if is_kind else f"{first}: {' '.join(rest)}"
+        raise InputError(f"{label} has no colon behind the name of the input: write it as in {shown(meant)}")
+    if not equals or not _NAME.fullmatch(name):
+        raise InputError(f"{label} says neither a kind nor a value: {_AS_IN}")
+    try:
+        return Input(name, value=_WORDS[value] if value in _WORDS else json.loads(value))
+    except (ValueError, RecursionError):
+        raise InputError(f'{label}: {shown(value)} is no value: false, 3, 0.5, null or "a text"') from None
+
+
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+def _is_value(text: str) -> bool:
+    """Whether a word is a number, true, false or null, or what Python has for these."""
+    try:
+        return text in _WORDS or not isinstance(json.loads(text), str)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_float(kind: str) -> bool:
+    return "float" in kind or "complex" in kind
+
+
+def parse_inputs(texts: Iterable[str] | Mapping[str, Any]) -> tuple[Input, ...]:
+    """Inputs as lines say them, or by name what follows the colon, or a value of another kind. Raises `InputError`."""
+    if isinstance(texts, Mapping):
+        inputs = tuple(
+            parse_input(f"{name}: {text}") if isinstance(text, str) else Input(name, value=text)
+            for name, text in texts.items()
+        )
+    else:
+        inputs = tuple(parse_input(line) for line in texts)
+    names = [each.name for each in inputs]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise InputError(f"the input {twice[0]} is said twice")
+    examples_of(inputs)
+    return inputs
+
+
+def examples_of(inputs: Iterable[Input]) -> dict[str, int]:
+    """The examples of letters, which all inputs share. Raises `InputError` where two differ."""
+    examples: dict[str, int] = {}
+    for each in inputs:
+        for letter, number in each.examples.items():
+            if examples.setdefault(letter, number) != number:
+                raise InputError(f"{letter} has two examples, {examples[letter]} and {number}")
+    return examples
+
+
+LARGEST = 2**36
+"""Bytes that an example may take; letters are tried at small sizes."""
+
+_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+_LENGTHS, _IMAGES = (1, 8, 32, 224), (32, 8, 224, 1)
+"""What the sizes tried are multiples of: lengths are short first, sides of images such as halve often."""
+
+
+def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
+    """Sizes to try for the letters: all different, and none that a number among the sizes has.
+
+    The first dimension of a module is its batch: it needs no parts.
+    """
+    given = examples_of(inputs)
+    letters = list(dict.fromkeys(letter for each in inputs for letter in each.letters))
+    fixed = {int(size) for each in inputs for size in each.sizes if size.isdigit()} | {*given.values()}
+    first = {each.sizes[0] for each in inputs if each.sizes}
+    sides = {size for each in inputs if len(each.sizes) > 3 for size in each.sizes[2:]}
+    for steps in list(zip(_LENGTHS, _IMAGES, strict=True))[: None if {*letters} - given.keys() - first else 1]:
+        sizes, taken = dict(given), set(fixed)
+        for letter in letters:
+            if letter not in sizes:
+                times = 1 if letter in first else steps[letter in sides]
+                sizes[letter] = next(prime * times for prime in _PRIMES if prime * times not in taken)
+                taken.add(sizes[letter])
+        yield sizes
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    """Whether inputs are said in words: texts, and beside them what is no tensor."""
+    every = tuple(values)
+    texts = any(isinstance(value, str) for value in every)
+    return texts and all(value is None or isinstance(value, str | bool | int | float) for value in every)
+
+
+def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input, ...] | Mapping[str, Any]:
+    """What a caller says of a module's inputs: texts by name, or tensors by name or in the order of forward.
+
+    Tensors on the device meta are as good as others. Raises `InputError`.
+    """
+    import torch
+
+    from learncost.importer.examples import arguments
+
+    parameters = inspect.signature(module.forward).parameters
+    if isinstance(said, Mapping) and _are_texts(said.values()):
+        if symbols:
+            raise InputError("texts say themselves which sizes stay open: leave `symbols` out")
+        return parse_inputs(said)
+    if isinstance(said, str):
+        return parse_inputs([said])
+    if not isinstance(said, Mapping):
+        several = tuple(said) if isinstance(said, tuple | list) else (said,)
+        if several and all(isinstance(value, str) for value in several):
+            return parse_inputs(several)
+        rows = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values())
+        if len(several) > len(parameters) and not rows:
+            raise InputError(f"there are {len(several)} inputs, and {type(module).__name__} takes {takes_text(module)}")
+        said = arguments(module, several)
+    if wrong := next((name for name in symbols if name not in said), None):
+        raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, said)}; the inputs are {', '.join(said)}")
+
+    for name, words in symbols.items():
+        if not isinstance(words, str) or not isinstance(said[name], torch.Tensor):
+            raise InputError(
+                f"symbols say the sizes of a tensor as text, {{'x': 'B 64'}}; {name} is a {type(said[name]).__name__}: "
+                "leave it out of symbols, and its sizes are the example's, or let forward take each tensor by a name"
+            )
+
+    def made(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "meta":
+            return torch.zeros_like(value, device="cpu").requires_grad_(value.requires_grad)
+        return value
+
+    # Of `*several` all stand in one tuple.
+    return {name: tuple(map(made, value)) if type(value) is tuple else made(value) for name, value in said.items()}
+
+
+def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, ...]:
+    """The inputs in the order of the module's forward. Raises `InputError` where it takes others."""
+    parameters = inspect.signature(module.forward).parameters
+    kinds = inspect.Parameter
+    named = {
+        name: each for name, each in parameters.items() if each.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)
+    }
+    takes = f"{called} takes {takes_text(module)}"
+    others = any(each.kind is kinds.VAR_KEYWORD for each in parameters.values())
+    rows = [name for name, each in parameters.items() if each.kind is kinds.VAR_POSITIONAL]
+    for each in inputs:
+        if each.name in rows or each.name.partition(".")[0] in named.keys() - {each.name}:
+            raise InputError(f"the input {each.name}: {_IN_ONE}; {takes}")
+        if each.name not in named and not others and not rows:
+            raise InputError(f"no input is called {shown(each.name)}{nearest(each.name, named)}; {takes}")
+    names = [each.name for each in inputs]
+    missing = [name for name, each in named.items() if each.default is kinds.empty and name not in names]
+    if missing:
+        example = f"--input '{missing[0]}: float B 3 64 64'"
+        raise InputError(f"the input {missing[0]} is missing; {takes}: say what it is, such as {example}")
+    order = [*named]
+    return tuple(sorted(inputs, key=lambda each: order.index(each.name) if each.name in order else len(order)))
+
+
+def takes_text(module: Any) -> str:
+    """What a module's forward takes, as Python writes it without its types."""
+    signature, empty = inspect.signature(module.forward), inspect.Parameter.empty
+    parameters = (each.replace(annotation=empty) for each in signature.parameters.values())
+    return f"forward{inspect.Signature([*parameters])}"
+
+
+def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cpu") -> dict[str, Any]:
+    """Example values by name: numbers drawn from a fixed seed, places 0, and true."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    values: dict[str, Any] = {}
+    for each in inputs:
+        if not each.kind:
+            values[each.name] = each.value
+            continue
+        kind = getattr(torch, each.kind)
+        shape = [int(size) if size.isdigit() else sizes[size] for size in each.sizes]
+        if device == "meta":
+            value = torch.empty(shape, dtype=kind, device=device)
+        elif math.prod(shape) * kind.itemsize > LARGEST:
+            raise InputError(
+                f"the input {each} takes {math.prod(shape) * kind.itemsize:,} bytes: give it smaller sizes"
+            )
+        elif kind.is_floating_point:
+            value = torch.randn(shape, generator=generator).to(kind)
+        else:
+            value = torch.ones(shape, dtype=kind) if kind is torch.bool else torch.zeros(shape, dtype=kind)
+        values[each.name] = value.requires_grad_(each.gradient)
+    return values
+
+
+def symbols_of(inputs: Iterable[Input]) -> dict[str, str]:
+    """What the dimensions of every tensor are called: letters stay open, numbers are as they are."""
+    return {each.name: " ".join(each.sizes) for each in inputs if each.kind}
+
+
+def sized(given: Sequence[Input] | Mapping[str, Any], sizes: Mapping[str, int], symbols: Mapping[str, str]) -> Any:
+    """Example values by name at sizes by letter; of tensors the numbers that were given, over and over."""
+    if not isinstance(given, Mapping):
+        return tensors(given, {**examples_of(given), **sizes})
+    values = dict(given)
+    for name, words in symbols.items():
+        value = values[name]
+        for dim, word in enumerate(words.split()):
+            if not word.isdigit() and value.shape[dim] != sizes.get(word, value.shape[dim]):
+                times = -(-sizes[word] // value.shape[dim])
+                value = value.detach().repeat_interleave(times, dim).narrow(dim, 0, sizes[word])
+        values[name] = value if value is given[name] else value.contiguous().requires_grad_(given[name].requires_grad)
+    return values

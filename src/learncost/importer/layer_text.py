@@ -1,0 +1,272 @@
+"""The text of a layer: its header, its lines with repeats, what it says of sizes and inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from learncost.importer.equations import Equation
+from learncost.importer.export import Exported
+from learncost.importer.fold import Fold, Item, carried_again, made_of, reads_of
+from learncost.importer.text import Writer, identifier, tail
+from learncost.importer.views import Stored
+from learncost.ir.count import Count
+from learncost.ir.stated import Limit, Saved
+
+_WORD = re.compile(r"[^\W\d]\w*")
+
+
+@dataclass
+class LayerText:
+    """Writes a layer of items, of which `weights` are parameters by their paths.
+
+    limits  sizes that open letters may have
+    given   inputs and weights in their order in the header; a stack stands for all of its turns
+    stacks  of what a repeat has of its own for every turn: by the first, all
+    """
+
+    items: Sequence[Item]
+    results: Sequence[Stored]
+    exported: Exported
+    weights: Mapping[Stored, str]
+    writer: Writer
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    given: list[Stored] = field(default_factory=list)
+    stacks: dict[Stored, list[Stored]] = field(default_factory=dict)
+    outer: dict[Stored, str] = field(default_factory=dict)  # of a stack of inputs: its name in the header
+    aliases: dict[Fold, list[tuple[Stored, Stored]]] = field(default_factory=dict)
+
+    def prepare(self, labels: Sequence[str]) -> None:
+        """Give names to all that the layer has."""
+        self._stacked(self.items)
+        behind = {stored for several in self.stacks.values() for stored in several[1:]}
+        made = {stored for item in self._all(self.items) for stored in made_of(item)}
+        used = dict.fromkeys(s for item in self._all(self.items) for s in reads_of(item) if s not in made)
+        order = {name: place for place, name in enumerate(self.exported.inputs.values())}
+        given = [stored for stored in used if stored not in behind]
+        inputs = sorted((s for s in given if s not in self.weights), key=lambda s: order.get(s.target, len(order)))
+        self.given = [*inputs, *(s for s in self.weights if s in given)]
+        for stored in self.given:
+            name = "targets" if stored.kind == "targets" else stored.name
+            if stored in self.stacks:
+                name = self._stack_name(stored)
+                if self.inputs_of([stored]):  # a repeat's own slice of an input has a name of its own
+                    name = name.replace(".", "_")
+                    self.outer[stored] = self.writer.values.unique(f"{identifier(name)}_all")
+            self.writer.names[stored] = self.writer.values.unique(identifier(name))
+        for stored, label in zip(self.results, labels, strict=True):
+            self.writer.names[stored] = self.writer.values.unique(identifier(label))
+        self._name(self.items, [])
+        values = (*made, *used, *self.results)
+        self.writer.of_values = {leaf for stored in values for axis in stored.axes for leaf in axis.leaves}
+
+    def _stack_name(self, stored: Stored) -> str:
+        """The path of a stack of weights, with `each` in the place of the number in which its paths differ."""
+        paths = [(self._path(each) or each.name).split(".") for each in self.stacks[stored]]
+        parts = [part if all(path[place] == part for path in paths) else "each" for place, part in enumerate(paths[0])]
+        return ".".join(parts)
+
+    def _all(self, items: Sequence[Item]) -> Iterator[Item]:
+        for item in items:
+            yield item
+            if isinstance(item, Fold):
+                yield from self._all(item.body)
+
+    def _stacked(self, items: Sequence[Item]) -> None:
+        for item in items:
+            if isinstance(item, Fold):
+                self.stacks |= item.each
+                self._stacked(item.body)
+
+    def _name(self, items: Sequence[Item], around: Sequence[Item]) -> None:
+        names = self.writer.names
+        for place, item in enumerate(items):
+            if isinstance(item, Equation):
+                for stored in made_of(item):
+                    if stored not in names:
+                        names[stored] = self.writer.values.unique(_value_name(item, stored))
+                continue
+            later = {s for other in (*items[place + 1 :], *around) for s in reads_of(other)} | set(self.results)
+            aliases = []
+            again = {before for before, _ in carried_again(item)}
+            for before, made, last in item.carry:
+                start = before
+                if (
+                    before in later
+                    or before in self.given
+                    or (before in names and names[before] in self.outer.values())
+                ):
+                    start = Stored(made.name, before.axes)
+                    aliases.append((start, before))
+                name = names.get(last) or names.get(start, ".")
+                if "." in name:  # what is carried is called X, as in papers
+                    name = self.writer.values.unique("X")
+                if last in names and start is before:
+                    start = Stored(made.name, before.axes)
+                    aliases.append((start, before))
+                names[start] = names[last] = name
+                item.start[before] = start
+                if before in again:
+                    names.setdefault(made, self.writer.values.unique(identifier(made.name)))
+                else:
+                    names[made] = name
+            self.aliases[item] = aliases
+            self._name(item.body, [])
+
+    def lines(self, items: Sequence[Item], depth: int = 1) -> Iterator[str]:
+        """The lines, what repeats have indented."""
+        indent = "  " * depth
+        names = self.writer.names
+        for item in items:
+            if isinstance(item, Equation):
+                yield f"{indent}{self.writer.line(item)}"
+                continue
+            for start, before in self.aliases[item]:
+                yield f"{indent}{self._moved(start, before)}"
+            outside = {before: names.get(before) for before, *_ in item.carry}
+            for before, *_ in item.carry:
+                names[before] = names[item.start[before]]
+            carried = dict.fromkeys(names[before] for before, *_ in item.carry)
+            yield f"{indent}repeat {self.counts[item]} carry {' '.join(carried)}{self._each(item)}{self._shared(item)}:"
+            yield from self.lines(item.body, depth + 1)
+            again = [made for before, made in carried_again(item)]
+            for before, made, last in item.carry:
+                if made in again:
+                    names[last], kept = names[item.start[before]], names[made]
+                    yield f"{indent}  {self._moved(Stored('', made.axes), made, names[last], kept)}"
+            for before, name in outside.items():
+                if name is not None:
+                    names[before] = name
+
+    counts: dict[Fold, str] = field(default_factory=dict)
+
+    def _moved(self, new: Stored, old: Stored, name: str = "", old_name: str = "") -> str:
+        """A line that hands a value on under another name."""
+        axes: list[str] = []
+        used: dict[str, int] = {}
+        for axis in old.axes:
+            for leaf in axis.leaves:
+                letter = self.writer.letter(leaf)
+                axes.append(letter + "'" * used.get(letter, 0))
+                used[letter] = used.get(letter, 0) + 1
+        text = f"[{' '.join(axes)}]"
+        return f"{name or self.writer.names[new]}{text} = {old_name or self.writer.names[old]}{text}"
+
+    def _each(self, item: Fold) -> str:
+        pairs = [f"{self.writer.names[s]}={self.outer[s]}" for s in item.each if s in self.outer]
+        return f" each {' '.join(pairs)}" if pairs else ""
+
+    def _shared(self, item: Fold) -> str:
+        """Weights that all turns share and that no line outside reads, which would say so."""
+        inside = {s for line in item.body for s in reads_of(line)}
+        shared = [self.writer.names[s] for s in self.weights if s in inside and s not in self.stacks]
+        return f" shared {' '.join(shared)}" if shared else ""
+
+    @property
+    def inputs(self) -> list[Stored]:
+        """What comes in beside weights; running statistics are named where they are kept."""
+        return self.inputs_of(self.given)
+
+    def inputs_of(self, given: Iterable[Stored]) -> list[Stored]:
+        """Of what is given that which is neither a weight nor a running statistic."""
+        return [stored for stored in given if stored not in self.weights and stored.kind != "running"]
+
+    def header_name(self, stored: Stored) -> str:
+        """What the header calls an input or a weight."""
+        return self.outer.get(stored, self.writer.names[stored])
+
+    def text(self, name: str, remarks: Sequence[str]) -> str:
+        """The layer."""
+        writer, exported = self.writer, self.exported
+        writer.axes.taken |= writer.values.taken | set(exported.letters.symbols.values())
+        for item in self._all(self.items):
+            if isinstance(item, Fold):
+                self.counts[item] = writer.axes.unique("n_layer", "_")
+                writer.sizes[self.counts[item]] = item.count
+        body = [*self.lines(self.items)]
+        inputs = [self.header_name(s) for s in self.inputs]
+        weights = [self.header_name(s) for s in self.given if s in self.weights]
+        head = f"{identifier(name).replace('.', '_')}({' '.join(inputs)}"
+        head += f"; {' '.join(weights)}" if weights else ""
+        head += f") -> {' '.join(map(writer.name, self.results))}"
+        lines = [*(f"% {remark}" for remark in remarks), head, *body, *self.roles()]
+        written = {name for line in body for name in _WORD.findall(line)}
+        sizes = {letter: size for letter, size in writer.sizes.items() if letter in written}
+        if fixed := [f"{letter}={size}" for letter, size in sizes.items() if isinstance(size, int)]:
+            lines.append(f"sizes: {' '.join(fixed)}")
+        if follows := writer.follows():
+            lines.append(f"follows: {' '.join(follows)}")
+        used = set(writer.letters.values())
+        said = [each.text(letter) for letter, each in self.limits.items() if letter in used]
+        if limits := " ".join(filter(None, said)):
+            lines.append(f"limits: {limits}")
+        if undecided := writer.undecided():
+            lines.append(f"undecided: {' '.join(undecided)}")
+        learns, counts, same = exported.weights.learns, exported.weights.counts, exported.weights.same
+        if frozen := [writer.name(s) for s in self.given if s in self.weights and not learns[self.weights[s]]]:
+            lines.append(f"frozen: {' '.join(frozen)}")
+        read = {self.weights[each] for s in self.given if s in self.weights for each in self.stacks.get(s, [s])}
+        others = (count for path, count in counts.items() if path not in read and path not in same)
+        if unread := sum(others):
+            lines.append(f"unread: {unread}")
+        lines += self._stored()
+        if exported.unused.places and exported.unused.flops is not None:
+            lines.append(f"unused: {Count.parse(exported.unused.flops).rename(exported.letters.symbols)}")
+        return "\n".join(lines) + "\n"
+
+    def _stored(self) -> Iterator[str]:
+        """Where the state_dict has what is called otherwise or has other axes there."""
+        exported, others = self.exported, dict[str, list[str]]()
+        for path, first in exported.weights.same.items():
+            others.setdefault(first, []).append(path)
+        for stored in self.given:
+            several = self.stacks.get(stored, [stored])
+            paths = [self._path(each) for each in several]
+            if None in paths:
+                continue
+            name = self.header_name(stored)
+            entry = Saved(tuple((str(path), *others.get(str(path), ())) for path in paths))
+            sizes = tuple(leaf.size for axis in stored.axes for leaf in axis.leaves)
+            shape = exported.weights.shapes[str(paths[0])]
+            if sizes != shape:
+                entry = replace(entry, shape=shape)
+            is_named = entry.paths == Saved.usual(name, len(several) if stored in self.stacks else None).paths
+            if is_named and stored in self.inputs:
+                yield entry.text(name)
+            elif entry.shape is not None or not is_named:
+                yield (replace(entry, paths=()) if is_named else entry).text(name)
+
+    def _path(self, stored: Stored) -> str | None:
+        """The path of a parameter or a buffer; None of what is given otherwise."""
+        if stored in self.weights:
+            return self.weights[stored]
+        if stored.kind == "running":
+            return stored.name
+        buffers: Mapping[str, str] = self.exported.program.graph_signature.inputs_to_buffers
+        return buffers.get(stored.target)
+
+    def roles(self) -> list[str]:
+        """What the layer says of its inputs."""
+        lines = []
+        constants = []
+        inputs = self.inputs
+        targets = next((s for s in inputs if s.kind == "targets"), None)
+        for stored in inputs:
+            name = self.header_name(stored)
+            if stored.kind.startswith("share mean") and targets is not None:
+                lines.append(f"{name}: share of {self.header_name(targets)}")
+            elif (
+                stored.kind in ("constant", "real part", "imaginary part")
+                or stored.kind.startswith(("share", "unlike"))
+                or (stored.kind == "input" and not self.exported.wants_gradient.get(stored.target))
+            ):
+                constants.append(name)
+            elif stored.kind == "targets" and stored.reads is not None:
+                lines.append(f"{name}: index of {self.writer.letter(stored.reads)}")
+        return [*lines, f"constants: {' '.join(constants)}"] if constants else lines
+
+
+def _value_name(equation: Equation, stored: Stored) -> str:
+    part = tail(equation.module)
+    return identifier(f"{part}.{stored.name}" if part and part != stored.name else stored.name)

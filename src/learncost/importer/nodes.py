@@ -1,0 +1,91 @@
+"""What a node of an exported graph says of itself: its operator, sizes and type, the module and the line it is from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from learncost.importer.axes import Size, simple
+from learncost.importer.refusals import is_local
+
+SAME_SIZES: ContextVar[Mapping[Any, Any]] = ContextVar("SAME_SIZES", default={})  # noqa: B039 - it is never written
+"""Of the graph that is read: symbols that the user calls by one letter, with the first of them."""
+
+
+def size_of(value: Any) -> Size:
+    """A size of a graph: an int, or an expression in the symbols of the inputs."""
+    if isinstance(value, int):
+        return value
+    expression = value.node.expr if hasattr(value, "node") else value
+    same = SAME_SIZES.get()
+    return simple(expression.xreplace(same) if same else expression)
+
+
+def shape_of(node: Any) -> tuple[Size, ...]:
+    """The sizes of a node's dimensions."""
+    return tuple(map(size_of, node.meta["val"].shape))
+
+
+def operator_name(target: Any) -> str:
+    """`aten.add.Tensor` as `add.Tensor`, `aten.linear.default` as `linear`, `my.op.default` as `my.op`."""
+    return str(target).removeprefix("aten.").removesuffix(".default")
+
+
+LOOKS = (
+    *("detach", "alias", "clone", "contiguous", "to", "_to_copy"),
+    *("view", "reshape", "unsqueeze", "squeeze", "expand"),
+)
+"""Operators that hand on what they are given under another shape or type."""
+
+
+def name_of(node: Any) -> str:
+    """What a value from outside is called: as the node that makes it, before it is looked at otherwise or scaled."""
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        name = operator_name(node.target).partition(".")[0]
+        if name not in (*LOOKS, "mul", "div"):
+            break
+        node = node.all_input_nodes[0]
+    return str(node.name)
+
+
+def is_float(node: Any) -> bool:
+    """Whether a node gives a tensor of real numbers."""
+    return bool(getattr(getattr(node.meta.get("val"), "dtype", None), "is_floating_point", False))
+
+
+def is_real(node: Any) -> bool:
+    """Whether a node gives a tensor of real numbers, or of what holds."""
+    import torch
+
+    return is_float(node) or getattr(node.meta.get("val"), "dtype", None) is torch.bool
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a tensor has no numbers: nothing is computed of it, and nothing has a gradient through it."""
+    return any(isinstance(size, int) and size == 0 for size in getattr(value, "shape", ()))
+
+
+def module_of(node: Any) -> str:
+    """The path of the module that a node is from."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = ""
+    for entry in stack.values():
+        path = entry[0] if isinstance(entry, tuple) else path
+    return re.sub(r"\.slice\([^)]*\)", "", str(path))  # layers[:2].0 is layers.0
+
+
+def place_of(node: Any) -> str:
+    """Where a node is from, for a message: module, and the user's file and line; a package's where there is none."""
+    if node is None:
+        return ""
+    path = module_of(node)
+    text = f" in {path}" if path else ""
+    trace = node.meta.get("stack_trace") or ""
+    places = re.findall(r'File "(.+)", line (\d+)', trace)
+    if places:
+        file, line = ([each for each in places if is_local(Path(each[0]))] or places)[-1]
+        text += f" ({file}:{line})"
+    return text

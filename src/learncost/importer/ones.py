@@ -1,0 +1,143 @@
+"""Axes of one place. A view has none of them; a matrix has its one row, its one column, or its one place to sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from learncost.importer.axes import Axis, Size, equal, leaves
+from learncost.importer.equations import Letters, Recorder
+from learncost.importer.nodes import operator_name, shape_of
+from learncost.importer.rule import RULES, VIEW_RULES
+from learncost.importer.views import Index, Place, Slot, Stored, View
+
+PRODUCTS = ("linear", "mm", "addmm", "matmul", "einsum", "bmm", "baddbmm", "addbmm")
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
+
+
+def kept_axes(shape: Sequence[Size], nodes: Iterable[Any]) -> list[int]:
+    """The dimensions of what is given that are axes of it: those of one place only where a product reads them.
+
+    nodes   what gives it in the graph, and all that look at it
+    """
+    ones = {place for place, size in enumerate(shape) if equal(size, 1)}
+    kept = set[int]()
+    readers = set(_readers(nodes)) if ones else set[str]()
+    if len(shape) > 1 and not readers.isdisjoint(PRODUCTS):
+        kept = ones & ({0, 1} if len(shape) == 2 else {len(shape) - 1})  # of a stack the column
+    elif len(shape) > 2 and not readers.isdisjoint(CONVOLUTIONS):
+        kept = ones & ({0, 1} if len(ones - {0}) == len(shape) - 1 else {0})
+    return [place for place in range(len(shape)) if place not in ones or place in kept]
+
+
+def _readers(nodes: Iterable[Any]) -> Iterator[str]:
+    """The operators that read what nodes give, whatever it is looked at as; without convolutions in groups, whose
+    weights are no matrices.
+    """
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        for user in node.users:
+            name = operator_name(user.target).partition(".")[0]
+            look = RULES.get(name)
+            if look in VIEW_RULES:
+                left.append(user)
+            elif name not in CONVOLUTIONS or (
+                user.args[1] is node and equal(shape_of(user.args[0])[1 - len(shape_of(node))], shape_of(node)[1])
+            ):
+                yield name
+
+
+def as_given(stored: Stored, shape: Sequence[Any], kept: Sequence[int]) -> View:
+    """A view of a value that is given; what it has of one place is read there."""
+    view = View.of(stored, [1 if place in kept else 0 for place in range(len(shape))])
+    for place in kept:
+        if equal(shape[place], 1):
+            view = at_its_place(view, place)
+    return view
+
+
+def at_its_place(view: View, dim: int) -> View:
+    """An axis of one place read at it."""
+    rows = list(view.dims)
+    (slot,) = rows[dim]
+    rows[dim] = ()
+    return view.at(slot, ()).with_dims(rows)
+
+
+def along(recorder: Recorder, view: View, dim: int, letter: str = "n") -> View:
+    """A view with a dimension of one place along an axis: one that is stored, else one that it is written along."""
+    view = view.fresh()
+    rows, index = list(view.dims), list(view.index)
+    for place, (axis, each) in enumerate(zip(leaves(view.stored.axes), view.index, strict=True)):
+        if each == Place(()) and equal(axis.root.size, 1):
+            slot = Slot(axis)
+            rows[dim], index[place] = (slot,), slot
+            return View(view.stored, tuple(index), tuple(rows), view.spread)
+    return written(recorder, view, dim, letter)
+
+
+def written(recorder: Recorder, view: View, dim: int, letter: str) -> View:
+    """A view with a dimension of one place as an axis of what is stored: it is written there."""
+    view = view.fresh()
+    axes: list[Axis] = []
+    write: list[Index] = []
+    read: list[Index] = []
+    rows: list[tuple[Slot, ...]] = []
+    spread = set()
+    for place, row in enumerate(view.dims):
+        if place == dim:
+            axes.append(Axis(1, letter, whole=True))
+            write.append(Place((), 0))
+            slot = Slot(axes[-1])
+            read.append(slot)
+            rows.append((slot,))
+            continue
+        new = tuple(Slot(slot.axis) for slot in row)
+        rows.append(new)
+        for old, slot in zip(row, new, strict=True):
+            if old in view.spread:
+                spread.add(slot)
+            else:
+                axes.append(old.axis)
+                write.append(old)
+                read.append(slot)
+    stored = recorder.stored(axes, f"{view.stored.name}_row")
+    recorder.write(View(stored, tuple(write), view.dims, view.spread), view)
+    return View(stored, tuple(read), tuple(rows), frozenset(spread))
+
+
+def matrix_product(recorder: Recorder, x: View, z: View, row_x: Letters, row_z: Letters, out: Letters) -> View:
+    """A product of matrices, of which one may have one row or one column, and both one place to sum.
+
+    A product of values, one for each point of a batch, stays as it is: a matrix with one column for each sequence, as a
+    state space reads its states with, is a vector.
+    """
+    views, letters = [x.fresh(), z.fresh()], [list(row_x), list(row_z)]
+
+    def has(side: int, letter: Any) -> bool:
+        return letter in letters[side] and bool(views[side].dims[letters[side].index(letter)])
+
+    def add(side: int, letter: Any) -> None:
+        views[side] = along(recorder, views[side], letters[side].index(letter), _name(letter))
+
+    batch = [each for each in row_x if each in row_z and each in out and has(0, each) == has(1, each)]
+    added = []
+    if not batch or any(view.stored.kind == "weight" for view in views):
+        summed = [each for each in row_x if each in row_z and each not in out]
+        if summed and not any(has(0, each) for each in summed):
+            for side in (0, 1):
+                add(side, summed[0])
+        for side in (0, 1):
+            alone = [each for each in letters[side] if each in out and each not in batch and not has(1 - side, each)]
+            if alone and not any(has(side, each) for each in alone):
+                add(side, alone[-1])
+                added.append(alone[-1])
+    result = recorder.line("product", list(zip(views, letters, strict=True)), out, every=True)
+    for letter in added:
+        result = at_its_place(result, list(out).index(letter))
+    return result
+
+
+def _name(letter: Any) -> str:
+    return letter if isinstance(letter, str) and letter.isalpha() else "n"

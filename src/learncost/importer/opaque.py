@@ -1,0 +1,83 @@
+"""An operation that no rule reads as a line that is not derived, with what is known of its cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from learncost.importer.axes import Axis, equal
+from learncost.importer.equations import Equation, Read
+from learncost.importer.nodes import size_of
+from learncost.importer.operands import Chosen, Complex, Outside, Whole
+from learncost.importer.registered import name_of, registered
+from learncost.importer.views import Stored, View
+
+if TYPE_CHECKING:
+    from learncost.importer.reader import Reader
+
+
+def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
+    """The line of a node: one view, or several in a list. Raises `InputError` for a cost that has to be known."""
+    import torch
+
+    known, missing = registered(node)
+    if missing and not reader.allows_unknown:
+        what = f"the operator {name_of(node.target)}"
+        raise reader.refusal(what, f"; no rule reads it, and {missing}, --unknown zero leaves them out")
+    recorder = reader.recorder
+    recorder.operator = name_of(node.target)
+    operands = []
+    for value in _tensors(arguments):
+        view = reader.view(value).fresh()
+        stored = tuple(tuple(slot for slot in row if slot not in view.spread) for row in view.dims)
+        view = View(view.stored, view.index, stored)  # what it only spreads is no axis of the line
+        operands.append(view if view.is_plain else recorder.regrouped_whole(view))
+    reads = tuple(Read(view, _letters(view)) for view in operands)
+    several = node.meta["val"]
+    results = [_result(reader, each) for each in (several if isinstance(several, tuple | list) else [several])]
+    left = tuple(Read(view, _letters(view)) for view in _tensors(results))
+    recorder.add(Equation("word", left, reads, word="opaque", cost=known))
+    if isinstance(several, torch.Tensor):
+        return results[0]
+    return results
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    """What is a tensor among arguments, in rows too; of a complex one both parts."""
+    tensors = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            tensors += _tensors(value)
+        elif isinstance(value, Complex):
+            tensors += _tensors([value.real, value.imaginary])
+        elif isinstance(value, View | Chosen | Whole | Outside):
+            tensors.append(value)
+    return tensors
+
+
+def _letters(view: View) -> tuple[Hashable, ...]:
+    """A letter for each dimension: dimensions of the same class share one, a second one in a view has its own."""
+    seen: Counter[Hashable] = Counter()
+    letters: list[Hashable] = []
+    for row in view.dims:
+        roots = tuple(id(slot.axis.root) for slot in row)
+        seen[roots] += 1
+        letters.append((roots, seen[roots]))
+    return tuple(letters)
+
+
+def _result(reader: Reader, value: Any) -> Any:
+    """A value that the operation gives: its axes are nobody else's. Nothing of what has no gradient, such as a code
+    that says whether it went well, or is empty."""
+    if value is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
+        return None
+    sizes = [size_of(size) for size in value.shape]
+    if any(equal(size, 0) for size in sizes):
+        return None
+
+    def part() -> View:
+        stored = Stored(reader.recorder.name, tuple(Axis(size) for size in sizes if not equal(size, 1)))
+        return View.of(stored, [0 if equal(size, 1) else 1 for size in sizes])
+
+    return Complex(part(), part()) if value.dtype.is_complex else part()

@@ -1,0 +1,172 @@
+"""The greatest parts of a module that PyTorch can export, where it cannot export the whole, and what is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.importer.examples import as_called
+from learncost.importer.refusals import exports
+from learncost.importer.walk import read_module
+from learncost.ir.errors import InputError
+from learncost.ir.repeat import walk
+from learncost.layers.layer import layer
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a part in one run: its path and the tensors and other values that it was given, by position or name."""
+
+    path: str
+    row: tuple[Any, ...]
+    by_name: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class InParts:
+    """The table of a module's parts, `read` and `left` by their paths; the whole is `.`."""
+
+    text: str
+    read: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def told(self, called: str) -> str:
+        """What was read of a module, in a line."""
+        parts, rest = ", ".join(self.read), ", ".join(self.left)
+        return f"of {called} these parts are read, in a run of fixed sizes: {parts}; not read: what else runs in {rest}"
+
+
+def in_parts(module: Any, values: Mapping[str, Any], called: str, fold: bool = True) -> InParts:
+    """The table of the greatest parts of a module that can be read, run once with these values.
+
+    What the other modules do between them is a line each whose cost nobody knows. Raises `InputError` where there is
+    no part.
+    """
+    calls = _calls(module, values)
+    read, left = list[Call](), list[str]()
+    readable = dict[str, bool]()
+    every = dict(module.named_modules())
+
+    def choose(path: str) -> None:
+        """Take the part at a path, or of those inside of it the greatest."""
+        here = calls.get(path, [])
+        if path not in readable:
+            readable[path] = bool(path and here) and all(_reads(every[path], call) for call in here)
+        if readable[path]:
+            read.extend(here)
+            return
+        if here:
+            left.append(path or ".")
+        for name, _ in every[path].named_children():
+            choose(f"{path}.{name}" if path else name)
+
+    choose("")
+    if not read:
+        raise InputError(f"no part of {called} can be exported by itself")
+    whole, given = _together(module, read)
+    with exports(called):
+        text = read_module(whole, given, {}, name=type(module).__name__, unknown="zero", fold=fold).text
+    return InParts(_with_rest(text, left), tuple(dict.fromkeys(call.path for call in read)), tuple(left))
+
+
+def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[Call]]:
+    """What every module inside is given in one run, by path."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    calls: dict[str, list[Call]] = {}
+    handles = []
+
+    def kept(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    def hook(path: str) -> Callable[..., None]:
+        def note(part: Any, row: Any, by_name: Any) -> None:
+            calls.setdefault(path, []).append(Call(path, tree_map(kept, tuple(row)), tree_map(kept, dict(by_name))))
+
+        return note
+
+    for path, part in module.named_modules():
+        handles.append(part.register_forward_pre_hook(hook(path), with_kwargs=True))
+    try:
+        row, by_name = as_called(module, values)
+        module(*row, **by_name)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's module raises
+        raise InputError(f"it cannot be run once either: {type(error).__name__}: {error}") from None
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _reads(part: Any, call: Call) -> bool:
+    """Whether a part can be read as it was called."""
+    whole, given = _together(part, [Call("", call.row, call.by_name)])
+    try:
+        with exports(""):
+            read_module(whole, given, {}, unknown="zero", fold=False)
+    except InputError:
+        return False
+    return True
+
+
+def _together(module: Any, calls: list[Call]) -> tuple[Any, dict[str, Any]]:
+    """A module that makes these calls, each apart, and what it is given."""
+    import torch
+    from torch import nn
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    given: dict[str, Any] = {}
+    plans = []
+    for number, call in enumerate(calls):
+        leaves, shape = tree_flatten((call.row, dict(call.by_name)))
+        names: list[str | None] = []
+        for place, leaf in enumerate(leaves):
+            is_tensor = isinstance(leaf, torch.Tensor)
+            stem = re.sub(r"\W", "_", call.path) or "input"
+            name = f"{stem}_{number}_{place}" if is_tensor else None
+            if name is not None:
+                given[name] = leaf
+            names.append(name)
+        plans.append((call.path, leaves, names, shape))
+
+    class Together(nn.Module):
+        inside: Any  # the one module that is called, where it is no part
+
+        def forward(self, **tensors: Any) -> tuple[Any, ...]:
+            results: list[Any] = []
+            for path, leaves, names, shape in plans:
+                filled = [leaf if name is None else tensors[name] for leaf, name in zip(leaves, names, strict=True)]
+                row, by_name = tree_unflatten(filled, shape)
+                returned = self.get_submodule(path)(*row, **by_name) if path else self.inside(*row, **by_name)
+                results += (value for value in tree_flatten(returned)[0] if isinstance(value, torch.Tensor))
+            return tuple(value.reshape(1) if not value.dim() else value for value in results)
+
+    whole: Any = Together()
+    if [call.path for call in calls] == [""]:
+        whole.inside = module
+    else:  # the parts stay at their paths
+        whole._modules, whole._parameters, whole._buffers = module._modules, module._parameters, module._buffers
+    return whole, given
+
+
+def _with_rest(text: str, left: list[str]) -> str:
+    """The text of a table, with a line of unknown cost for each module that is not read whole."""
+    lines = text.rstrip("\n").splitlines()
+    place = next(number for number, line in enumerate(lines) if not line.startswith("%"))
+    outputs = layer(text).table.outputs
+    terms = dict[str, str]()
+    for line, _ in walk(layer(text).table.lines):
+        terms |= {term.name: str(term) for term in line.left}
+    known = next(terms[name] for name in outputs if name in terms)
+    names = [f"rest_{number}" for number, _ in enumerate(left, 1)]
+    added = [f"  {name}[] = opaque({known}) @ {path} rest" for name, path in zip(names, left, strict=True)]
+    lines[place] = f"{lines[place]} {' '.join(names)}"
+    last = max(number for number, line in enumerate(lines) if line.startswith("  "))
+    return "\n".join([*lines[: last + 1], *added, *lines[last + 1 :]]) + "\n"

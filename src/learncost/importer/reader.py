@@ -1,0 +1,417 @@
+"""What rules read a graph with: its operands as views, numbers and indices, and the lines that they take down."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.importer.axes import Axis, Size, equal, product
+from learncost.importer.checkpoints import mark_of
+from learncost.importer.constants import Constants, Mask
+from learncost.importer.equations import Equation, Kept, Letters, Number, Read, Recorder, Where
+from learncost.importer.nodes import is_float, is_real, module_of, name_of, operator_name, place_of, size_of
+from learncost.importer.operands import Chosen, Masked, Outside, Whole, is_inside
+from learncost.importer.rule import RULES, VIEW_RULES, rule_of
+from learncost.importer.sized import expression_of, lines_of, number_of
+from learncost.importer.views import ShapeError, Stored, View
+from learncost.ir.errors import InputError
+from learncost.models.wording import shown
+
+AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"
+
+
+SAME_NUMBERS = (
+    *("_to_copy", "to.dtype", "to.device", "clone", "lift_fresh_copy", "detach", "detach_", "alias", "contiguous"),
+    *("expand", "view"),
+)
+"""Operators whose result holds the numbers of their operand and no others."""
+
+
+_VARIANT = re.compile(
+    r"^_*((native|cudnn|fused)_(?=\w*norm))?|(?<=norm)_(legit|with_update)(_functional|_no_training)?$"
+)
+"""What says which of PyTorch's variants an operator is, and not what it computes."""
+
+
+class UnreadError(InputError):
+    """An operator that cannot be read, with the module and the user's line that it is from."""
+
+
+@dataclass
+class Reader:
+    """Reads one graph.
+
+    values          what its nodes are to the table: views, and operands of other kinds
+    node            the node that is being read
+    allows_unknown  whether an operator may be taken down of which nobody knows the cost
+    makes           whether the module has no weights, and inputs that want no gradient: it makes numbers for others,
+                    and what it computes of positions and settings is in its table, where that of others is given
+    unsettled       nodes that a run computes although no gradient comes back through them, as of buffers that change
+    """
+
+    graph: Any
+    allows_unknown: bool = False
+    makes: bool = False
+    unsettled: Set[Any] = frozenset()
+    recorder: Recorder = field(default_factory=Recorder)
+    constants: Constants = field(default_factory=lambda: Constants({}))
+    values: dict[Any, Any] = field(default_factory=dict)
+    limits: dict[Size, int] = field(default_factory=dict)  # of sizes: how many places there are to look up
+    given: dict[Any, Stored] = field(default_factory=dict)  # what is given from outside, by node and use
+    numbers: dict[Stored, Any] = field(default_factory=dict)  # of these: numbers and places that settings say
+    kept: dict[Stored, Sequence[int]] = field(default_factory=dict)  # of a weight: the dimensions that are axes
+    of_masked: list[tuple[View, Masked]] = field(default_factory=list)  # lines of masked scores
+    buffers: Mapping[str, str] = field(default_factory=dict)  # their paths, by placeholder
+    counted: frozenset[str] = frozenset()  # of these: those that a forward pass changes
+    averages: frozenset[str] = frozenset()  # modules whose running statistics are of all batches alike
+    statistics: dict[str, Stored] = field(default_factory=dict)  # those that a step keeps, by path
+    lines_of_made: dict[Any, View | None] = field(default_factory=dict)  # what is outside and has lines
+    node: Any = None
+
+    # Operands
+
+    def argument(self, value: Any) -> Any:
+        """An argument of a node as rules take it: views, what is outside, numbers, and rows of them."""
+        import torch
+
+        if isinstance(value, torch.fx.Node):
+            return self.values[value]
+        if isinstance(value, list | tuple):
+            return [self.argument(each) for each in value]
+        if isinstance(value, slice):
+            return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        return value
+
+    def view(self, value: Any) -> View:
+        """A tensor as a view; one that is outside becomes an input of the table."""
+        if isinstance(value, View):
+            return value.fresh()
+        if isinstance(value, Chosen):
+            value = Outside(value.node)
+        if isinstance(value, Whole):
+            return value.view.fresh()
+        if isinstance(value, Masked):
+            return self.unmasked(value)
+        if isinstance(value, Outside):
+            return self.outside(value, "constant")
+        if (expression := expression_of(value)) is not None and isinstance(view := lines_of(self, expression), View):
+            return view
+        if isinstance(getattr(value, "real", None), View):
+            raise self.refusal("a complex number where a real one is read")
+        raise self.refusal(f"{shown(value)} is no tensor")
+
+    def start(self, value: Any) -> int | None:
+        """The first of positions from outside that follow one another."""
+        return self.constants.start(value.node) if isinstance(value, Outside) else None
+
+    def unmasked(self, value: Masked) -> View:
+        """Masked scores as a line, for what is no softmax."""
+        known = next((view for view, each in self.of_masked if each is value), None)
+        if known is None:
+            if value.value is None:
+                known = self.add(value.view, value.by)
+            else:
+                kept, hidden = (value.value, value.view) if value.hides else (value.view, value.value)
+                known = self.word("select", value.by, kept, hidden)
+            self.of_masked.append((known, value))
+        return known.fresh()
+
+    @property
+    def masked(self) -> Mapping[Stored, Masked]:
+        """How the scores are masked that a line masks."""
+        return {view.stored: value for view, value in self.of_masked}
+
+    def outside(self, value: Outside, kind: str) -> View:
+        """A tensor from outside as an input: numbers, or an index."""
+        if value.source is not None and value.look is not None and _same_many(value, value.source, kind):
+            node, self.node = self.node, value.node
+            view = None
+            with suppress(ShapeError):  # lines may have parts that what is given has not
+                view = value.look(self.outside(value.source, kind))
+            self.node = node
+            if isinstance(view, View):
+                return view.fresh()
+        key = (value.node, kind)
+        if kind == "constant" and (number := self.constant(value)) in (0.0, 1.0):
+            return self.filled(value.shape, number)
+        if kind == "constant" and (made := self.made(value)) is not None:
+            return made
+        if key not in self.given:
+            axes = [Axis(size) for size in value.shape if not equal(size, 1)]
+            name = {"share": "share", "unlike": "is_no_padding"}.get(kind.partition(" ")[0], name_of(value.node))
+            self.given[key] = Stored(name, tuple(axes), kind, str(value.node.name))
+        stored = self.given[key]
+        return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])
+
+    def made(self, value: Outside) -> View | None:
+        """The lines of what is computed in floats of positions and settings alone, and of what holds of these, in a
+        module that makes such numbers, and of what is unsettled; None where it is given: in others, and where no rule
+        reads it.
+        """
+        node = value.node
+        if not (self.makes or node in self.unsettled) or node.op != "call_function" or not is_real(node):
+            return None
+        if node not in self.lines_of_made:
+            self.lines_of_made[node] = None
+            known = rule_of(operator_name(node.target), RULES)
+            reading, self.node, origin = self.node, node, self.recorder.origin()
+            arguments = [self._in_lines(self.argument(each)) for each in node.args]
+            if known is not None and any(map(is_inside, arguments)):
+                self.stand_at(node)
+                with suppress(InputError):
+                    view = known(self, *arguments, **{name: self.argument(each) for name, each in node.kwargs.items()})
+                    if isinstance(view, View):
+                        self.lines_of_made[node] = self.shaped(view, node.meta["val"], arguments)
+            self.node = reading
+            self.recorder.go_back(origin)
+        made = self.lines_of_made[node]
+        return None if made is None else made.fresh()
+
+    def _in_lines(self, value: Any) -> Any:
+        """A tensor of real numbers from outside, or several, as views."""
+        if isinstance(value, list) and all(isinstance(each, Outside) and is_float(each.node) for each in value):
+            return [self.view(each) for each in value]
+        return self.view(value) if isinstance(value, Outside) and is_real(value.node) else value
+
+    def filled(self, shape: Sequence[Size], number: float | None) -> View:
+        """A tensor of zeros or of ones, as a line."""
+        stored = self.recorder.stored(
+            [Axis(size) for size in shape if not equal(size, 1)], "ones" if number else "zeros"
+        )
+        view = View.of(stored, [0 if equal(size, 1) else 1 for size in shape])
+        letters = tuple(range(len(shape)))
+        self.recorder.add(Equation("word", (Read(view, letters),), (), word="ones" if number else "zeros"))
+        return view
+
+    def index(self, value: Any, reads: Axis) -> View:
+        """A tensor of places as an index of an axis, which stays whole."""
+        reads.keep_whole()
+        if isinstance(value, Chosen):
+            return value.view.fresh()
+        if isinstance(value, Whole):
+            value = Outside(value.node)
+        if not isinstance(value, Outside):
+            raise self.refusal("an index made of whether something holds of computed values")
+        view = self.outside(value, "index")
+        view.stored.reads = reads
+        return view
+
+    def looked(self, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Outside:
+        """What a node outside is: a view of another, where it only looks at it otherwise."""
+        name = operator_name(node.target)
+        look = rule_of(name, RULES)
+        first = arguments[0] if arguments else None
+        if look is None or look not in VIEW_RULES or not isinstance(first, Outside):
+            return Outside(node)
+        if node.meta["val"].dtype.is_floating_point != first.node.meta["val"].dtype.is_floating_point:
+            return Outside(node)
+        return Outside(node, first, lambda view: look(self, view, *arguments[1:], **named))
+
+    def number(self, value: Any) -> Number | None:
+        """A number, or what follows from a size, as an operand; None for a tensor, and for what takes lines."""
+        if isinstance(value, Number):
+            return value
+        if isinstance(value, bool | int | float):
+            if value != value:
+                raise self.refusal("nan, for which the notation has no number,")
+            return Number(float(value))
+        if (expression := expression_of(value)) is not None:
+            return number_of(expression)
+        if isinstance(value, Outside):
+            known = self.constant(value)
+            return None if known is None else self.number(known)
+        return None
+
+    def constant(self, value: Outside) -> float | None:
+        """The number that a tensor outside holds everywhere, where the graph says so."""
+        node = value.node
+        name = operator_name(node.target) if node.op == "call_function" else ""
+        if name in ("full", "full_like", "scalar_tensor", "new_full"):
+            fill = node.args[0] if name == "scalar_tensor" else node.args[-1]
+            return float(fill) if isinstance(fill, bool | int | float) else None
+        if name in ("zeros", "zeros_like", "new_zeros"):
+            return 0.0
+        if name in ("ones", "ones_like", "new_ones"):
+            return 1.0
+        if name in SAME_NUMBERS:
+            inner = self.values.get(node.args[0])
+            return self.constant(inner) if isinstance(inner, Outside) else None
+        known = self.constants.tensors.get(node)
+        if known is not None and known.numel() == 1 and known.device.type != "meta" and known.dtype.is_floating_point:
+            return float(known)
+        return None
+
+    def refusal(self, what: str, more: str = "") -> UnreadError:
+        """What is said of a node that cannot be read."""
+        where = place_of(self.node)
+        return UnreadError(f"{what} cannot be read{where}{more or self._on_values()}")
+
+    def _on_values(self) -> str:
+        """What helps where a node's sizes are those that values decide; "" where they are not."""
+        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+        nodes = [] if self.node is None else [self.node, *self.node.all_input_nodes]
+        values = [each.meta.get("val") for each in nodes]
+        sizes = [size for value in values for size in (*getattr(value, "shape", ()), value)]
+        if any(hasattr(size, "node") and free_unbacked_symbols(size) for size in sizes):
+            return AS_RUN
+        return ""
+
+    def given_numbers(self, numbers: Any, *axes: Axis) -> View:
+        """Numbers that follow from settings and sizes alone, as an input without a gradient."""
+        return self._given(numbers, axes, "constant", "shares")
+
+    def given_places(self, places: Any, *axes: Axis) -> View:
+        """Places that follow from settings and sizes alone, as an index."""
+        return self._given(places, axes, "places", "places")
+
+    def _given(self, numbers: Any, axes: Sequence[Axis], kind: str, name: str) -> View:
+        key = (kind, repr(numbers))
+        if key not in self.given:
+            self.given[key] = Stored(name, tuple(axis for axis in axes if not equal(axis.size, 1)), kind, "")
+            self.numbers[self.given[key]] = numbers
+        return View.of(self.given[key], [0 if equal(axis.size, 1) else 1 for axis in axes])
+
+    def mask(self, value: Any, hides: bool = False) -> Mask | None:
+        """Whether a mask from outside lets each place see those up to itself, or the last of them.
+
+        hides   whether what is true in it is hidden
+        """
+        return self.constants.mask(value.node, hides) if isinstance(value, Outside) else None
+
+    def hidden(self, scores: Any, mask: Any, value: float | None, hides: bool = False) -> Masked | None:
+        """Scores that a causal mask hides behind a very negative number; None where it is another mask."""
+        seen = self.mask(mask, hides)
+        view = self.view(scores)
+        if seen is None or len(view.dims) < 2 or any(len(row) != 1 for row in view.dims[-2:]):
+            return None
+        if any(slot in view.spread for row in view.dims[-2:] for slot in row):
+            return None
+        return Masked(view, mask, value, seen, hides)
+
+    # Lines
+
+    def pointwise(
+        self,
+        kind: str,
+        operands: Sequence[Any],
+        *,
+        signs: Sequence[int] = (),
+        word: str = "",
+        hint: str = "",
+        where: Sequence[Where] = (),
+    ) -> View:
+        """A line over each element; operands are spread over each other from the last dimension on."""
+        numbers = [self.number(operand) for operand in operands]
+        tensors = [self.view(o) for n, o in zip(numbers, operands, strict=True) if n is None]
+        numbers = [None if _is_wider(o, tensors) else n for n, o in zip(numbers, operands, strict=True)]
+        views = [None if n is not None else self.view(o) for n, o in zip(numbers, operands, strict=True)]
+        most = max((len(view.dims) for view in views if view is not None), default=0)
+        reads: list[tuple[View, Letters] | Number] = []
+        for number, view in zip(numbers, views, strict=True):
+            if view is None:
+                assert number is not None
+                reads.append(number)
+            else:
+                reads.append((view, range(most - len(view.dims), most)))
+        return self.recorder.line(kind, reads, range(most), signs=signs, word=word, hint=hint, where=where)
+
+    def add(self, *operands: Any, signs: Sequence[int] = (), hint: str = "") -> View:
+        return self.pointwise("sum", operands, signs=signs or [1] * len(operands), hint=hint)
+
+    def multiply(self, *operands: Any, hint: str = "") -> View:
+        return self.pointwise("product", operands, hint=hint)
+
+    def word(self, word: str, *operands: Any, hint: str = "") -> View:
+        return self.pointwise("word", operands, word=word, hint=hint)
+
+    def along(
+        self, word: str, view: View, dims: Sequence[int], *more: Number, keep: bool = True, hint: str = ""
+    ) -> View:
+        """A word that acts along dimensions; `keep`: they stay in the result, as in a softmax."""
+        letters = range(len(view.dims))
+        acts = [dim for dim in dims if view.dims[dim]]
+        out = letters if keep else [letter for letter in letters if letter not in dims]
+        return self.recorder.line("word", [(view, letters), *more], out, word=word, acts=acts, hint=hint)
+
+    def keep(self, value: View, mean: Any, variance: Any, momentum: float) -> None:
+        """Note that the last line, a normalization, keeps running statistics: of the dimension 1, in these buffers."""
+        paths = [path for each in (mean, variance) if (path := self._buffer(each)) is not None]
+        equation = self.recorder.equations[-1]
+        if len(paths) < 2 or equation.word != "normalize" or equation.stored is not value.stored:
+            return
+        module = paths[0].rpartition(".")[0]
+        counted = f"{module}.num_batches_tracked".removeprefix(".")
+        row = equation.left[0].view.fresh().dims[1]
+        kept = []
+        for path in paths:
+            stored = self.statistics.setdefault(path, Stored(path, tuple(slot.axis for slot in row), "running", path))
+            kept.append(Read(View.of(stored, [len(row)]), (1,)))
+        if counted in self.counted:
+            stored = self.statistics.setdefault(counted, Stored(counted, (), "running", counted))
+            kept.append(Read(View.of(stored, []), ()))
+        is_average = module in self.averages and len(kept) > 2
+        equation.running = Kept(tuple(kept), None if is_average else float(momentum))
+
+    def _buffer(self, value: Any) -> str | None:
+        """The path of the buffer that a tensor from outside is, as it is or as an earlier line left it."""
+        node = value.node if isinstance(value, Outside) else None
+        while node is not None and node.name not in self.buffers:
+            source: Any = node.args[0] if node.args else None
+            if node.target is operator.getitem and node.args[1] in (3, 4):  # the new statistics of a normalization
+                source = source.args[node.args[1]]
+            node = source if hasattr(source, "all_input_nodes") else None
+        return None if node is None else self.buffers[node.name]
+
+    def stand_at(self, node: Any) -> None:
+        """The lines that follow are from this node."""
+        if node.op != "call_function":
+            return
+        name = operator_name(node.target).partition(".")[0]
+        self.recorder.module, self.recorder.operator = module_of(node), name
+        self.recorder.name = _VARIANT.sub("", name) or name
+        self.recorder.place, self.recorder.again = place_of(node), mark_of(node)
+
+    def shaped(self, value: View, result: Any, arguments: Sequence[Any]) -> View:
+        """A value of the shape that the graph gives it: spread where a tensor was read as its one number."""
+        shape = tuple(map(size_of, result.shape))
+        if value.shape != shape and any(isinstance(each, Outside) and self.number(each) for each in arguments):
+            value = value.expanded(list(shape))
+        if len(shape) != len(value.dims) or not all(map(_as_long, shape, value.shape, result.shape)):
+            name = operator_name(self.node.target)
+            raise self.refusal(f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it")
+        return value
+
+
+def _same_many(value: Outside, source: Outside, kind: str) -> bool:
+    """Whether a view of an input may be taken of it as it is given: of a loss's answers only where it has all."""
+    return not kind.startswith("share") or equal(product(value.shape), product(source.shape))
+
+
+def _is_wider(value: Any, views: Sequence[View]) -> bool:
+    """Whether a tensor of one number has places that no other operand has, so that the result has them by it."""
+    if not isinstance(value, Outside):
+        return False
+    others = [[*view.shape][::-1] for view in views]
+    return any(
+        not equal(size, 1) and all(place >= len(shape) or equal(shape[place], 1) for shape in others)
+        for place, size in enumerate([*value.shape][::-1])
+    )
+
+
+def _as_long(size: Size, read: Size, of_graph: Any) -> bool:
+    """Whether a size is what was read; where symbols cannot tell, at the sizes of the example. What values decide has
+    none, and PyTorch itself checks it in a run."""
+    import sympy
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if equal(size, read) or not hasattr(of_graph, "node"):
+        return equal(size, read)
+    if free_unbacked_symbols(size) or free_unbacked_symbols(read):
+        return True
+    hint = of_graph.node.shape_env.size_hint
+    return bool(hint(sympy.sympify(size)) == hint(sympy.sympify(read)))

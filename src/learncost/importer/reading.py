@@ -1,0 +1,156 @@
+"""Reads the nodes of an exported graph in turn: which stay outside, and which rule takes down the lines of others."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from learncost.importer.nodes import is_empty, operator_name
+from learncost.importer.opaque import opaque
+from learncost.importer.operands import Chosen, Complex, Masked, Outside, Whole, is_complex, is_inside, learns
+from learncost.importer.reader import Reader
+from learncost.importer.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
+from learncost.importer.views import View
+from learncost.ir.errors import InputError
+
+ON_VALUES = "whose course depends on values,"
+OF_A_GRAPH = "which runs a graph of its own for each place,"
+
+COURSES = {
+    "cond": (ON_VALUES, "torch.where computes both branches"),
+    "while_loop": (ON_VALUES, "a loop in Python runs as often as it says"),
+    "scan": (OF_A_GRAPH, "a loop in Python over a size that is a number has lines for each place"),
+    "map_impl": (OF_A_GRAPH, "torch.vmap, or the function of all places at once, has lines"),
+}
+"""Operators that run parts of a graph: why no line has them, and how a table may have their lines."""
+
+TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
+"""Operators that may read masked scores as they are."""
+
+
+def read(reader: Reader, node: Any) -> None:
+    """Take down what a node does. Raises `InputError` for what cannot be read."""
+    reader.node = node
+    reader.values[node] = _value(reader, node)
+
+
+def _value(reader: Reader, node: Any) -> Any:
+    """What a node gives: views of lines, or what is outside of the table."""
+    import torch
+
+    result = node.meta.get("val")
+    if is_empty(result):  # an expert's rows, say, where a run chose it for none
+        return Outside(node)
+    arguments = [reader.argument(value) for value in node.args]
+    named = {name: reader.argument(value) for name, value in node.kwargs.items()}
+    if node.target is operator.getitem:
+        part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else Outside(node)
+        return Chosen(part.view, node) if isinstance(part, Chosen) else _typed(part, node)
+    if result is None:  # it checks something, and gives nothing
+        return None
+    operands = [*arguments, *named.values()]
+    if not any(map(is_inside, operands)):
+        if isinstance(result, tuple | list):
+            return Outside(node)
+        return reader.looked(node, arguments, named) if isinstance(result, torch.Tensor) else result
+    if isinstance(result, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+        return result
+    reader.stand_at(node)
+    known = _rule(reader, operator_name(node.target), operands)
+    if known is not None:
+        return _by_rule(reader, known, node, arguments, named)
+    if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
+        return Outside(node)
+    return opaque(reader, node, operands)
+
+
+def _rule(reader: Reader, name: str, operands: Sequence[Any]) -> Rule | None:
+    """The rule of an operator for such operands; None where it has none."""
+    known = rule_of(name, RULES)
+    if is_complex(operands):
+        of_real, known = known, rule_of(name, COMPLEX_RULES)
+        if known is None and of_real is not None:
+            raise reader.refusal(f"{name} of complex numbers")
+    if known is None and name in COURSES:
+        why, way = COURSES[name]
+        raise reader.refusal(f"torch.{name.removesuffix('_impl')}, {why}", f"; {way}")
+    return known
+
+
+def _by_rule(reader: Reader, known: Rule, node: Any, arguments: list[Any], named: Mapping[str, Any]) -> Any:
+    """What a node gives by a rule, whose operands become what the rule takes."""
+    import torch
+
+    result = node.meta["val"]
+    if any(isinstance(each, Chosen) for each in arguments) and known not in INDEX_RULES:
+        first = arguments[0]
+        if known in VIEW_RULES and isinstance(first, Chosen) and getattr(result, "dtype", None) is not torch.bool:
+            looked = known(reader, first.view, *arguments[1:], **named)
+            return [Chosen(each, node) for each in looked] if isinstance(looked, list) else Chosen(looked, node)
+        arguments = [Outside(each.node) if isinstance(each, Chosen) else each for each in arguments]
+    if not any(map(learns, (*arguments, *named.values()))):
+        return Outside(node)  # of places that are chosen and what is outside: it has no gradient
+    if operator_name(node.target) not in TAKES_MASKED:
+        arguments = [reader.view(each) if isinstance(each, Masked) else each for each in arguments]
+    if known in INDEX_RULES:
+        arguments = [_placed(each) if isinstance(each, list) else each for each in arguments]
+    if any(map(_has_whole, arguments)):
+        return _of_whole(reader, known, node, arguments, named)
+    value = known(reader, *arguments, **named)
+    if isinstance(value, View) and isinstance(result, torch.Tensor):
+        value = reader.shaped(value, result, arguments)
+        return (
+            Complex(value, 0.0) if result.dtype.is_complex else _typed(value, node)
+        )  # a real number among complex ones
+    return value
+
+
+def _of_whole(reader: Reader, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What a rule makes of whole numbers: they may be an operand, an index from outside, or refused."""
+    result = node.meta["val"]
+    with suppress(InputError):
+        value = known(reader, *[_in_lines(each) for each in arguments], **named)
+        return _typed(reader.shaped(value, result, arguments), node) if isinstance(value, View) else value
+    arguments = [_placed(each) for each in arguments]
+    if not any(map(is_inside, [*arguments, *named.values()])):
+        return Outside(node)
+    value = known(reader, *arguments, **named)
+    return _typed(reader.shaped(value, result, arguments), node) if isinstance(value, View) else value
+
+
+def _typed(value: Any, node: Any) -> Any:
+    """A view as its node's type has it: what holds is marked so, whichever lines have made it, and whole numbers, as
+    counts of what holds, may be places."""
+    import torch
+
+    if not isinstance(value, View):
+        return value
+    of_type = node.meta["val"].dtype
+    if of_type.is_floating_point or of_type.is_complex:
+        return value
+    if of_type != torch.bool:
+        return Whole(value, node)
+    if value.stored.kind == "value":
+        value.stored.kind = "truth"
+    return value
+
+
+def _has_whole(value: Any) -> bool:
+    """Whether an argument is of whole numbers, or a list in which some are."""
+    return any(map(_has_whole, value)) if isinstance(value, list) else isinstance(value, Whole)
+
+
+def _in_lines(value: Any) -> Any:
+    """Whole numbers as what they are in the table."""
+    if isinstance(value, list):
+        return [_in_lines(each) for each in value]
+    return value.view.fresh() if isinstance(value, Whole) else value
+
+
+def _placed(value: Any) -> Any:
+    """Whole numbers, as indices are given, as what they are outside."""
+    if isinstance(value, list):
+        return [_placed(each) for each in value]
+    return Outside(value.node) if isinstance(value, Whole) else value

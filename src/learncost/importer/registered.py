@@ -1,0 +1,182 @@
+"""What PyTorch knows of the cost of an operation that no rule reads: a formula, run on sizes that stay open.
+
+Formulas are those of `torch.utils.flop_counter`, and a user's own, `register_flop_formula`. The backward pass is run
+once more with tensors that have shapes and no numbers, and its operations are counted in the same way.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from learncost.importer.known_flops import FORMULAS, OpenError
+from learncost.importer.nodes import size_of
+from learncost.ir.line import Opaque
+
+
+@dataclass
+class _Unknown:
+    """Operations that ran and have no formula, though they are no part of PyTorch."""
+
+    names: list[str] = field(default_factory=list)
+
+
+def registered(node: Any) -> tuple[Opaque, str]:
+    """What is known of the cost of a node of an exported graph, in the graph's symbols; and of what it is not known.
+
+    The second says what is missing in a clause, and is empty where everything is known.
+    """
+    name = name_of(node.target)
+    open_before = _open_sizes(node)
+    try:
+        forward, backward, unknown = _counted(node)
+    except OpenError as error:
+        return Opaque(), str(error)
+    except RuntimeError:  # of PyTorch, where it takes no open size
+        if not open_before:
+            raise
+        return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
+    if _open_sizes(node) != open_before:  # PyTorch itself made a number of one
+        return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
+    texts = [None if count is None else polynomial(count) for count in (forward, backward)]
+    packet = getattr(node.target, "_overloadpacket", None)
+    textbook = next((row.source for row in FORMULAS if row.packet is packet), "")
+    source = textbook or f"the FLOP formula registered for {name}"
+    if any(argument.name.startswith(OFFSETS) for argument in node.target._schema.arguments):
+        source += ", with every sequence as long as the longest: an upper bound"
+    for count, text, of in zip((forward, backward), texts, ("", "the gradient of "), strict=True):
+        if count is not None and text is None:
+            return Opaque(), f"the FLOPs of {of}{name} are no polynomial in the sizes that stay open: give them numbers"
+    unknown = name if texts[0] is None else "" if texts[1] is not None else unknown or f"the gradient of {name}"
+    sizes = "at fixed sizes they may be, else " if open_before and texts[0] is not None else ""
+    missing = f"the FLOPs of {unknown} are not known: {sizes}register_flop_formula says them" if unknown else ""
+    return Opaque() if texts[0] is None else Opaque(texts[0], texts[1], source), missing
+
+
+OFFSETS = ("cu_seq", "cum_seq")
+"""What kernels of attention call the offsets of sequences; no export has their values, which say lengths."""
+
+
+def name_of(target: Any) -> str:
+    """What an operator is called in Python's registry: `mylib::scan`."""
+    return str(target).removesuffix(".default").replace(".", "::", 1)
+
+
+def _counted(node: Any) -> tuple[Any, Any, str]:
+    """The FLOPs forward and backward, None where they are not known, and which operation they are not known of."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+    seen = _Unknown()
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function._overloadpacket not in flop_registry and function.namespace not in ("aten", "prim", "prims"):
+                seen.names.append(name_of(function))
+            return function(*args, **(kwargs or {}))
+
+    packet = getattr(node.target, "_overloadpacket", None)
+    rows = {row.packet: row for row in FORMULAS if row.packet not in flop_registry}
+    if packet in rows and (times := rows[packet].backward) is not None:
+        forward = rows[packet].of(node)
+        return forward, forward * times, ""
+    formulas = {packet: row.flops for packet, row in rows.items()}
+    if packet not in flop_registry and packet not in formulas:
+        return None, None, ""
+    mode = _mode_of(node)
+    arguments, named = (
+        torch.fx.node.map_arg(value, lambda each: _leaf(each.meta["val"])) for value in (node.args, node.kwargs)
+    )
+    leaves = [each for each in torch.utils._pytree.tree_leaves((arguments, named)) if isinstance(each, torch.Tensor)]
+    leaves = [each for each in leaves if each.requires_grad]
+    counts = FlopCounterMode(display=False, custom_mapping=formulas)
+    with mode, torch.enable_grad(), counts as counter, Watch():  # type: ignore[no-untyped-call]
+        result = node.target(*arguments, **named)
+        forward = counter.get_total_flops()
+        results = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+        learned = [each for each in results if each.requires_grad]
+        seen.names.clear()
+        if not learned or not leaves:
+            return forward, None, ""
+        with suppress(Exception):  # whatever the backward pass of an operation of the user's may raise
+            torch.autograd.grad(learned, leaves, [torch.ones_like(each) for each in learned], allow_unused=True)
+            if not seen.names:
+                return forward, counter.get_total_flops() - forward, ""
+        return forward, None, next(iter(seen.names), "")
+
+
+def _leaves(values: Any) -> list[Any]:
+    import torch
+
+    return list(torch.utils._pytree.tree_leaves(values))
+
+
+def _symbols(size: Any) -> Any:
+    return size.node.expr.free_symbols if hasattr(size, "node") else ()
+
+
+def _open_sizes(node: Any) -> set[str]:
+    """The symbols that are in the sizes of what a node reads and gives."""
+    values = _leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)])
+    return {str(symbol) for each in values for size in getattr(each, "shape", ()) for symbol in _symbols(size)}
+
+
+def _leaf(value: Any) -> Any:
+    """A tensor of which the gradient is asked, where it may have one."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
+
+
+def _mode_of(node: Any) -> Any:
+    """The mode in which the graph's tensors were made."""
+    import torch
+
+    for value in torch.utils._pytree.tree_leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)]):
+        if hasattr(value, "fake_mode"):
+            return value.fake_mode
+    raise AssertionError("a node without tensors")
+
+
+def polynomial(count: Any) -> str | None:
+    """A count as `Count.parse` reads it, in the graph's symbols; None where it is no polynomial in them."""
+    import sympy
+
+    size = size_of(count)
+    if isinstance(size, int):
+        return str(size)
+    expression = _whole(size)
+    symbols = sorted(expression.free_symbols, key=str)
+    if not expression.is_polynomial(*symbols):
+        return None
+    terms = []
+    for powers, coefficient in sympy.Poly(expression, *symbols).terms() if symbols else [((), expression)]:
+        if not coefficient.is_Rational:
+            return None
+        factors = [f"{symbol}^{power}" for symbol, power in zip(symbols, powers, strict=True) if power]
+        terms.append(f"{'-' if coefficient < 0 else '+'} {' '.join([str(abs(coefficient)), *factors])}")
+    return " ".join(terms).removeprefix("+ ")
+
+
+LARGEST = 12
+"""A whole part of more than so many parts is not looked at: it is no polynomial then."""
+
+
+def _whole(expression: Any) -> Any:
+    """An expression, expanded, with whole parts that leave no rest at any size as what they are: M (M + 1) // 2."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv
+
+    for part in sorted(expression.atoms(FloorDiv), key=str):
+        above, below = part.args
+        symbols = sorted(above.free_symbols, key=str)
+        if below.is_Integer and 0 < below <= LARGEST and len(symbols) <= 2 and above.is_polynomial(*symbols):
+            rests = product(range(int(below)), repeat=len(symbols))
+            if all(above.subs(dict(zip(symbols, rest, strict=True))) % below == 0 for rest in rests):
+                expression = expression.xreplace({part: above / below})
+    return sympy.expand(expression)

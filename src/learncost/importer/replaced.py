@@ -1,0 +1,153 @@
+"""Functions that ask for values, or that PyTorch does not take apart at open sizes, as what they are made of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from learncost.importer.temporal import temporal_classification
+from learncost.ir.errors import InputError
+
+
+def hinge_embedding(x: Any, target: Any, margin: float = 1.0, reduction: int = 1) -> Any:
+    """`hinge_embedding_loss`, as its kernel has it."""
+    import torch
+
+    each = torch.where(target != 1, (margin - x).clamp_min(0), 0.0) + torch.where(target != -1, x, 0.0)
+    return (each, each.mean(), each.sum())[reduction]
+
+
+def gaussian(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Any:
+    """`gaussian_nll_loss` without its question whether a variance is negative; its gradient passes at the bound."""
+    import torch
+
+    variance = var * torch.ones_like(input) if isinstance(var, float) else var
+    if variance.dim() == input.dim() - 1:
+        variance = variance.unsqueeze(-1)
+    variance = variance + (variance.clamp_min(eps) - variance).detach()
+    each = 0.5 * (variance.log() + (input - target) ** 2 / variance)
+    if full:
+        each = each + 0.5 * math.log(2 * math.pi)
+    return {"none": each, "mean": each.mean(), "sum": each.sum()}[reduction]
+
+
+def covariance(x: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """`cov` of observations that count alike. Raises `InputError` for others."""
+    if fweights is not None or aweights is not None:
+        raise InputError("cov with weights of observations asks for their values: write it with sums of products")
+    rows = x if x.dim() == 2 else x.reshape(1, -1)
+    apart = rows - rows.mean(1, keepdim=True)
+    result = apart @ apart.mT / (rows.shape[1] - correction)
+    return result if x.dim() == 2 else result.reshape(())
+
+
+def correlation(x: Any) -> Any:
+    """`corrcoef`."""
+    among = covariance(x)
+    if not among.dim():
+        return among / among
+    widths = among.diagonal().sqrt()
+    return among / widths.unsqueeze(1) / widths
+
+
+def combinations(x: Any, r: int = 2, with_replacement: bool = False) -> Any:
+    """The combinations of the elements of a vector."""
+    import torch
+
+    several = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    return x[torch.tensor(list(several(range(len(x)), r)), device=x.device)]
+
+
+class Solved(NamedTuple):
+    """What `linalg.lstsq` gives; of a system whose rank is full its other results are empty or known."""
+
+    solution: Any
+    residuals: Any = None
+    rank: Any = None
+    singular_values: Any = None
+
+
+def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = None) -> Solved:
+    """`linalg.lstsq` of full rank, by orthogonal factors. Raises `InputError` for fewer equations than unknowns."""
+    import torch
+
+    if A.shape[-2] < A.shape[-1]:
+        raise InputError("lstsq of fewer equations than unknowns asks for its rank: write it with torch.linalg.pinv")
+    vectors = B.dim() == A.dim() - 1
+    orthogonal, triangle = torch.linalg.qr(A)
+    right = orthogonal.mT @ (B.unsqueeze(-1) if vectors else B)
+    solution = torch.linalg.solve_triangular(triangle, right, upper=True)
+    return Solved(solution.squeeze(-1) if vectors else solution)
+
+
+def largest_of_windows(*given: Any, **named: Any) -> Any:
+    """`max_pool1d`, whose own kernel makes a number of an open length; this one is what autograd runs."""
+    import torch
+
+    return torch.max_pool1d_with_indices(*given, **named)[0]
+
+
+MODES = {
+    "use_mm_for_euclid_dist_if_necessary": None,
+    "use_mm_for_euclid_dist": 1,
+    "donot_use_mm_for_euclid_dist": 2,
+}
+"""The numbers of the ways of `torch.cdist` (torch 2.13.0, torch/functional.py)."""
+
+MOST_WITHOUT_A_PRODUCT = 25
+"""Up to so many rows on either side `cdist` chooses no matrix product (torch 2.13.0, ATen/native/Distance.cpp)."""
+
+
+def distances(x: Any, z: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Any:
+    """`cdist`, which asks first whether the side that is no open size has many rows."""
+    import torch
+
+    mode = MODES[compute_mode]
+    rows = [side for side in (x.shape[-2], z.shape[-2]) if isinstance(side, int)]
+    many = any(side > MOST_WITHOUT_A_PRODUCT for side in rows)
+    run: Any = getattr(torch._VF, "cdist")  # noqa: B009 - it is found at run time
+    return run(x, z, p, 1 if p == 2 and mode is None and many else mode)
+
+
+def told_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether somebody said that a mask is causal; PyTorch's own asks for its values, to choose a quicker kernel."""
+    return bool(is_causal)
+
+
+def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
+    """`math.sqrt`, of a size that stays open too; Python's own makes a number of it."""
+    import torch
+
+    return value**0.5 if isinstance(value, torch.SymInt | torch.SymFloat) else of_numbers(value)
+
+
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Inside, these functions are what they are made of."""
+    import torch
+
+    functional = torch.nn.functional
+    put_in: dict[tuple[Any, str], Any] = {
+        (torch, "ctc_loss"): temporal_classification,
+        (torch, "hinge_embedding_loss"): hinge_embedding,
+        (functional, "gaussian_nll_loss"): gaussian,
+        **{(of, "cov"): covariance for of in (torch, torch.Tensor)},
+        **{(of, "corrcoef"): correlation for of in (torch, torch.Tensor)},
+        (torch, "cdist"): distances,
+        (torch.nn.modules.transformer, "_detect_is_causal_mask"): told_causal,
+        (torch, "combinations"): combinations,
+        (torch.linalg, "lstsq"): least_squares,
+        (torch, "max_pool1d"): largest_of_windows,
+        (math, "sqrt"): root,
+    }
+    before = {(of, name): getattr(of, name) for of, name in put_in}
+    for (of, name), function in put_in.items():
+        setattr(of, name, function)
+    try:
+        yield
+    finally:
+        for (of, name), function in before.items():
+            setattr(of, name, function)

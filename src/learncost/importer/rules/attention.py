@@ -1,0 +1,89 @@
+"""Scaled dot-product attention: two products with a softmax between them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from learncost.importer.axes import equal
+from learncost.importer.constants import Mask
+from learncost.importer.equations import Number, Where
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.rules.products import called
+from learncost.importer.rules.views import merged
+from learncost.importer.views import View
+
+
+@rule(
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+)
+def attention(
+    reader: Reader,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> View:
+    q, k, v = map(reader.view, (query, key, value))
+    if enable_gqa and k.shape[-3] != q.shape[-3]:
+        from learncost.importer.rules.views import _repeat_interleave
+
+        times = q.shape[-3] // k.shape[-3]
+        k, v = (_repeat_interleave(reader, each, times, len(each.dims) - 3) for each in (k, v))
+    called(q, "h", "M", "k")
+    called(k, "h", "N", "k")
+    called(v, "h", "N", "k")
+    most = max(len(q.dims), len(k.dims), len(v.dims))
+    front = [f"b{place}" for place in range(most - 2)]
+
+    def letters(view: View, *last: str) -> list[str]:
+        return [*front[most - len(view.dims) :], *last]
+
+    if is_causal := is_causal and not equal(k.shape[-2], 1):  # the only key is seen by all
+        q, k, v = (merged(reader, each, len(each.dims) - 2) for each in (q, k, v))
+    seen = Mask() if is_causal else None
+    if mask is not None and not is_causal and _single(q, k) and (seen := reader.mask(mask)) is not None:
+        is_causal, mask = True, None
+    where = [Where("N", "<=", "M", seen.window)] if seen is not None and _single(q, k) else []
+    if is_causal and not where:
+        raise reader.refusal("a causal attention of one position to several")
+    recorder = reader.recorder
+    out = [*front, "M", "N"]
+    raw = recorder.line(
+        "product", [(q, letters(q, "M", "k")), (k, letters(k, "N", "k"))], out, where=where, hint="R", every=True
+    )
+    points = [slot.axis for slot in q.dims[-1]]
+    factor = Number(1.0, tuple(points), -0.5) if scale is None else Number(float(scale))
+    if factor.axes and factor.power == -0.5 and isinstance(q.shape[-1], int) and q.shape[-1] == 1:
+        factor = Number(1.0)
+    scores = recorder.line("product", [(raw, out), factor], out, where=where, hint="S")
+    if mask is not None:
+        scores = masked(reader, scores, mask)
+    if scores.dims[-1]:
+        shares = recorder.line("word", [(scores, out)], out, word="softmax", acts=["N"], where=where, hint="P")
+    else:
+        shares = reader.add(reader.multiply(0.0, scores), 1.0)
+    return recorder.line(
+        "product", [(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A", every=True
+    )
+
+
+def _single(q: View, k: View) -> bool:
+    return len(q.dims[-2]) == 1 and len(k.dims[-2]) == 1
+
+
+def masked(reader: Reader, scores: View, mask: Any) -> View:
+    """Scores with a mask: true keeps, or numbers are added. The graph says which, also of what lines have made."""
+    import torch
+
+    if reader.node.args[3].meta["val"].dtype == torch.bool:
+        return reader.word("select", mask, scores, -math.inf)
+    return reader.add(scores, mask)

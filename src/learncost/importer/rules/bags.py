@@ -1,0 +1,55 @@
+"""Bags of embeddings: the rows at several places as one, their sum, mean or maximum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learncost.importer.axes import equal
+from learncost.importer.nodes import operator_name, shape_of, size_of
+from learncost.importer.operands import Outside
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.rules.indexing import embedding
+from learncost.importer.rules.reductions import extreme, mean_of, summed
+from learncost.importer.rules.views import reshaped
+from learncost.importer.views import View
+
+SUM, MEAN = 0, 1
+"""PyTorch's numbers of what a bag does with its rows; a third is the maximum."""
+
+
+@rule("_embedding_bag", "embedding_bag.padding_idx", "embedding_bag")
+def embedding_bag(
+    reader: Reader,
+    weight: Any,
+    places: Any,
+    offsets: Any,
+    by_frequency: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    shares: Any = None,
+    ends: bool = False,
+    padding: int | None = -1,
+) -> list[View | None]:
+    """Bags of one length, as of places in rows; sums and means of others are read by their parts."""
+    length = None if ends or by_frequency else _length(offsets)
+    if length is None or padding not in (None, -1):
+        raise reader.refusal("an EmbeddingBag of maxima with offsets or a padding, or with gradients by frequency,")
+    rows = embedding(reader, weight, places)
+    if shares is not None:
+        share = reader.view(shares)
+        rows = reader.multiply(rows, share.with_dims([*share.dims, ()]))
+    count, width = size_of(offsets.node.meta["val"].shape[0]), rows.shape[-1]
+    bags = reshaped(reader, rows, [count, length, width])
+    if mode == SUM:
+        return [summed(reader, bags, [1]), None, None, None]
+    return [mean_of(reader, bags, [1]) if mode == MEAN else extreme(reader, "max", bags, [1], False), None, None, None]
+
+
+def _length(offsets: Any) -> Any:
+    """How many places a bag has, where the offsets count on by that from zero: `arange(0, B M, M)`."""
+    node = offsets.node if isinstance(offsets, Outside) else None
+    if node is None or node.op != "call_function" or operator_name(node.target) != "arange.start_step":
+        return None
+    start, end, step = (size_of(getattr(each, "meta", {}).get("val", each)) for each in node.args)
+    return step if equal(start, 0) and equal(end, step * shape_of(node)[0]) else None

@@ -1,0 +1,441 @@
+"""Operators on each element: sums, products, words, and those that are composed of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from learncost.importer.equations import Number
+from learncost.importer.operands import Outside
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.views import View
+
+
+@rule("add.Tensor", "add.Scalar", "add_.Tensor", "add")
+def add(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> Any:
+    for scores, mask in ((x, z), (z, x)):
+        added = isinstance(scores, View) and isinstance(mask, Outside) and alpha == 1 and reader.mask(mask) is not None
+        if added and (masked := reader.hidden(scores, mask, None)) is not None:
+            return masked
+    return _sum(reader, x, z, alpha, 1)
+
+
+@rule("sub.Tensor", "sub.Scalar", "sub_.Tensor", "sub", "subtract.Tensor")
+def sub(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> View:
+    return _sum(reader, x, z, alpha, -1)
+
+
+@rule("rsub.Scalar", "rsub.Tensor")
+def rsub(reader: Reader, x: Any, z: Any, alpha: Any = 1) -> View:
+    if alpha != 1:
+        x = reader.multiply(x, alpha)
+    return reader.add(z, x, signs=[1, -1])
+
+
+def _sum(reader: Reader, x: Any, z: Any, alpha: Any, sign: int) -> View:
+    if alpha != 1:
+        z = z * alpha if isinstance(z, int | float) else reader.multiply(z, alpha)
+    if _is(z, 0.0):
+        return reader.view(x)
+    if _is(x, 0.0) and sign > 0:
+        return reader.view(z)
+    return reader.add(x, z, signs=[1, sign])
+
+
+def _is(value: Any, number: float) -> bool:
+    return isinstance(value, int | float) and value == number
+
+
+@rule("mul.Tensor", "mul.Scalar", "mul_.Tensor", "mul", "multiply.Tensor")
+def mul(reader: Reader, x: Any, z: Any) -> View:
+    if _is(z, 1.0):
+        return reader.view(x)
+    return reader.multiply(x, z)
+
+
+@rule("neg", "negative", "_neg_view")
+def neg(reader: Reader, x: View) -> View:
+    return reader.multiply(-1.0, x)
+
+
+@rule("div.Tensor", "div.Scalar", "div_.Tensor", "div", "true_divide.Tensor")
+def div(reader: Reader, x: Any, z: Any) -> View:
+    if isinstance(z, int | float) and not isinstance(z, bool):
+        return reader.view(x) if z == 1 else reader.multiply(x, 1.0 / z)
+    if not isinstance(z, Outside) and (number := reader.number(z)) is not None:
+        return reader.multiply(x, Number(1.0 / number.value, number.axes, -number.power))
+    return reader.word("divide", x, z)
+
+
+@rule("div.Tensor_mode")
+def div_mode(reader: Reader, x: Any, z: Any, *, rounding_mode: str | None = None) -> View:
+    quotient: View = div(reader, x, z)
+    if rounding_mode == "floor":
+        return reader.word("floor", quotient)
+    if rounding_mode is None:
+        return quotient
+    from learncost.importer.rules.rounding import trunc
+
+    return trunc(reader, quotient)
+
+
+@rule("reciprocal")
+def reciprocal(reader: Reader, x: View) -> View:
+    return reader.word("divide", 1.0, x)
+
+
+@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "pow")
+def power(reader: Reader, x: Any, z: Any) -> View:
+    if isinstance(z, int | float):
+        if z == 2:
+            return reader.multiply(x, x)
+        if z == 3:
+            return reader.multiply(reader.multiply(x, x), x)
+        if z == 1:
+            return reader.view(x)
+        if z == 0.5:
+            return reader.word("sqrt", x)
+        if z == -0.5:
+            return reader.word("divide", 1.0, reader.word("sqrt", x))
+        if z == -1:
+            return reciprocal(reader, reader.view(x))
+    return reader.word("power", x, z)
+
+
+@rule("square")
+def square(reader: Reader, x: View) -> View:
+    return reader.multiply(x, x)
+
+
+@rule("rsqrt")
+def rsqrt(reader: Reader, x: View) -> View:
+    return reader.word("divide", 1.0, reader.word("sqrt", x))
+
+
+WORDS = {
+    "exp": "exp",
+    "exp_": "exp",
+    "log": "log",
+    "tanh": "tanh",
+    "tanh_": "tanh",
+    "sqrt": "sqrt",
+    "erf": "erf",
+    "sin": "sin",
+    "cos": "cos",
+    "atan": "atan",
+    "log1p": "log1p",
+    "expm1": "expm1",
+    "abs": "abs",
+    "sign": "sign",
+    "sgn": "sign",
+    "floor": "floor",
+    "relu": "relu",
+    "relu_": "relu",
+    "sigmoid": "sigmoid",
+    "sigmoid_": "sigmoid",
+    "silu": "silu",
+    "silu_": "silu",
+    "log_sigmoid": "log_sigmoid",
+    "logsigmoid": "log_sigmoid",
+}
+"""Operators of one operand that are a word of the vocabulary."""
+
+
+def _registered(name: str, word: str) -> None:
+    @rule(name)
+    def apply(reader: Reader, x: View, *_: Any, **__: Any) -> View:
+        return reader.word(word, x)
+
+
+for _name, _word in WORDS.items():
+    _registered(_name, _word)
+
+
+@rule("detach", "detach_")
+def detach(reader: Reader, x: View) -> View:
+    return reader.word("stop_gradient", x)
+
+
+@rule("gelu", "gelu_")
+def gelu(reader: Reader, x: View, *, approximate: str = "none") -> View:
+    return reader.word("gelu" if approximate == "none" else "gelu_tanh", x)
+
+
+@rule("maximum", "max.other", "fmax")
+def maximum(reader: Reader, x: Any, z: Any) -> View:
+    return reader.word("maximum", x, z)
+
+
+@rule("minimum", "min.other", "fmin")
+def minimum(reader: Reader, x: Any, z: Any) -> View:
+    return reader.word("minimum", x, z)
+
+
+def clamped(reader: Reader, x: Any, low: Any, high: Any) -> View:
+    """max(low, min(x, high)) with torch.clamp's gradient: at a bound it passes."""
+    value = reader.view(x)
+    if high is not None:
+        value = reader.word("at_most", value, high)
+    if low is not None:
+        value = reader.word("maximum", low, value)
+    return value
+
+
+@rule("clamp", "clamp_", "clip", "clamp.Tensor")
+def clamp(reader: Reader, x: View, low: Any = None, high: Any = None, **named: Any) -> View:
+    low, high = named.get("min", low), named.get("max", high)
+    if any(isinstance(bound, View | Outside) for bound in (low, high)):
+        if low is not None:
+            x = reader.word("maximum", low, x)  # at a bound the second has the gradient, as with torch.clamp
+        return x if high is None else reader.word("minimum", high, x)
+    return clamped(reader, x, low, high)
+
+
+@rule("clamp_min", "clamp_min_")
+def clamp_min(reader: Reader, x: View, low: float) -> View:
+    return reader.word("relu", x) if low == 0 else clamped(reader, x, low, None)
+
+
+@rule("clamp_max", "clamp_max_")
+def clamp_max(reader: Reader, x: View, high: float) -> View:
+    return clamped(reader, x, None, high)
+
+
+@rule("hardtanh", "hardtanh_", "relu6")
+def hardtanh(reader: Reader, x: View, low: float = -1.0, high: float = 1.0) -> View:
+    if reader.recorder.operator == "relu6":
+        low, high = 0.0, 6.0
+    if low == 0:
+        return reader.word("at_most", reader.word("relu", x), high)
+    return clamped(reader, x, low, high)
+
+
+@rule("hardsigmoid", "hardsigmoid_")
+def hardsigmoid(reader: Reader, x: View) -> View:
+    """relu6(x + 3) / 6."""
+    bounded = reader.word("at_most", reader.word("relu", reader.add(x, 3.0)), 6.0)
+    return reader.multiply(bounded, 1 / 6)
+
+
+@rule("hardswish", "hardswish_")
+def hardswish(reader: Reader, x: View) -> View:
+    return reader.multiply(x, hardsigmoid(reader, x))
+
+
+@rule("leaky_relu", "leaky_relu_")
+def leaky_relu(reader: Reader, x: View, slope: float = 0.01) -> View:
+    """max(x, 0) + slope min(x, 0), of which min(x, 0) is x - max(x, 0)."""
+    above = reader.word("relu", x)
+    below = reader.add(x, above, signs=[1, -1])
+    return reader.add(above, reader.multiply(below, slope))
+
+
+@rule("rrelu_with_noise_functional")
+def rrelu(
+    reader: Reader, x: View, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any
+) -> list[View | None]:
+    """As in evaluation, where the slope is the mean of those that training draws."""
+    if training:
+        raise reader.refusal("a leaky ReLU with slopes that are drawn")
+    return [leaky_relu(reader, x, (lower + upper) / 2), None]
+
+
+@rule("prelu", "_prelu_kernel")
+def prelu(reader: Reader, x: Any, slope: Any) -> View:
+    x, slope = reader.view(x), reader.view(slope)
+    above = reader.word("relu", x)
+    below = reader.add(x, above, signs=[1, -1])
+    if len(slope.dims) == 1 and len(x.dims) > 1:
+        slope = slope.with_dims([(), slope.dims[0], *[()] * (len(x.dims) - 2)])
+    return reader.add(above, reader.multiply(below, slope))
+
+
+@rule("elu", "elu_")
+def elu(reader: Reader, x: View, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> View:
+    """scale (max(x, 0) + alpha (exp(min(x, 0) input_scale) - 1))."""
+    if scale == input_scale == 1:
+        return reader.word("elu", x, alpha)
+    above = reader.word("relu", x)
+    below = reader.add(x, above, signs=[1, -1])
+    if input_scale != 1:
+        below = reader.multiply(below, input_scale)
+    bent = reader.word("expm1", below)
+    if alpha != 1:
+        bent = reader.multiply(bent, alpha)
+    result = reader.add(above, bent)
+    return result if scale == 1 else reader.multiply(result, scale)
+
+
+@rule("selu", "selu_")
+def selu(reader: Reader, x: View) -> View:
+    # Klambauer et al. 2017, appendix 1: the fixed point of mean 0 and variance 1.
+    return elu(reader, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+@rule("celu", "celu_")
+def celu(reader: Reader, x: View, alpha: float = 1.0) -> View:
+    return elu(reader, x, alpha, 1.0, 1.0 / alpha)
+
+
+@rule("softplus")
+def softplus(reader: Reader, x: View, beta: float = 1.0, threshold: float = 20.0) -> View:
+    """log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch takes x itself, which from 20 on is 2e-9 more."""
+    bent = reader.word("softplus", x if beta == 1 else reader.multiply(x, beta))
+    value = bent if beta == 1 else reader.multiply(bent, 1.0 / beta)
+    if threshold >= 20:
+        return value
+    return reader.word("select", reader.word("less", float(threshold) / beta, x), x, value)
+
+
+@rule("mish", "mish_")
+def mish(reader: Reader, x: View) -> View:
+    return reader.multiply(x, reader.word("tanh", softplus(reader, x)))
+
+
+@rule("tan")
+def tan(reader: Reader, x: View) -> View:
+    return reader.word("divide", reader.word("sin", x), reader.word("cos", x))
+
+
+@rule("sinh")
+def sinh(reader: Reader, x: View) -> View:
+    above, below = reader.word("exp", x), reader.word("exp", reader.multiply(x, -1.0))
+    return reader.multiply(reader.add(above, below, signs=[1, -1]), 0.5)
+
+
+@rule("cosh")
+def cosh(reader: Reader, x: View) -> View:
+    above, below = reader.word("exp", x), reader.word("exp", reader.multiply(x, -1.0))
+    return reader.multiply(reader.add(above, below), 0.5)
+
+
+@rule("log2", "log10")
+def log_of_base(reader: Reader, x: View) -> View:
+    base = 2 if reader.recorder.operator == "log2" else 10
+    return reader.multiply(reader.word("log", x), 1 / math.log(base))
+
+
+@rule("exp2")
+def exp2(reader: Reader, x: View) -> View:
+    return reader.word("exp", reader.multiply(x, math.log(2)))
+
+
+@rule("erfc")
+def erfc(reader: Reader, x: View) -> View:
+    return reader.add(1.0, reader.word("erf", x), signs=[1, -1])
+
+
+@rule("logaddexp")
+def logaddexp(reader: Reader, x: View, z: View) -> View:
+    high = reader.word("maximum", x, z)
+    apart = reader.word("abs", reader.add(x, z, signs=[1, -1]))
+    return reader.add(high, reader.word("log1p", reader.word("exp", reader.multiply(apart, -1.0))))
+
+
+@rule("lerp.Scalar", "lerp.Tensor")
+def lerp(reader: Reader, x: Any, end: Any, weight: Any) -> View:
+    return reader.add(x, reader.multiply(reader.add(end, x, signs=[1, -1]), weight))
+
+
+@rule("addcmul")
+def addcmul(reader: Reader, x: Any, one: Any, other: Any, *, value: float = 1) -> View:
+    product = reader.multiply(one, other)
+    return reader.add(x, product if value == 1 else reader.multiply(product, value))
+
+
+@rule("addcdiv")
+def addcdiv(reader: Reader, x: Any, above: Any, below: Any, *, value: float = 1) -> View:
+    ratio = reader.word("divide", above, below)
+    return reader.add(x, ratio if value == 1 else reader.multiply(ratio, value))
+
+
+@rule("hypot")
+def hypot(reader: Reader, x: Any, z: Any) -> View:
+    return reader.word("sqrt", reader.add(reader.multiply(x, x), reader.multiply(z, z)))
+
+
+@rule("glu")
+def glu(reader: Reader, x: View, dim: int = -1) -> View:
+    from learncost.importer.rules.views import narrowed
+
+    half = x.shape[dim] // 2
+    return reader.multiply(
+        narrowed(reader, x, dim, 0, half), reader.word("sigmoid", narrowed(reader, x, dim, half, half))
+    )
+
+
+# Conditions
+
+
+def _less(reader: Reader, x: Any, z: Any) -> View:
+    return reader.word("less", x, z)
+
+
+@rule("gt.Scalar", "gt.Tensor")
+def gt(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(_less(reader, z, x))
+
+
+@rule("lt.Scalar", "lt.Tensor")
+def lt(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(_less(reader, x, z))
+
+
+@rule("ge.Scalar", "ge.Tensor")
+def ge(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(reader.add(1.0, _less(reader, x, z), signs=[1, -1]))
+
+
+@rule("le.Scalar", "le.Tensor")
+def le(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(reader.add(1.0, _less(reader, z, x), signs=[1, -1]))
+
+
+@rule("eq.Scalar", "eq.Tensor")
+def eq(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(reader.word("equal", x, z))
+
+
+@rule("ne.Scalar", "ne.Tensor")
+def ne(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(reader.add(1.0, reader.word("equal", x, z), signs=[1, -1]))
+
+
+@rule("logical_not", "bitwise_not")
+def logical_not(reader: Reader, x: Any) -> View:
+    return _truth(reader.add(1.0, x, signs=[1, -1]))
+
+
+@rule("logical_and", "bitwise_and.Tensor")
+def logical_and(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(reader.multiply(x, z))
+
+
+@rule("logical_or", "bitwise_or.Tensor")
+def logical_or(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(reader.word("maximum", x, z))
+
+
+def _truth(view: View) -> View:
+    """A value that says what holds, 1 or 0, and stays so whatever type it is brought to."""
+    view.stored.kind = "truth"
+    return view
+
+
+@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def where(reader: Reader, condition: Any, x: Any, z: Any) -> Any:
+    number = reader.number(z)
+    hides = number is not None and number.value < -1e4 and isinstance(condition, Outside) and isinstance(x, View)
+    if hides and number is not None and (masked := reader.hidden(x, condition, number.value)) is not None:
+        return masked
+    return reader.word("select", condition, x, z)
+
+
+@rule("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar")
+def masked_fill(reader: Reader, x: Any, mask: Any, value: Any) -> Any:
+    number = reader.number(value)
+    hides = number is not None and number.value < -1e4 and isinstance(mask, Outside)
+    if hides and number is not None and (masked := reader.hidden(x, mask, number.value, hides=True)) is not None:
+        return masked
+    return reader.word("select", mask, value, x)

@@ -1,0 +1,219 @@
+"""Enlargements of sides: places that are taken again, or that have shares of a few others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from learncost.importer.axes import Axis, Size, equal, quotient
+from learncost.importer.nodes import shape_of
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.rules.views import merged
+from learncost.importer.settled import settled
+from learncost.importer.views import Slot, View
+
+
+@rule(
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_nearest1d.vec",
+    "upsample_nearest2d.vec",
+    "upsample_nearest3d.vec",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+)
+def nearest(reader: Reader, x: View, *_: Any) -> View:
+    shape = list(shape_of(reader.node))
+    x = x.fresh()  # once: the slots of another one would be others
+    rows = list(x.dims)
+    spread = set(x.spread)
+    old = x.shape
+    for dim in range(2, len(shape)):
+        if equal(shape[dim], old[dim]):
+            continue
+        times = quotient(shape[dim], old[dim])
+        if not isinstance(times, int) or not _repeats(reader, old, shape, dim, times):
+            return _nearest_uneven(reader, x, shape)
+        slot = Slot(Axis(times))
+        spread.add(slot)
+        rows[dim] = (*rows[dim], slot)
+    return replace(x, dims=tuple(rows), spread=frozenset(spread))
+
+
+def _nearest_uneven(reader: Reader, x: View, shape: Sequence[Size]) -> View:
+    from learncost.importer.rules.indexing import read_at
+
+    before = x.shape
+    for dim in range(2, len(shape)):
+        if not equal(shape[dim], before[dim]):
+            places = _side_matrix_places(reader, before, shape, dim)
+            x = read_at(reader, x, dim, reader.given_places(places, Axis(shape[dim])))
+    return x
+
+
+def _side_matrix_places(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int) -> Any:
+    """Which place each place of the enlarged side takes."""
+    mode = "nearest-exact" if "exact" in reader.recorder.operator else "nearest"
+    return settled(
+        reader, _ENLARGEMENT, partial(_places_taken, _enlargement(reader, mode, dim)), before[dim], after[dim]
+    )
+
+
+def _repeats(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int, times: int) -> bool:
+    """Whether each place of a side is taken so many times, one beside the other; of an open side a few places tell."""
+    side = before[dim] if isinstance(before[dim], int) else _FEW
+    sides = [*before[:dim], side, *before[dim + 1 :]]
+    places = _side_matrix_places(reader, sides, [*after[:dim], side * times, *after[dim + 1 :]], dim)
+    return bool(places == [i // times for i in range(side * times)])
+
+
+_FEW = 7
+"""Places of a side that stand for any number of them, where each is taken a whole number of times."""
+
+_ENLARGEMENT = "an enlargement"
+
+
+def _enlargement(reader: Reader, mode: str, dim: int) -> tuple[str, float | None, bool, bool]:
+    """How the node enlarges one side: its mode, its factor where one is told, whether corners meet, and smoothing."""
+    told = {
+        argument.name: value
+        for argument, value in zip(reader.node.target._schema.arguments, reader.node.args, strict=False)
+    } | dict(reader.node.kwargs)
+    count, place = len(shape_of(reader.node)) - 2, dim - 2
+    factors = told.get("scale_factors") or [
+        told.get(name) for name in (["scales"] if count == 1 else ["scales_d", "scales_h", "scales_w"][3 - count :])
+    ]
+    factor = None if factors[place] is None else float(factors[place])
+    return mode, factor, bool(told.get("align_corners", False)), reader.recorder.operator.endswith("_aa")
+
+
+def _side_matrix(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[list[float]]:
+    """What PyTorch makes of a unit matrix along one side: out by in."""
+    import torch
+
+    mode, factor, corners, smooth = how
+    # Two columns: of one alone, smoothing takes another way through PyTorch, along the wrong side.
+    unit = torch.eye(side, dtype=torch.float64)[None, :, :, None].expand(1, side, side, 2).contiguous()
+    sizes: dict[str, Any] = {"size": (out, 2)} if factor is None else {"scale_factor": (factor, 1.0)}
+    if not mode.startswith("nearest"):
+        sizes["align_corners"] = corners
+    with torch.no_grad():
+        made = torch.nn.functional.interpolate(unit, mode=mode, antialias=smooth, **sizes)
+    if made.shape[2] != out:
+        raise ValueError(f"an enlargement by {factor} of {side} places to {out}")
+    rows: list[list[float]] = made[0, :, :, 0].T.tolist()
+    return rows
+
+
+def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[int]:
+    """The place of which each place of an enlarged side is a copy."""
+    return [row.index(1.0) for row in _side_matrix(how, side, out)]
+
+
+@rule(
+    "upsample_bilinear2d",
+    "upsample_bilinear2d.vec",
+    "upsample_linear1d",
+    "upsample_linear1d.vec",
+    "upsample_bicubic2d",
+    "upsample_bicubic2d.vec",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+    "upsample_trilinear3d",
+    "upsample_trilinear3d.vec",
+)
+def interpolated(reader: Reader, x: View, *_: Any) -> View:
+    """Side by side shares of a few places, as PyTorch makes them of a unit matrix; of all, smoothed at an open side."""
+    shape = list(shape_of(reader.node))
+    mode = "bicubic" if "bicubic" in reader.recorder.operator else "bilinear"
+    before = x.shape
+    for dim in range(2, len(shape)):
+        side, out = before[dim], shape[dim]
+        if equal(side, out) and not _scaled(reader):
+            continue
+        how = _enlargement(reader, mode, dim)
+        count = _count_of_taps(reader, how, side, out)
+        if count is not None and not equal(side, 1):
+            x = _by_enlargement(reader, x, dim, how, count, side, out)
+            continue
+        matrix = settled(reader, _ENLARGEMENT, partial(_side_matrix, how), side, out)
+        letters: list[Any] = list(range(len(x.dims)))
+        shares = reader.given_numbers(matrix, Axis(out), Axis(side))
+        new = [*letters]
+        new[dim] = "out"
+        x = reader.recorder.whole_spread(x, [dim])
+        x = reader.recorder.line("product", [(x, letters), (shares, ["out", dim])], new)
+    return x
+
+
+TAPS = {"bilinear": 2, "bicubic": 4}
+"""Of how many places one is made, along each side that is not smoothed."""
+
+
+def _count_of_taps(reader: Reader, how: tuple[str, float | None, bool, bool], side: Size, out: Size) -> int | None:
+    """Of how many places one is made at most: of more where a smoothed side gets smaller. None where that is open."""
+    if not how[-1]:
+        return TAPS[how[0]]
+    if not isinstance(side, int) or not isinstance(out, int):
+        return None
+    matrix: list[list[float]] = settled(reader, _ENLARGEMENT, partial(_side_matrix, how), side, out)
+    return max(len(row) - row.count(0.0) for row in matrix)
+
+
+def _by_enlargement(
+    reader: Reader, x: View, dim: int, how: tuple[str, float | None, bool, bool], count: int, side: Size, out: Size
+) -> View:
+    """A side whose places have shares of a few places of another's."""
+    places, shares = (
+        settled(reader, _ENLARGEMENT, partial(_taps, how, count, which), side, out) for which in ("places", "shares")
+    )
+    return by_shares(reader, x, dim, places, shares, (out, count))
+
+
+def _taps(
+    how: tuple[str, float | None, bool, bool], count: int, which: str, side: int, out: int
+) -> Sequence[Sequence[float]]:
+    """The places that each new one is made of, or the share of each."""
+    rows = [{place: share for place, share in enumerate(row) if share} for row in _side_matrix(how, side, out)]
+    return places_of(rows, count) if which == "places" else shares_of(rows, count)
+
+
+def by_shares(reader: Reader, x: View, dim: int, places: Any, shares: Any, sizes: tuple[Size, int]) -> View:
+    """A side whose places have shares of a few of another's: `x[y=places[i k]] shares[i k]`, no matrix product.
+
+    sizes   how many places there are, and of how many others each has shares
+    """
+    from learncost.importer.rules.indexing import at_index
+
+    x = merged(reader, x, dim)
+    letters: list[Any] = list(range(len(x.dims)))
+    axes = [Axis(size) for size in sizes]
+    read = at_index(reader, x, dim, reader.given_places(places, *axes), (dim, dim + 1))
+    operands = [
+        (read, [*letters[: dim + 1], "share", *letters[dim + 1 :]]),
+        (reader.given_numbers(shares, *axes), [dim, "share"]),
+    ]
+    return reader.recorder.line("product", operands, letters)
+
+
+def places_of(rows: Sequence[Mapping[int, float]], count: int) -> list[list[int]]:
+    """The places of which each row has shares; where they are fewer than `count`, one is read for nothing."""
+    return [[*row, *[next(iter(row))] * (count - len(row))] for row in rows]
+
+
+def shares_of(rows: Sequence[Mapping[int, float]], count: int) -> list[list[float]]:
+    """The share of each of these places."""
+    return [[*row.values(), *[0.0] * (count - len(row))] for row in rows]
+
+
+def _scaled(reader: Reader) -> bool:
+    """Whether a factor is told, by which places are moved even where no size changes."""
+    values = [*reader.node.args[2:], *reader.node.kwargs.values()]
+    return any(
+        isinstance(v, float) or (isinstance(v, list | tuple) and any(isinstance(e, float) for e in v)) for v in values
+    )

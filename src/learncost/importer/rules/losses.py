@@ -1,0 +1,247 @@
+"""Losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learncost.importer.axes import Size, product
+from learncost.importer.nodes import is_float
+from learncost.importer.operands import Outside
+from learncost.importer.reader import Reader
+from learncost.importer.replaced import MOST_WITHOUT_A_PRODUCT
+from learncost.importer.rule import rule
+from learncost.importer.rules.indexing import at_index, read_at
+from learncost.importer.rules.norms import guarded_power, vector_norm
+from learncost.importer.rules.reductions import share, summed
+from learncost.importer.views import View
+
+_LEAST_SPREAD = 9.999999960041972e-13
+"""1e-12 in fp32, which it is in PyTorch's kernel for processors, whatever the type (EPSILON, ATen/native/Loss.cpp)."""
+
+REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
+
+
+def reduced(reader: Reader, values: View, reduction: int) -> View:
+    dims = range(len(values.dims))
+    if reduction == 0:
+        return values
+    return summed(reader, values, dims, share(values, dims) if reduction == 1 else None, hint="loss")
+
+
+@rule("cross_entropy_loss")
+def cross_entropy(
+    reader: Reader,
+    x: View,
+    targets: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore: int = -100,
+    smoothing: float = 0.0,
+) -> View:
+    """The negative logarithm of the target's share, times what each target counts; what is ignored counts nothing."""
+    classes = 1 if len(x.dims) > 1 else 0
+    logs = reader.along("log_softmax", x, [classes], hint="P") if x.dims[classes] else reader.multiply(0.0, x)
+    if is_float(reader.node.args[1]):
+        if smoothing:
+            targets = reader.add(reader.multiply(targets, 1.0 - smoothing), smoothing / logs.shape[classes])
+        taken = reader.multiply(logs, targets)
+        if weight is not None:
+            by_class = reader.view(weight)
+            taken = reader.multiply(
+                taken, by_class.with_dims([*by_class.dims, *[() for _ in logs.dims[classes + 1 :]]])
+            )
+        if reduction == 0:
+            return reader.multiply(-1.0, summed(reader, taken, [classes]))
+        total = summed(reader, taken, range(len(taken.dims)))
+        count: Size = product([size for dim, size in enumerate(x.shape) if dim != classes])
+        return _times(reader, reader.multiply(-1.0, total), count, reduction)
+    if not isinstance(targets, Outside):
+        raise reader.refusal("an index that is computed from values that learn")
+    if smoothing:
+        return _smoothed(reader, logs, classes, targets, weight, reduction, ignore, smoothing)
+    return nll(reader, logs, classes, targets, reduction, ignore, weight)
+
+
+def _times(reader: Reader, total: View, count: Size, reduction: int) -> View:
+    return total if reduction == 2 else reader.multiply(total, 1 / count)
+
+
+def nll(
+    reader: Reader, logs: View, classes: int, targets: Outside, reduction: int, ignore: int, weight: Any = None
+) -> View:
+    """T = P at the targets; loss = the sum of T share, where share is -1/count of each target that counts.
+
+    With weights of classes it is the sum of T w share over that of w share, and share is -1 of what counts.
+    """
+    if weight is not None:
+        places, by_class = _targets(reader, targets, logs, classes), reader.view(weight)
+        reader.recorder.same(by_class.dims[0], logs.dims[classes])
+        of_targets = at_index(reader, by_class, 0, places, range(len(places.dims)))
+        counted = reader.multiply(of_targets, _shares(reader, targets, "none", ignore))
+        each = reader.multiply(read_at(reader, logs, classes, places), counted)
+        if reduction == 0:
+            return each
+        total = summed(reader, each, range(len(each.dims)))
+        if reduction == 2:
+            return total
+        return reader.word(
+            "divide", reader.multiply(-1.0, total), summed(reader, counted, range(len(counted.dims))), hint="loss"
+        )
+    taken = read_at(reader, logs, classes, _targets(reader, targets, logs, classes))
+    if reduction == 0:
+        return reader.multiply(taken, _shares(reader, targets, "none", ignore))
+    shares = _shares(reader, targets, REDUCTIONS[reduction], ignore)
+    dims = range(len(taken.dims))
+    letters = list(dims)
+    return reader.recorder.line("product", [(taken, letters), (shares, letters)], [], hint="loss")
+
+
+def _targets(reader: Reader, value: Outside, logs: View, classes: int) -> View:
+    """The answers of a loss, as an index of its classes."""
+    view = reader.index(value, logs.dims[classes][0].axis)
+    view.stored.kind = "targets"
+    return view
+
+
+def _shares(reader: Reader, value: Outside, reduction: str, ignore: int) -> View:
+    """What each answer counts in a loss: -1/count where there is one, 0 elsewhere."""
+    return reader.outside(value, f"share {reduction} {ignore}")
+
+
+def _smoothed(
+    reader: Reader,
+    logs: View,
+    classes: int,
+    targets: Outside,
+    weight: Any,
+    reduction: int,
+    ignore: int,
+    smoothing: float,
+) -> View:
+    if weight is not None:
+        raise reader.refusal("a cross-entropy with weights of classes and smoothed labels")
+    plain = nll(reader, logs, classes, targets, reduction, ignore)
+    shares = _shares(reader, targets, REDUCTIONS[reduction], ignore)
+    count = logs.shape[classes]
+    all_classes = summed(reader, logs, [classes])
+    others = list(range(len(all_classes.dims)))
+    spread = reader.recorder.line("product", [(all_classes, others), (shares, others)], [] if reduction else others)
+    return reader.add(reader.multiply(plain, 1.0 - smoothing), reader.multiply(spread, smoothing / count))
+
+
+@rule("nll_loss_nd", "nll_loss", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward")
+def nll_loss(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100) -> Any:
+    result = nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore, weight)
+    return [result, None] if isinstance(reader.node.meta["val"], tuple | list) else result
+
+
+@rule("mse_loss")
+def mse_loss(reader: Reader, x: Any, z: Any, reduction: int = 1) -> View:
+    apart = reader.add(x, z, signs=[1, -1])
+    return reduced(reader, reader.multiply(apart, apart), reduction)
+
+
+@rule("l1_loss")
+def l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1) -> View:
+    return reduced(reader, reader.word("abs", reader.add(x, z, signs=[1, -1])), reduction)
+
+
+@rule("smooth_l1_loss", "huber_loss")
+def smooth_l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1, beta: float = 1.0) -> View:
+    """q^2 / (2 beta) + |a| - q of the difference a, with q = min(|a|, beta); Huber's is that times beta."""
+    apart = reader.word("abs", reader.add(x, z, signs=[1, -1]))
+    if beta == 0:
+        return reduced(reader, apart, reduction)
+    inner = reader.word("at_most", apart, float(beta))
+    bent = reader.multiply(reader.multiply(inner, inner), 0.5 / beta)
+    value = reader.add(bent, apart, inner, signs=[1, 1, -1])
+    if reader.recorder.operator == "huber_loss" and beta != 1:
+        value = reader.multiply(value, float(beta))
+    return reduced(reader, value, reduction)
+
+
+@rule("binary_cross_entropy_with_logits")
+def binary_with_logits(
+    reader: Reader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1
+) -> View:
+    """-(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x).
+
+    With weights p of what holds, p z stands for z: -((p z + 1 - z) log s(-x) + p z x).
+    """
+    below = reader.word("log_sigmoid", reader.multiply(-1.0, x))
+    holds = targets if positive is None else reader.multiply(positive, targets)
+    if positive is not None:
+        below = reader.multiply(reader.add(holds, 1.0, targets, signs=[1, 1, -1]), below)
+    value = reader.multiply(-1.0, reader.add(below, reader.multiply(holds, x)))
+    if weight is not None:
+        value = reader.multiply(value, weight)
+    return reduced(reader, value, reduction)
+
+
+@rule("binary_cross_entropy")
+def binary(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1) -> View:
+    """-(z log x + (1 - z) log(1 - x)) with logarithms >= -100, and the gradient (x - z) / max(x (1 - x), 1e-12).
+
+    Both bounds are PyTorch's (torch.nn.BCELoss, and binary_cross_entropy_backward in ATen/native/Loss.cpp). The second
+    is no bound of the value, so the slope is said of its own: slope x, less what that comes to, is 0 and has it.
+    """
+    other = reader.add(1.0, x, signs=[1, -1])
+    yes = reader.multiply(targets, _logarithm(reader, x))
+    no = reader.multiply(reader.add(1.0, targets, signs=[1, -1]), _logarithm(reader, other))
+    spread = reader.word("maximum", reader.multiply(x, other), _LEAST_SPREAD)
+    slope = reader.word("divide", reader.add(x, targets, signs=[1, -1]), spread)
+    along = reader.multiply(reader.word("stop_gradient", slope), x)
+    nothing = reader.add(along, reader.word("stop_gradient", along), signs=[1, -1])
+    value = reader.add(nothing, reader.add(yes, no), signs=[1, -1])
+    if weight is not None:
+        value = reader.multiply(value, weight)
+    return reduced(reader, value, reduction)
+
+
+def _logarithm(reader: Reader, x: View) -> View:
+    bounded = reader.word("maximum", reader.word("log", x), -100.0)
+    return reader.word("stop_gradient", bounded)
+
+
+@rule("kl_div")
+def kl_div(reader: Reader, x: Any, targets: Any, reduction: int = 1, *, log_target: bool = False) -> View:
+    if log_target:
+        shares, logarithms = reader.word("exp", targets), targets
+    else:  # where a share is 0 it adds nothing: its logarithm is taken of 1 there
+        shares = reader.view(targets)
+        logarithms = reader.word("log", reader.add(shares, reader.word("equal", shares, 0.0)))
+    value = reader.multiply(shares, reader.add(logarithms, x, signs=[1, -1]))
+    return reduced(reader, value, reduction)
+
+
+@rule("soft_margin_loss")
+def soft_margin_loss(reader: Reader, x: View, targets: Any, reduction: int = 1) -> View:
+    return reduced(reader, reader.multiply(-1.0, reader.word("log_sigmoid", reader.multiply(x, targets))), reduction)
+
+
+def _by_products(reader: Reader, x: View, z: View) -> View:
+    """|x - z|^2 = |x|^2 + |z|^2 - 2 x z, by one product."""
+    recorder, operator = reader.recorder, reader.recorder.operator
+    front = [f"b{place}" for place in range(max(len(x.dims), len(z.dims)) - 2)]
+    letters = [[*front[len(front) + 2 - len(each.dims) :], name, "k"] for each, name in ((x, "i"), (z, "j"))]
+    sizes = [summed(reader, reader.multiply(each, each), [len(each.dims) - 1], None, True) for each in (x, z)]
+    sizes[1] = sizes[1].with_dims([*sizes[1].dims[:-2], sizes[1].dims[-1], sizes[1].dims[-2]])
+    recorder.operator = "_euclidean_dist"
+    both = recorder.line("product", [(x, letters[0]), (z, letters[1])], [*front, "i", "j"], every=True)
+    recorder.operator = operator
+    squares = reader.add(*sizes, reader.multiply(2.0, both), signs=[1, 1, -1])
+    return guarded_power(reader, squares, 0.5)
+
+
+@rule("cdist", "_cdist_forward")
+def distances(reader: Reader, x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> View:
+    """The distances of rows of one from rows of the other, each the norm of their difference; of many by a product."""
+    rows = [each.meta["val"].shape[-2] for each in reader.node.args[:2]]
+    by_products = mode == 1 or (mode in (None, 0) and any(bool(side > MOST_WITHOUT_A_PRODUCT) for side in rows))
+    x, z = reader.view(x), reader.view(z)
+    if order == 2 and by_products:
+        return _by_products(reader, x, z)
+    rows = x.with_dims([*x.dims[:-1], (), x.dims[-1]])
+    others = z.with_dims([*z.dims[:-2], (), *z.dims[-2:]])
+    apart = reader.add(rows, others, signs=[1, -1])
+    return vector_norm(reader, apart, order, [-1])

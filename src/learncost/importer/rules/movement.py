@@ -1,0 +1,248 @@
+"""Joins, borders, shifts and triangles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from learncost.importer.axes import Axis, Size, equal, product
+from learncost.importer.equations import Equation, Read, Where
+from learncost.importer.nodes import shape_of, size_of
+from learncost.importer.ones import written
+from learncost.importer.operands import Outside
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.rules.views import merged, narrowed, reshaped
+from learncost.importer.settled import settled
+from learncost.importer.views import Slot, View
+
+
+@rule("cat", "concat", "concatenate")
+def cat(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
+    """Arrays one behind another: each is read at places of its own, beyond which there is nothing."""
+    shape = list(shape_of(reader.node))
+    dim %= len(shape)
+    views = [
+        reader.view(each)
+        for each in several
+        if not (isinstance(each, Outside | View) and any(equal(size, 0) for size in each.shape))
+    ]
+    return joined(reader, views, dim, shape)
+
+
+def joined(reader: Reader, views: Sequence[View], dim: int, shape: Sequence[Size]) -> View:
+    if len(views) == 1:
+        return views[0]
+    recorder = reader.recorder
+    whole = Axis(shape[dim], next((s.axis.root.letter for v in views for s in v.dims[dim][-1:]), ""))
+    slot = Slot(whole)
+    reads: list[Read] = []
+    start: Size = 0
+    for view in views:
+        size = view.shape[dim]
+        view = recorder.bounded(with_side(reader, view, dim), dim)
+        (old,) = view.dims[dim]
+        rows = list(view.dims)
+        rows[dim] = (slot,)
+        moved = view.at(old, ((1, slot),), _negative(start)).with_dims(rows)
+        reads.append(Read(moved, tuple(range(len(rows)))))
+        start = start + size
+    bound = recorder.bound(reads)
+    letters = tuple(range(len(shape)))
+    result = recorder.result(bound, letters)
+    recorder.add(Equation("sum", (Read(result, letters),), tuple(bound), (1,) * len(bound)))
+    return result
+
+
+def _negative(size: Size) -> Size:
+    return -size
+
+
+def with_side(reader: Reader, view: View, dim: int) -> View:
+    """The view with a dimension that is one stored axis, one of one place included."""
+    view = merged(reader, view, dim)
+    if view.dims[dim]:
+        return view
+    return written(reader.recorder, view, dim, "x")
+
+
+@rule("stack")
+def stack(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
+    shape = list(shape_of(reader.node))
+    dim %= len(shape)
+    views = []
+    for each in several:
+        view = reader.view(each)
+        views.append(view.with_dims([*view.dims[:dim], (), *view.dims[dim:]]))
+    return joined(reader, views, dim, shape)
+
+
+def padded(reader: Reader, x: View, pads: Sequence[int], value: float | None = 0.0) -> View:
+    """With borders, from the last dimension on, a pair each; negative ones cut off."""
+    for place in range(len(pads) // 2):
+        before, after = (size_of(p) for p in pads[2 * place : 2 * place + 2])
+        dim = len(x.dims) - 1 - place
+        if equal(before, 0) and equal(after, 0):
+            continue
+        size = size_of(x.shape[dim] + before + after)
+        if isinstance(before, int) and isinstance(after, int) and before <= 0 and after <= 0:
+            x = narrowed(reader, x, dim, -before, size)
+            continue
+        x = reader.recorder.bounded(with_side(reader, x, dim), dim)
+        (old,) = x.dims[dim]
+        new = Slot(Axis(size, old.axis.root.letter))
+        rows = list(x.dims)
+        rows[dim] = (new,)
+        moved = x.at(old, ((1, new),), -before).with_dims(rows)
+        letters = tuple(range(len(rows)))
+        result = reader.recorder.result([Read(moved, letters)], letters)
+        # In an array of its own: what reads it at places would else read beyond its ends.
+        reader.recorder.add(Equation("product", (Read(result, letters),), (Read(moved, letters),)))
+        x = result
+    return x
+
+
+@rule("constant_pad_nd", "pad")
+def pad(reader: Reader, x: View, pads: Sequence[int], mode: Any = 0, value: Any = None) -> View:
+    if isinstance(mode, str) and mode != "constant":
+        return _mirrored(reader, x, pads, mode)
+    fill = (value or 0.0) if isinstance(mode, str) else mode
+    if fill in (0, None, False):
+        return padded(reader, x, pads)
+    inside = padded(reader, reader.filled(x.shape, 1.0), pads)
+    return reader.word("select", inside, padded(reader, x, pads), float(fill))
+
+
+@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(reader: Reader, x: View, pads: Sequence[int]) -> View:
+    return _mirrored(reader, x, pads, "reflect")
+
+
+@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(reader: Reader, x: View, pads: Sequence[int]) -> View:
+    return _mirrored(reader, x, pads, "replicate")
+
+
+def _mirrored(reader: Reader, x: View, pads: Sequence[int], mode: str) -> View:
+    from learncost.importer.rules.indexing import read_at
+
+    for place in range(len(pads) // 2):
+        before, after = pads[2 * place : 2 * place + 2]
+        dim = len(x.dims) - 1 - place
+        side = x.shape[dim]
+        if not before and not after:
+            continue
+        function = partial(_mirrored_places, mode, before, after)
+        places = settled(reader, f"a border that is made by {mode}", function, side)
+        x = read_at(reader, x, dim, reader.given_places(places, Axis(side + before + after)))
+    return x
+
+
+def _mirrored_places(mode: str, before: int, after: int, side: int) -> list[int]:
+    """Which place of a side each place takes, those of borders before and after it too."""
+    every = range(-before, side + after)
+    if mode == "reflect":
+        return [-at if at < 0 else 2 * (side - 1) - at if at >= side else at for at in every]
+    return [min(max(at, 0), side - 1) if mode == "replicate" else at % side for at in every]
+
+
+@rule("roll")
+def roll(reader: Reader, x: View, shifts: Any, dims: Any = ()) -> View:
+    shifts = [size_of(s) for s in (shifts if isinstance(shifts, list) else [shifts])]
+    dims = dims if isinstance(dims, list) else [dims] if dims != () else []
+    if not dims:
+        shape = x.shape
+        flat = reshaped(reader, x, [product(shape)])
+        return reshaped(reader, _rolled(reader, flat, shifts, [0]), shape)
+    return _rolled(reader, x, shifts, dims)
+
+
+def _rolled(reader: Reader, x: View, shifts: Sequence[Size], dims: Sequence[int]) -> View:
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim %= len(x.dims)
+        size = x.shape[dim]
+        if isinstance(size, int) and isinstance(shift, int):
+            shift %= size
+        elif isinstance(shift, int) and shift < 0:
+            shift = shift + size
+        if equal(shift, 0):
+            continue
+        shape = list(x.shape)
+        x = joined(
+            reader,
+            [narrowed(reader, x, dim, size - shift, shift), narrowed(reader, x, dim, 0, size - shift)],
+            dim,
+            shape,
+        )
+    return x
+
+
+def triangle(reader: Reader, x: View, below: bool, diagonal: int) -> View:
+    rows, columns = x.dims[-2:]
+    recorder = reader.recorder
+    if diagonal == 0 and len(rows) == 1 and len(columns) == 1:
+        letters = tuple(range(len(x.dims)))
+        last, first = letters[-1], letters[-2]
+        where = Where(last, "<=", first) if below else Where(first, "<=", last)
+        return recorder.line("sum", [(x, letters)], letters, signs=[1], where=[where])
+    sizes = x.shape[-2:]
+    kept = settled(reader, "a triangle beside the diagonal", partial(_beside_diagonal, below, diagonal), *sizes)
+    return reader.multiply(x, reader.given_numbers(kept, Axis(sizes[0]), Axis(sizes[1])))
+
+
+def _beside_diagonal(below: bool, diagonal: int, rows: int, columns: int) -> list[list[float]]:
+    """1 at the places of a triangle, 0 elsewhere."""
+    return [[float(j - i <= diagonal if below else j - i >= diagonal) for j in range(columns)] for i in range(rows)]
+
+
+@rule("tril")
+def tril(reader: Reader, x: View, diagonal: int = 0) -> View:
+    return triangle(reader, x, True, diagonal)
+
+
+@rule("triu")
+def triu(reader: Reader, x: View, diagonal: int = 0) -> View:
+    return triangle(reader, x, False, diagonal)
+
+
+@rule("slice_scatter", "select_scatter")
+def slice_scatter(
+    reader: Reader, base: Any, part: Any, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1
+) -> View:
+    """A part written over places of another: what lies before it, it, and what lies behind it."""
+    base, part = reader.view(base), reader.view(part)
+    dim %= len(base.dims)
+    size = base.shape[dim]
+    if reader.recorder.operator == "select_scatter":
+        at = size_of(start)
+        start, step = (at + size if isinstance(at, int) and at < 0 else at), 1
+        part = part.with_dims([*part.dims[:dim], (), *part.dims[dim:]])
+        width: Size = 1
+    else:
+        from learncost.importer.rules.views import bound
+
+        start = bound(start, size, 0)
+        width = part.shape[dim]
+    if step != 1:
+        from learncost.importer.rules.indexing import over, put
+
+        if not isinstance(start, int) or not isinstance(width, int):
+            raise reader.refusal("a part that is written at places apart along a side without a fixed size")
+        places = [reader.given_places([start + step * place for place in range(width)], Axis(width))]
+        new = put(reader, None, base.shape, [dim], places, part)
+        return over(reader, base, put(reader, None, base.shape, [dim], places, reader.filled((), 1.0)), new)
+    pieces = []
+    if not equal(start, 0):
+        pieces.append(narrowed(reader, base, dim, 0, start))
+    pieces.append(part)
+    after = size - start - width
+    if not equal(after, 0):
+        pieces.append(narrowed(reader, base, dim, start + width, after))
+    return joined(reader, pieces, dim, list(base.shape))
+
+
+@rule("copy", "copy_")
+def copy(reader: Reader, base: Any, source: Any, *_: Any) -> View:
+    view = reader.view(source)
+    return view.expanded(list(shape_of(reader.node)))

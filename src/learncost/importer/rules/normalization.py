@@ -1,0 +1,154 @@
+"""Normalizations: of layers, groups, batches, roots of mean squares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from learncost.importer.equations import Number
+from learncost.importer.operands import Outside
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.rules.norms import vector_norm
+from learncost.importer.rules.reductions import summed
+from learncost.importer.rules.views import reshaped
+from learncost.importer.views import View
+
+
+def normal(reader: Reader, x: View, dims: Sequence[int], epsilon: float) -> View:
+    """(x - mean) / sqrt(variance + epsilon) over dimensions; along one place it is 0."""
+    if not any(x.dims[dim] for dim in dims):
+        return reader.multiply(0.0, x)
+    return reader.along("normalize", x, dims, Number(float(epsilon)))
+
+
+def scaled(reader: Reader, value: View, gain: Any, shift: Any) -> View:
+    if gain is not None:
+        value = reader.multiply(value, gain)
+    return value if shift is None else reader.add(value, shift)
+
+
+@rule("layer_norm", "native_layer_norm")
+def layer_norm(
+    reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, shift: Any = None, epsilon: float = 1e-5, *_: Any
+) -> Any:
+    count = len(x.dims)
+    result = scaled(reader, normal(reader, x, range(count - len(shape), count), epsilon), gain, shift)
+    return [result, None, None] if reader.recorder.operator == "native_layer_norm" else result
+
+
+@rule("rms_norm", "_fused_rms_norm")
+def rms_norm(reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, epsilon: float | None = None) -> Any:
+    dims = range(len(x.dims) - len(shape), len(x.dims))
+    # PyTorch's default is the machine's epsilon of the type.
+    small = Number(2.220446049250313e-16 if epsilon is None else float(epsilon))
+    value = reader.along("rms_normalize", x, dims, small) if any(x.dims[dim] for dim in dims) else x
+    return scaled(reader, value, gain, None)
+
+
+def channels(each: Any, reader: Reader, count: int) -> View | None:
+    """What has one number a channel, beside values of so many dimensions: (C) as (1, C, 1, 1)."""
+    if each is None:
+        return None
+    view = reader.view(each)
+    return view.with_dims([(), *view.dims, *[()] * (count - 2)])
+
+
+@rule("group_norm")
+def group_norm(
+    reader: Reader, x: View, groups: int, gain: Any = None, shift: Any = None, epsilon: float = 1e-5, _: bool = True
+) -> View:
+    shape = x.shape
+    parted = reshaped(reader, x, [shape[0], groups, shape[1] // groups, *shape[2:]])
+    value = normal(reader, parted, range(2, len(parted.dims)), epsilon)
+    return scaled(
+        reader, reshaped(reader, value, shape), channels(gain, reader, len(shape)), channels(shift, reader, len(shape))
+    )
+
+
+@rule("instance_norm")
+def instance_norm(
+    reader: Reader,
+    x: View,
+    gain: Any,
+    shift: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+    *__: Any,
+) -> View:
+    count = len(x.dims)
+    if not training:
+        return _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
+    value = normal(reader, x, range(2, count), epsilon)
+    reader.keep(value, mean, variance, momentum)
+    return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
+
+
+def _by_statistics(reader: Reader, x: View, mean: Any, variance: Any, gain: Any, shift: Any, epsilon: float) -> View:
+    """(x - mean) / sqrt(variance + epsilon) with given statistics of each channel."""
+    count = len(x.dims)
+    middle, spread = channels(mean, reader, count), channels(variance, reader, count)
+    assert spread is not None
+    root = reader.word("sqrt", reader.add(spread, float(epsilon)))
+    value = reader.word("divide", reader.add(x, middle, signs=[1, -1]), root)
+    return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
+
+
+@rule(
+    "batch_norm",
+    "_native_batch_norm_legit_no_training",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit.no_stats",
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "_batch_norm_with_update_functional",
+)
+def batch_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, *more: Any, **_: Any) -> Any:
+    name = reader.recorder.operator
+    count = len(x.dims)
+    if name == "_native_batch_norm_legit_no_training":
+        training, momentum, epsilon = False, more[0], more[1]
+    elif name == "_batch_norm_with_update_functional":
+        training, momentum, epsilon = True, more[0], more[1]
+    elif reader.node.target._overloadname == "no_stats":
+        training, momentum, epsilon = mean, variance, more[0]
+        mean = variance = None
+    else:
+        training, momentum, epsilon = more[:3]
+    if not training:
+        result = _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
+    else:
+        value = normal(reader, x, [0, *range(2, count)], epsilon)
+        reader.keep(value, mean, variance, momentum)
+        result = scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
+    several = isinstance(reader.node.meta["val"], tuple | list)
+    if not several:
+        return result
+    # Statistics of the batch go on to buffers, which do not learn: they are left outside.
+    rest = [None] * (len(reader.node.meta["val"]) - 1)
+    for user in reader.node.users:
+        if user.args[1] > 0:
+            rest[user.args[1] - 1] = Outside(user)  # type: ignore[call-overload]
+    return [result, *rest]
+
+
+@rule("cosine_similarity")
+def cosine_similarity(reader: Reader, x: Any, z: Any, dim: int = 1, epsilon: float = 1e-8) -> View:
+    """The sum of the products of both over their norms, of which none is below epsilon."""
+
+    def unit(view: View) -> View:
+        length = vector_norm(reader, view, 2, [dim], True)
+        return reader.word("divide", view, reader.word("maximum", length, epsilon))
+
+    x, z = reader.view(x), reader.view(z)
+    count = max(len(x.dims), len(z.dims))
+    return summed(reader, reader.multiply(unit(x), unit(z)), [dim % count])
+
+
+@rule("local_response_norm")
+def local_response_norm(reader: Reader, x: View, *_: Any) -> View:
+    raise reader.refusal("local_response_norm")

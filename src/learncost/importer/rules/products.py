@@ -1,0 +1,188 @@
+"""Matrix products of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from learncost.importer.ones import matrix_product
+from learncost.importer.operands import Outside
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.rules.reductions import summed
+from learncost.importer.views import At, Stored, View
+
+
+def called(view: View, *letters: str) -> View:
+    """The view, whose last axes are called so where nothing calls them yet."""
+    for row, letter in zip(view.dims[len(view.dims) - len(letters) :], letters, strict=True):
+        for slot in row[-1:]:
+            root = slot.axis.root
+            root.letter = root.letter or letter
+    return view
+
+
+def shifted(reader: Reader, value: View, bias: Any) -> View:
+    return value if bias is None else reader.add(value, bias)
+
+
+@rule("linear")
+def linear(reader: Reader, x: Any, weight: Any, bias: Any = None) -> View:
+    x, weight = reader.view(x), reader.view(weight)
+    called(x, "d")
+    called(weight, *(("f", "d") if len(weight.dims) == 2 else ("d",)))
+    front = [f"i{place}" for place in range(len(x.dims) - 1)]
+    out = [*front, "f"] if len(weight.dims) == 2 else front
+    letters = ["f", "d"] if len(weight.dims) == 2 else ["d"]
+    if len(weight.dims) == 1:  # what it calls then
+        reader.recorder.operator = "mv" if front else "dot"
+    result = matrix_product(reader.recorder, x, weight, [*front, "d"], letters, out)
+    return shifted(reader, result, bias)
+
+
+def multiplied(reader: Reader, x: Any, z: Any) -> View:
+    """torch.matmul: the last axis with the last but one, all before them spread over each other."""
+    x, z = reader.view(x), reader.view(z)
+    first = ["m", "n"] if len(x.dims) > 1 else ["n"]
+    second = ["n", "p"] if len(z.dims) > 1 else ["n"]
+    if len(z.dims) == 1 and reader.recorder.operator == "matmul":  # what it calls then
+        reader.recorder.operator = "mv" if len(x.dims) > 1 else "dot"
+    batch = max(len(x.dims) - len(first), len(z.dims) - len(second))
+    front = [f"b{place}" for place in range(batch)]
+    letters_x = [*front[batch - (len(x.dims) - len(first)) :], *first]
+    letters_z = [*front[batch - (len(z.dims) - len(second)) :], *second]
+    out = [*front, *first[:-1], *second[1:]]
+    return matrix_product(reader.recorder, x, z, letters_x, letters_z, out)
+
+
+@rule("mm", "bmm", "matmul", "mv", "dot", "vdot", "inner_")
+def mm(reader: Reader, x: Any, z: Any) -> View:
+    return multiplied(reader, x, z)
+
+
+@rule("addmm", "baddbmm", "addmv", "addbmm_")
+def addmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
+    result = multiplied(reader, x, z)
+    if alpha != 1:
+        result = reader.multiply(result, alpha)
+    if beta == 0:
+        return result
+    return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
+
+
+@rule("addbmm")
+def addbmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
+    result = summed(reader, multiplied(reader, x, z), [0])
+    if alpha != 1:
+        result = reader.multiply(result, alpha)
+    return reader.add(shift if beta == 1 else reader.multiply(shift, beta), result)
+
+
+@rule("outer", "ger")
+def outer(reader: Reader, x: Any, z: Any) -> View:
+    return reader.recorder.line("product", [(reader.view(x), "m"), (reader.view(z), "n")], "mn")
+
+
+@rule("einsum")
+def einsum(
+    reader: Reader, equation: str, operands: Sequence[Any], *, path: Sequence[int] | None = None, **__: Any
+) -> View:
+    """Products of two operands at a time, in the order of torch's path; without one from the left on."""
+    equation = equation.replace(" ", "")
+    ins, _, out = equation.partition("->")
+    views = [reader.view(operand) for operand in operands]
+    letters: list[list[str]] = []
+    for text, view in zip(ins.split(","), views, strict=True):
+        if "..." in text:
+            before, after = text.split("...")
+            count = len(view.dims) - len(before) - len(after)
+            letters.append([*before, *[f"...{number}" for number in range(-count, 0)], *after])
+        else:
+            letters.append(list(text))
+    flat = [letter for row in letters for letter in row]
+    dots = sorted({letter for letter in flat if letter.startswith("...")}, key=lambda dot: int(dot[3:]))
+    if "->" in equation:
+        before, _, after = out.partition("...") if "..." in out else (out, "", "")
+        outs = [*before, *dots, *after] if "..." in out else list(out)
+    else:
+        outs = [*dots, *sorted(letter for letter in set(flat) if flat.count(letter) == 1 and letter not in dots)]
+    from learncost.importer.rules.diagonals import diagonal_of
+
+    for place, row in enumerate(letters):
+        while len(set(row)) < len(row):
+            twice = next(letter for letter in row if row.count(letter) > 1)
+            first, second, *_ = (dim for dim, letter in enumerate(row) if letter == twice)
+            views[place] = diagonal_of(reader, views[place], first, second)
+            row = [*(letter for dim, letter in enumerate(row) if dim not in (first, second)), twice]
+            letters[place] = row
+    flat = [letter for row in letters for letter in row]
+    if len(views) > 1:  # what stands in one operand alone is summed there
+        for place, row in enumerate(letters):
+            alone = [dim for dim, letter in enumerate(row) if letter not in outs and flat.count(letter) == 1]
+            if alone:
+                views[place] = summed(reader, views[place], alone)
+                letters[place] = [letter for dim, letter in enumerate(row) if dim not in alone]
+    for row, view in zip(letters, views, strict=True):
+        for letter, dim in zip(row, view.dims, strict=True):
+            if dim and letter.isalpha():
+                root = dim[-1].axis.root
+                root.letter = root.letter or letter
+    reads = list(zip(views, letters, strict=True))
+    pairs = list(zip(path[::2], path[1::2], strict=True)) if path else []
+    while len(reads) > 2:
+        first, second = sorted(pairs.pop(0)) if pairs else (0, 1)
+        (x, row_x), (z, row_z) = reads[first], reads[second]
+        rest = [read for place, read in enumerate(reads) if place not in (first, second)]
+        later = {letter for _, row in rest for letter in row} | set(outs)
+        kept = [letter for letter in dict.fromkeys([*row_x, *row_z]) if letter in later]
+        made = (_paired(reader, [(x, row_x), (z, row_z)], kept), kept)
+        reads = [*rest, made] if path else [made, *rest]
+    if len(reads) == 1:
+        view, row = reads[0]
+        if sorted(row) == sorted(outs):
+            return view.permuted([row.index(letter) for letter in outs])
+        from learncost.importer.equations import Number
+
+        return reader.recorder.line("product", [Number(1.0), (view, row)], outs)
+    return _paired(reader, reads, outs)
+
+
+def _paired(reader: Reader, reads: Sequence[tuple[View, Sequence[str]]], out: Sequence[str]) -> View:
+    """The product of two operands: torch multiplies them element by element where nothing is summed."""
+    (x, row_x), (z, row_z) = reads
+    summed_letters = [letter for letter, dim in zip(row_x, x.dims, strict=True) if letter not in out and dim]
+    reader.recorder.operator = "einsum" if summed_letters else "mul"
+    if not summed_letters:
+        return reader.recorder.line("product", list(reads), out)
+    return matrix_product(reader.recorder, x, z, row_x, row_z, out)
+
+
+@rule("bilinear")
+def bilinear(reader: Reader, x: Any, z: Any, weight: Any, bias: Any = None) -> View:
+    x, z, weight = map(reader.view, (x, z, weight))
+    front = [f"i{place}" for place in range(len(x.dims) - 1)]
+    half = reader.recorder.line("product", [(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"], every=True)
+    return shifted(
+        reader,
+        reader.recorder.line("product", [(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"], every=True),
+        bias,
+    )
+
+
+@rule("transformers.grouped_mm_fallback", "_grouped_mm")
+def grouped(reader: Reader, x: Any, weight: Any, offsets: Any = None, *_: Any, **__: Any) -> View:
+    """Rows in groups, each with a matrix of its own: the matrix is read at the group of the row."""
+    x, weight = reader.view(x), reader.view(weight)
+    if not isinstance(offsets, Outside) or len(x.dims) != 2 or len(weight.dims) != 3:
+        raise reader.refusal("a product of groups without ends that are given")
+    weight.dims[0][0].axis.keep_whole()
+    slots = x.dims[0]
+    group = Stored("group", tuple(slot.axis for slot in slots), "groups", str(offsets.node.name))
+    index = View.of(group, [len(slots)])
+    experts = View(
+        weight.stored,
+        tuple(At(index) if each is weight.dims[0][0] else each for each in weight.index),
+        (index.dims[0], *weight.dims[1:]),
+        weight.spread,
+    )
+    return reader.recorder.line("product", [(x, "sd"), (experts, "sdf")], "sf")

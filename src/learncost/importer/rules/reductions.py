@@ -1,0 +1,349 @@
+"""Sums, means, maxima and what is taken along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from learncost.importer.axes import Axis, equal, product
+from learncost.importer.equations import Number, Where
+from learncost.importer.operands import Chosen, Masked, Outside
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.views import Stored, View
+
+
+def axes_along(view: View, dims: Any) -> list[int]:
+    """The dimensions that an operator is told of; all where it is told of none."""
+    if dims is None or dims == []:
+        return list(range(len(view.dims)))
+    several = dims if isinstance(dims, list | tuple) else [dims]
+    return sorted({dim % max(1, len(view.dims)) for dim in several}) if view.dims else []
+
+
+def kept(view: View, count: int, dims: Sequence[int], keepdim: bool) -> View:
+    """The result of a reduction, with its dimensions of one where they stay."""
+    if not keepdim:
+        return view
+    rest = iter(view.dims)
+    return view.with_dims([() if dim in dims else next(rest) for dim in range(count)])
+
+
+def summed(
+    reader: Reader, x: View, dims: Sequence[int], factor: Number | None = None, keepdim: bool = False, hint: str = ""
+) -> View:
+    """A sum over dimensions, times a number; of dimensions of one nothing is summed."""
+    letters = range(len(x.dims))
+    out = [letter for letter in letters if letter not in dims]
+    if not any(x.dims[dim] for dim in dims):
+        result = x.with_dims([x.dims[letter] for letter in out])
+        return kept(result, len(x.dims), dims, keepdim)
+    result = reader.recorder.line("product", [factor or Number(1.0), (x, letters)], out, hint=hint)
+    return kept(result, len(x.dims), dims, keepdim)
+
+
+def share(view: View, dims: Sequence[int]) -> Number:
+    """One over the points of dimensions: `#n^-1[]`."""
+    return Number(1.0, tuple(slot.axis for dim in dims for slot in view.dims[dim]), -1.0)
+
+
+def mean_of(reader: Reader, x: View, dims: Sequence[int], keepdim: bool = False, hint: str = "") -> View:
+    return summed(reader, x, dims, share(x, dims), keepdim, hint)
+
+
+@rule("sum", "sum.dim_IntList")
+def sum_(reader: Reader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
+    return summed(reader, x, axes_along(x, dims), None, keepdim)
+
+
+@rule("mean", "mean.dim")
+def mean(reader: Reader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
+    return mean_of(reader, x, axes_along(x, dims), keepdim)
+
+
+def extreme(reader: Reader, word: str, x: View, dims: Sequence[int], keepdim: bool) -> View:
+    if not any(x.dims[dim] for dim in dims):
+        return summed(reader, x, dims, None, keepdim)
+    return kept(reader.along(word, x, dims, keep=False), len(x.dims), dims, keepdim)
+
+
+@rule("amax")
+def amax(reader: Reader, x: View, dims: Any = None, keepdim: bool = False) -> View:
+    return extreme(reader, "max", x, axes_along(x, dims), keepdim)
+
+
+@rule("amin")
+def amin(reader: Reader, x: View, dims: Any = None, keepdim: bool = False) -> View:
+    return extreme(reader, "min", x, axes_along(x, dims), keepdim)
+
+
+@rule("max")
+def max_all(reader: Reader, x: View) -> View:
+    return extreme(reader, "max", x, axes_along(x, None), False)
+
+
+@rule("min")
+def min_all(reader: Reader, x: View) -> View:
+    return extreme(reader, "min", x, axes_along(x, None), False)
+
+
+@rule("max.dim", "min.dim")
+def max_along(reader: Reader, x: View, dim: int, keepdim: bool = False) -> list[Any]:
+    """The largest along a dimension; where several are equal the first has the gradient, and is what is read."""
+    from learncost.importer.rules.indexing import read_at
+
+    word = "argmax" if reader.node.target.__name__.startswith("max") else "argmin"
+    dim %= len(x.dims)
+    if not x.dims[dim]:
+        return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
+    places = chosen(reader, word, x, dim, None)
+    indices = _outside_part(reader, 1)
+    where = None if indices is None else Chosen(kept(places, len(x.dims), [dim], keepdim), indices.node)
+    return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), where]
+
+
+def _outside_part(reader: Reader, number: int) -> Any:
+    for user in reader.node.users:
+        if user.args[1] == number:
+            return Outside(user)
+    return None
+
+
+def chosen(reader: Reader, word: str, x: View, dim: int, count: Any) -> View:
+    """A line of a word that chooses places along a dimension, as many as `count`, or one; its result is an index."""
+    from learncost.importer.equations import Equation, Read
+    from learncost.importer.rules.views import merged
+    from learncost.importer.views import Slot
+
+    x = merged(reader, x, dim)
+    x.dims[dim][0].axis.keep_whole()
+    letters: list[Any] = list(range(len(x.dims)))
+    recorder = reader.recorder
+    out = letters if word == "argsort" else [letter for letter in letters if letter != dim]
+    result = recorder.result([Read(x, tuple(letters))], out)
+    if count is not None and word != "argsort":
+        axis = Axis(count, "t")
+        axis.keep_whole()
+        slot = Slot(axis)
+        out.insert(dim, "chosen")
+        rows = list(result.dims)
+        rows.insert(dim, (slot,))
+        stored = Stored(result.stored.name, (*result.stored.axes, axis))
+        result = View(stored, (*result.index, slot), tuple(rows), result.spread)
+    result.stored.kind = "chosen"
+    result.stored.reads = x.dims[dim][0].axis
+    recorder.add(Equation("word", (Read(result, tuple(out)),), (Read(x, tuple(letters)),), word=word, acts=(dim,)))
+    if count is not None and word != "argsort" and equal(count, 1):  # for those who read it, of one place
+        rows = [row if number != dim else () for number, row in enumerate(result.dims)]
+        return result.at(result.dims[dim][0], ()).with_dims(rows)
+    return result
+
+
+@rule("topk", "sort", "sort.stable")
+def topk(
+    reader: Reader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any
+) -> list[Any]:
+    from learncost.importer.rules.indexing import read_at
+
+    ordered = x
+    if reader.recorder.operator == "sort":
+        descending = named.get("descending", dim is True)  # sort(x, dim, descending)
+        dim = named.get("dim", count if isinstance(count, int) and not isinstance(count, bool) else -1)
+        word, count = "argsort", None
+        count = x.shape[dim]
+        if descending:
+            word = "topk"
+    else:
+        dim = named.get("dim", dim)
+        word = "topk"
+        if not named.get("largest", largest):  # the largest of what is turned round
+            ordered = reader.multiply(-1.0, x)
+    indices = next((user for user in reader.node.users if user.args[1] == 1), None)
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:  # of one place
+        return [x, Outside(indices) if indices is not None else None]
+    places = chosen(reader, word, ordered, dim, count)
+    return [read_at(reader, x, dim, places), Chosen(places, indices) if indices is not None else None]
+
+
+@rule("argmax", "argmin")
+def argmax(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The place of the largest or the smallest along a dimension, or of all."""
+    from learncost.importer.rules.views import reshaped
+
+    if dim is None:
+        x, dim, keepdim = reshaped(reader, x, [product(x.shape)]), 0, False
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:  # of one place
+        return Outside(reader.node)
+    places = chosen(reader, reader.recorder.operator, x, dim, None)
+    return Chosen(kept(places, len(x.dims), [dim], keepdim), reader.node)
+
+
+@rule("argsort", "argsort.stable")
+def argsort(reader: Reader, x: View, dim: Any = -1, descending: bool = False, **named: Any) -> Any:
+    if isinstance(dim, bool):  # argsort.stable(x, stable, dim, descending)
+        return Outside(reader.node)
+    dim, descending = named.get("dim", dim) % max(1, len(x.dims)), named.get("descending", descending)
+    if not x.dims or not x.dims[dim]:
+        return Outside(reader.node)
+    return Chosen(chosen(reader, "topk" if descending else "argsort", x, dim, x.shape[dim]), reader.node)
+
+
+@rule("logsumexp")
+def logsumexp(reader: Reader, x: View, dims: Any, keepdim: bool = False) -> View:
+    along = axes_along(x, dims)
+    if not any(x.dims[dim] for dim in along):
+        return summed(reader, x, along, None, keepdim)
+    high = extreme(reader, "max", reader.word("stop_gradient", x), along, True)
+    raised = reader.word("exp", reader.add(x, high, signs=[1, -1]))
+    result = reader.add(reader.word("log", summed(reader, raised, along, None, True)), high)
+    return result if keepdim else result.with_dims([row for dim, row in enumerate(result.dims) if dim not in along])
+
+
+@rule("cumsum")
+def cumsum(reader: Reader, x: View, dim: int, **_: Any) -> View:
+    from learncost.importer.rules.views import merged
+
+    if not x.dims or not x.dims[dim]:
+        return x
+    x = merged(reader, x, dim % len(x.dims))
+    x.dims[dim][0].axis.keep_whole()
+    return reader.along("cumsum", x, [dim % len(x.dims)])
+
+
+@rule("softmax.int", "_softmax", "softmax", "_safe_softmax")
+def softmax(reader: Reader, x: Any, dim: int, *_: Any, **__: Any) -> View:
+    if isinstance(x, Masked):
+        count = len(x.view.dims)
+        if dim % count != count - 1:
+            return _normalized(reader, "softmax", reader.view(x), dim)
+        letters = range(count)
+        where = Where(count - 1, "<=", count - 2, x.mask.window)
+        return reader.recorder.line(
+            "word", [(x.view, letters)], letters, word="softmax", acts=[dim % count], where=[where]
+        )
+    return _normalized(reader, "softmax", x, dim)
+
+
+@rule("log_softmax.int", "_log_softmax", "log_softmax")
+def log_softmax(reader: Reader, x: View, dim: int, *_: Any, **__: Any) -> View:
+    return _normalized(reader, "log_softmax", x, dim)
+
+
+def _normalized(reader: Reader, word: str, x: View, dim: int) -> View:
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:  # along an axis of one place a share is 1, and its logarithm 0
+        nothing = reader.multiply(0.0, x)
+        return nothing if word == "log_softmax" else reader.add(nothing, 1.0)
+    return reader.along(word, x, [dim])
+
+
+@rule("prod.dim_int", "prod")
+def prod(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False, **_: Any) -> View:
+    from learncost.importer.rules.views import narrowed
+
+    along = axes_along(x, dim)
+    if len(along) > 1:
+        from learncost.importer.rules.views import reshaped
+
+        x = reshaped(reader, x, [product(x.shape)])
+        along, keepdim = [0], False
+    if not along:
+        return x
+    if not isinstance(x.shape[along[0]], int):
+        raise reader.refusal("a product along axes without a fixed size")
+    result: View | None = None
+    for place in range(x.shape[along[0]]):
+        part = narrowed(reader, x, along[0], place, 1)
+        result = part if result is None else reader.multiply(result, part)
+    assert result is not None
+    return result if keepdim else result.with_dims([row for d, row in enumerate(result.dims) if d not in along])
+
+
+@rule("cumprod")
+def cumprod(reader: Reader, x: View, dim: int, **_: Any) -> View:
+    """The products up to each place, one after the other."""
+    from learncost.importer.rules.movement import joined
+    from learncost.importer.rules.views import narrowed
+
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:
+        return x
+    if not isinstance(x.shape[dim], int):
+        raise reader.refusal("products along an axis without a fixed size")
+    products: list[View] = []
+    for place in range(x.shape[dim]):
+        part = narrowed(reader, x, dim, place, 1)
+        products.append(reader.multiply(products[-1], part) if products else part)
+    return joined(reader, products, dim, x.shape)
+
+
+@rule("cummax", "cummin")
+def running_extreme(reader: Reader, x: View, dim: int) -> list[Any]:
+    """The largest or the smallest up to each place, one after the other; of equal ones the last has the gradient."""
+    from learncost.importer.rules.movement import joined
+    from learncost.importer.rules.views import narrowed
+
+    dim %= max(1, len(x.dims))
+    if not x.dims or not x.dims[dim]:
+        return [x, _outside_part(reader, 1)]
+    if not isinstance(x.shape[dim], int):
+        raise reader.refusal(f"{reader.recorder.operator} along an axis without a fixed size")
+    extremes: list[View] = []
+    for place in range(x.shape[dim]):
+        part = narrowed(reader, x, dim, place, 1)
+        if extremes:
+            below, above = (part, extremes[-1]) if reader.recorder.operator == "cummax" else (extremes[-1], part)
+            part = reader.word("select", reader.word("less", below, above), extremes[-1], part)
+        extremes.append(part)
+    return [joined(reader, extremes, dim, x.shape), _outside_part(reader, 1)]
+
+
+@rule("logcumsumexp")
+def logcumsumexp(reader: Reader, x: View, dim: int) -> View:
+    if not x.dims or not x.dims[dim]:
+        return x
+    high = extreme(reader, "max", reader.word("stop_gradient", x), [dim % len(x.dims)], True)
+    raised = reader.word("exp", reader.add(x, high, signs=[1, -1]))
+    return reader.add(reader.word("log", cumsum(reader, raised, dim)), high)
+
+
+@rule("kthvalue", "median.dim", "nanmedian.dim")
+def kthvalue(reader: Reader, x: View, *more: Any, keepdim: bool = False) -> list[Any]:
+    """The value at a place of the sorted ones; of an even number of them the median is the lower."""
+    from learncost.importer.rules.indexing import read_at
+    from learncost.importer.rules.views import narrowed
+
+    if reader.recorder.operator == "kthvalue":
+        place, more = more[0] - 1, more[1:] or (-1,)
+    else:
+        place = None
+    dim = more[0] % len(x.dims)
+    keepdim = more[1] if len(more) > 1 else keepdim
+    if not x.dims[dim]:
+        return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
+    if not isinstance(x.shape[dim], int):
+        raise reader.refusal("a value at a place along an axis without a fixed size")
+    if place is None:
+        place = (x.shape[dim] - 1) // 2
+    ordered = read_at(reader, x, dim, chosen(reader, "argsort", x, dim, None))
+    only = narrowed(reader, ordered, dim, place, 1)
+    if not keepdim:
+        only = only.with_dims([row for number, row in enumerate(only.dims) if number != dim])
+    return [only, _outside_part(reader, 1)]
+
+
+@rule("median")
+def median(reader: Reader, x: View) -> View:
+    from learncost.importer.rules.indexing import read_at
+    from learncost.importer.rules.views import narrowed, reshaped
+
+    size = product(x.shape)
+    if not isinstance(size, int):
+        raise reader.refusal("a median of values without a fixed number")
+    flat = reshaped(reader, x, [size])
+    if not flat.dims[0]:
+        return flat.with_dims([])
+    ordered = read_at(reader, flat, 0, chosen(reader, "argsort", flat, 0, None))
+    return narrowed(reader, ordered, 0, (size - 1) // 2, 1).with_dims([])

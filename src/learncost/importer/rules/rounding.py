@@ -1,0 +1,188 @@
+"""What is rounded, compared with nothing, or has no gradient of its own; inverse functions that logarithms make."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from learncost.importer.operands import Outside
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.rules.elementwise import _truth, clamped
+from learncost.importer.views import View
+
+
+@rule("ceil")
+def ceil(reader: Reader, x: View) -> View:
+    return reader.multiply(-1.0, reader.word("floor", reader.multiply(-1.0, x)))
+
+
+@rule("trunc", "fix")
+def trunc(reader: Reader, x: View) -> View:
+    return reader.multiply(reader.word("sign", x), reader.word("floor", reader.word("abs", x)))
+
+
+@rule("round")
+def rounded(reader: Reader, x: View, *, decimals: int = 0) -> View:
+    """The nearest whole number, of two as near the even one; or the nearest with so many decimals."""
+    if decimals:
+        return reader.multiply(rounded(reader, reader.multiply(x, 10.0**decimals)), 10.0**-decimals)
+    raised = reader.add(x, 0.5)
+    upper = reader.word("floor", raised)
+    half = reader.word("floor", reader.multiply(upper, 0.5))
+    odd = reader.add(upper, reader.multiply(half, 2.0), signs=[1, -1])
+    return reader.add(upper, reader.multiply(odd, reader.word("equal", upper, raised)), signs=[1, -1])
+
+
+@rule("frac")
+def frac(reader: Reader, x: View) -> View:
+    return reader.add(x, trunc(reader, x), signs=[1, -1])
+
+
+@rule("fmod.Scalar", "fmod.Tensor")
+def fmod(reader: Reader, x: Any, z: Any) -> View:
+    whole = reader.word("stop_gradient", trunc(reader, _exact_ratio(reader, x, z)))
+    return reader.add(x, reader.multiply(whole, z), signs=[1, -1])
+
+
+@rule("remainder.Scalar", "remainder.Tensor")
+def remainder(reader: Reader, x: Any, z: Any) -> View:
+    whole = reader.word("floor", _exact_ratio(reader, x, z))
+    return reader.add(x, reader.multiply(whole, z), signs=[1, -1])
+
+
+def _exact_ratio(reader: Reader, x: Any, z: Any) -> View:
+    return reader.word("divide", x, float(z) if isinstance(z, int | float) else z)
+
+
+@rule("floor_divide")
+def floor_divide(reader: Reader, x: Any, z: Any) -> View:
+    return reader.word("floor", _exact_ratio(reader, x, z))
+
+
+@rule("logical_xor", "bitwise_xor.Tensor")
+def logical_xor(reader: Reader, x: Any, z: Any) -> View:
+    return _truth(reader.add(1.0, reader.word("equal", x, z), signs=[1, -1]))
+
+
+@rule("isnan", "isinf")
+def nowhere(reader: Reader, x: View) -> Any:
+    """Whether a value is no number: it is given, as what it is read from is not at hand beyond numbers."""
+    return Outside(reader.node)
+
+
+@rule("signbit")
+def signbit(reader: Reader, x: View) -> View:
+    return _truth(reader.word("less", x, 0.0))
+
+
+@rule("copysign.Tensor", "copysign.Scalar")
+def copysign(reader: Reader, x: Any, z: Any) -> View:
+    size = reader.word("abs", x)
+    if isinstance(z, int | float):
+        return size if z >= 0 else reader.multiply(-1.0, size)
+    return reader.word("select", reader.word("less", z, 0.0), reader.multiply(-1.0, size), size)
+
+
+@rule("asinh")
+def asinh(reader: Reader, x: View) -> View:
+    size = reader.word("abs", x)
+    root = reader.word("sqrt", reader.add(reader.multiply(x, x), 1.0))
+    return reader.multiply(reader.word("sign", x), reader.word("log", reader.add(size, root)))
+
+
+@rule("acosh")
+def acosh(reader: Reader, x: View) -> View:
+    root = reader.word("sqrt", reader.add(reader.multiply(x, x), -1.0))
+    return reader.word("log", reader.add(x, root))
+
+
+@rule("atanh")
+def atanh(reader: Reader, x: View) -> View:
+    above = reader.word("log1p", x)
+    below = reader.word("log1p", reader.multiply(-1.0, x))
+    return reader.multiply(reader.add(above, below, signs=[1, -1]), 0.5)
+
+
+@rule("angle")
+def angle(reader: Reader, x: View) -> View:
+    """Of a real number 0, or half a turn below 0."""
+    return reader.multiply(reader.word("less", x, 0.0), math.pi)
+
+
+@rule("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy")
+def xlogy(reader: Reader, x: Any, z: Any) -> View:
+    """x log z, and 0 where x is 0 and z at most 0: the logarithm is taken of 1 there."""
+    return reader.multiply(x, reader.word("log", _of_one(reader, x, z, 0.0, 1.0)))
+
+
+@rule("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar")
+def xlog1py(reader: Reader, x: Any, z: Any) -> View:
+    """x log(1 + z), and 0 where x is 0 and z at most -1: the logarithm is taken of 1 there."""
+    return reader.multiply(x, reader.word("log1p", _of_one(reader, x, z, -1.0, 0.0)))
+
+
+def _of_one(reader: Reader, x: Any, z: Any, bound: float, instead: float) -> View:
+    """z, but another number where x is 0 and z no more than a bound; elsewhere the slope in x is the logarithm."""
+    nothing = reader.word("equal", x, 0.0)
+    if not isinstance(z, int | float):
+        above = reader.word("less", bound, z)
+        nothing = reader.multiply(nothing, reader.add(1.0, above, signs=[1, -1]))
+    elif z > bound:
+        nothing = reader.multiply(nothing, 0.0)
+    return reader.word("select", nothing, instead, z)
+
+
+@rule("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine.tensor_qparams")
+def fake_quantized(reader: Reader, x: View, scale: Any, zero: Any, low: int, high: int) -> View:
+    """The nearest of the numbers that codes stand for; the gradient passes where a code is within its bounds."""
+    code = reader.add(rounded(reader, _exact_ratio(reader, x, scale)), zero)
+    code = reader.word("stop_gradient", code)
+    kept = clamped(reader, code, float(low), float(high))
+    value = reader.multiply(reader.add(kept, zero, signs=[1, -1]), scale)
+    passed = reader.multiply(reader.word("equal", kept, code), x)
+    rest = reader.word("stop_gradient", reader.add(value, passed, signs=[1, -1]))
+    return reader.add(passed, rest)
+
+
+@rule("fake_quantize_per_channel_affine")
+def fake_quantized_by_channel(reader: Reader, x: View, scale: Any, zero: Any, dim: int, low: int, high: int) -> View:
+    rows = [()] * len(x.dims)
+
+    def along(value: Any) -> View:
+        view = reader.view(value)
+        return view.with_dims([view.dims[0] if place == dim else row for place, row in enumerate(rows)])
+
+    return fake_quantized(reader, x, along(scale), along(zero), low, high)
+
+
+@rule("threshold", "threshold_")
+def threshold(reader: Reader, x: View, bound: float, value: float) -> View:
+    return reader.word("select", reader.word("less", float(bound), x), x, float(value))
+
+
+@rule("logaddexp2")
+def logaddexp2(reader: Reader, x: View, z: View) -> View:
+    high = reader.word("maximum", x, z)
+    apart = reader.multiply(reader.word("abs", reader.add(x, z, signs=[1, -1])), -math.log(2))
+    return reader.add(high, reader.multiply(reader.word("log1p", reader.word("exp", apart)), 1 / math.log(2)))
+
+
+@rule(
+    "full_like",
+    "zeros_like",
+    "ones_like",
+    "empty_like",
+    "rand_like",
+    "randn_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+    "bernoulli",
+    "bernoulli.p",
+    "randint_like",
+)
+def made_like(reader: Reader, *_: Any, **__: Any) -> Any:
+    """It has the shape of a value and none of its numbers."""
+    return Outside(reader.node)

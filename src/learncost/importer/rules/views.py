@@ -1,0 +1,343 @@
+"""Operators that only look at a value otherwise: no lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from learncost.importer.axes import ApartError, Axis, Size, equal, product, quotient, simple
+from learncost.importer.nodes import shape_of, size_of
+from learncost.importer.operands import Masked, Outside, Whole
+from learncost.importer.reader import Reader
+from learncost.importer.rule import view_rule
+from learncost.importer.views import Place, Slot, View
+
+
+def sizes(values: Sequence[Any]) -> list[Size]:
+    return [size_of(value) for value in values]
+
+
+def reshaped(reader: Reader, view: View, shape: Sequence[Size]) -> View:
+    """A view under another shape; what cannot be divided so is written in an array of its own first."""
+    try:
+        return view.reshaped(shape)
+    except ApartError:
+        pass
+    moved = reader.recorder.regrouped(view)
+    try:
+        return moved.reshaped(shape)
+    except ApartError:
+        return regrouped_to(reader, moved, shape)
+
+
+def regrouped_to(reader: Reader, view: View, shape: Sequence[Size]) -> View:
+    """Without common parts: all in one axis first, then that axis in the parts of the new shape."""
+    view = view.fresh()
+    slots = [slot for row in view.dims for slot in row]
+    view = reader.recorder.whole_spread(view, range(len(view.dims)))
+    slots = [slot for row in view.dims for slot in row]
+    whole = Axis(product([slot.axis.root.size for slot in slots]), whole=True)
+    flat = reader.recorder.stored([whole], "flat")
+    parts: list[tuple[Size, Slot]] = []
+    factor: Size = 1
+    for slot in reversed(slots):
+        parts.append((factor, slot))
+        factor = product([factor, slot.axis.root.size])
+    reader.recorder.write(View(flat, (Place(tuple(reversed(parts))),), view.dims), view)
+    rows: list[tuple[Slot, ...]] = []
+    new: list[tuple[Size, Slot]] = []
+    factor = 1
+    for size in reversed(shape):
+        if equal(size, 1):
+            rows.insert(0, ())
+            continue
+        slot = Slot(Axis(size))
+        rows.insert(0, (slot,))
+        new.insert(0, (factor, slot))
+        factor = product([factor, size])
+    return View(flat, (Place(tuple(new)),), tuple(rows))
+
+
+@view_rule("view", "reshape", "_unsafe_view", "_reshape_alias", "view_as")
+def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
+    return reshaped(reader, x, list(shape_of(reader.node)))
+
+
+@view_rule(
+    "flatten",
+    "unflatten",
+    "unflatten.int",
+    "squeeze",
+    "unsqueeze",
+    "ravel",
+    "pixel_shuffle_view",
+)
+def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
+    return reshaped(reader, x, list(shape_of(reader.node)))
+
+
+@view_rule(
+    "contiguous",
+    "clone",
+    "alias",
+    "dropout_",
+    "lift_fresh_copy",
+    "lift_fresh",
+    "_to_copy",
+    "to",
+    "type_as",
+    "_assert_tensor_metadata",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "view_of",
+    "resolve_conj",
+    "resolve_neg",
+    "positive",
+    "requires_grad_",
+)
+def _same(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
+    if isinstance(x, Masked):
+        return x
+    val = reader.node.meta["val"]
+    if val.dtype.is_floating_point or val.dtype.is_complex or x.stored.kind in ("truth", "chosen"):
+        return x
+    return _whole(reader, x)
+
+
+def _whole(reader: Reader, x: View) -> Any:
+    """A value without its fraction, or whether it is not zero."""
+    import torch
+
+    from learncost.importer.rules.elementwise import ne
+    from learncost.importer.rules.rounding import trunc
+
+    if reader.node.meta["val"].dtype == torch.bool:
+        return ne(reader, x, 0.0)
+    return Whole(trunc(reader, x), reader.node)
+
+
+@view_rule("permute", "permute_copy")
+def _permute(reader: Reader, x: View, order: Sequence[int]) -> View:
+    return x.permuted([place % len(x.dims) for place in order])
+
+
+@view_rule("transpose", "transpose.int", "swapaxes", "swapdims")
+def _transpose(reader: Reader, x: View, first: int, second: int) -> View:
+    order = list(range(len(x.dims)))
+    if not order:
+        return x
+    first, second = first % len(order), second % len(order)
+    order[first], order[second] = order[second], order[first]
+    return x.permuted(order)
+
+
+@view_rule("t", "numpy_T", "mT", "adjoint", "matrix_H")
+def _t(reader: Reader, x: View) -> View:
+    return x if len(x.dims) < 2 else _transpose(reader, x, -2, -1)
+
+
+@view_rule("movedim", "moveaxis")
+def _movedim(reader: Reader, x: View, source: Any, target: Any) -> View:
+    count = len(x.dims)
+    sources = [s % count for s in (source if isinstance(source, list) else [source])]
+    targets = [t % count for t in (target if isinstance(target, list) else [target])]
+    order: list[int | None] = [None] * count
+    for s, t in zip(sources, targets, strict=True):
+        order[t] = s
+    rest = iter(place for place in range(count) if place not in sources)
+    return x.permuted([next(rest) if place is None else place for place in order])
+
+
+@view_rule("expand", "broadcast_to", "expand_as", "expand_copy")
+def _expand(reader: Reader, x: View, *_: Any, **__: Any) -> View:
+    return x.expanded(list(shape_of(reader.node)))
+
+
+@view_rule("repeat", "tile")
+def _repeat(reader: Reader, x: View, repeats: Sequence[Any]) -> View:
+    counts = sizes(repeats)
+    rows = [() for _ in range(len(counts) - len(x.dims))] + list(x.dims)
+    counts = [1] * (len(rows) - len(counts)) + counts
+    spread = set(x.spread)
+    for place, count in enumerate(counts):
+        if not equal(count, 1):
+            slot = Slot(Axis(count))
+            spread.add(slot)
+            rows[place] = (slot, *rows[place])
+    return replace(x, dims=tuple(rows), spread=frozenset(spread))
+
+
+@view_rule("repeat_interleave.self_int")
+def _repeat_interleave(reader: Reader, x: View, count: int, dim: int | None = None, **_: Any) -> View:
+    if dim is None:
+        x, dim = reshaped(reader, x, [product(x.shape)]), 0
+    if equal(size_of(count), 1):  # an axis of one place is none
+        return x
+    rows = list(x.dims)
+    slot = Slot(Axis(size_of(count)))
+    rows[dim] = (*rows[dim], slot)
+    return replace(x, dims=tuple(rows), spread=x.spread | {slot})
+
+
+def narrowed(reader: Reader, view: View, dim: int, start: Size, size: Size, step: int = 1, parts: bool = True) -> View:
+    """A dimension from a place on: `size` places, a step apart. It is a place of parts where they divide so."""
+    view = view.fresh()
+    dim %= len(view.dims)
+    total = view.shape[dim]
+    if equal(total, size) and step == 1:
+        return view
+    row = view.dims[dim]
+    if equal(size, 0) or not row:
+        raise reader.refusal("a slice of no places")
+    if step == 1 and parts and (short := _of_parts(view, dim, start, size)) is not None:
+        return short
+    if row and all(slot in view.spread for slot in row):
+        only = Slot(Axis(size))
+        rows = [*view.dims]
+        rows[dim] = () if equal(size, 1) else (only,)
+        return replace(view, dims=tuple(rows), spread=view.spread | {only})
+    if len(row) != 1:
+        view = merged(reader, view, dim)
+        row = view.dims[dim]
+    new = Slot(Axis(size, row[0].axis.root.letter))
+    rows = [*view.dims]
+    rows[dim] = () if equal(size, 1) else (new,)
+    return view.at(row[0], ((step, new),) if rows[dim] else (), start).with_dims(rows)
+
+
+def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
+    """The slice as one part of a split axis: a third of three heads' rows. None where it is none."""
+    row = view.dims[dim]
+    total = product([slot.axis.root.size for slot in row])
+    if not row or quotient(total, size) is None or quotient(start, size) is None:
+        return None
+    count = quotient(total, size)
+    if not isinstance(count, int):
+        return None
+    try:
+        parted = view.reshaped([*view.shape[:dim], count, size, *view.shape[dim + 1 :]])
+    except ApartError:
+        return None
+    outer = parted.dims[dim]
+    rows = [*parted.dims[:dim], *parted.dims[dim + 1 :]]
+    if len(outer) > 1:
+        return None
+    number = quotient(start, size)
+    if equal(number, 0) and not outer:
+        return parted.with_dims(rows)
+    return parted.at(outer[0], (), number).with_dims(rows) if isinstance(number, int) else None
+
+
+def merged(reader: Reader, view: View, dim: int) -> View:
+    """The same values with a dimension that is one axis."""
+    return reader.recorder.merged(view, dim)
+
+
+@view_rule("select.int", "select", "select_copy.int")
+def _select(reader: Reader, x: View, dim: int, place: Any) -> View:
+    dim %= len(x.dims)
+    taken = narrowed(reader, x, dim, _from_front(place, x.shape[dim]), 1)
+    rows = [*taken.dims]
+    rows.pop(dim)
+    return taken.with_dims(rows)
+
+
+def _from_front(value: Any, total: Size) -> Size:
+    """A place that may be counted from the end of an axis; where symbols cannot tell, as in the example, to which the
+    graph holds.
+    """
+    at = size_of(value)
+    if isinstance(at, int):
+        return at + total if at < 0 else at
+    negative = at.is_negative
+    if negative is None and (hint := getattr(getattr(value, "node", None), "hint", None)) is not None:
+        negative = int(hint) < 0
+    return simple(at + total) if negative else at
+
+
+def bound(value: Any, total: Size, default: Size) -> Size:
+    """A bound of a slice as a place from the front, inside of the axis."""
+    if value is None:
+        return default
+    at = _from_front(value, total)
+    if isinstance(at, int) and isinstance(total, int):
+        at = min(at, total)
+    elif isinstance(at, int) and at >= 2**62:
+        at = total
+    if isinstance(at, int) and isinstance(total, int):
+        return max(0, at)
+    return at
+
+
+@view_rule("slice", "slice.Tensor", "slice_copy.Tensor", "narrow")
+def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
+    dim %= len(x.dims)
+    total = x.shape[dim]
+    shape = list(shape_of(reader.node))
+    if equal(shape[dim], 0):  # there is nothing of it to read
+        return Outside(reader.node)
+    return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
+
+
+@view_rule(
+    "split",
+    "split.Tensor",
+    "split.sizes",
+    "split_with_sizes",
+    "split_with_sizes_copy",
+    "chunk",
+    "unsafe_chunk",
+    "unsafe_split.Tensor",
+    "tensor_split.sections",
+    "tensor_split.indices",
+    "hsplit.int",
+)
+def _split(reader: Reader, x: View, _: Any, dim: int = 0, **__: Any) -> list[View | None]:
+    dim %= len(x.dims)
+    parts: list[View | None] = []
+    start: Size = 0
+    sizes_of_parts = [size_of(value.shape[dim]) for value in reader.node.meta["val"]]
+    alike = all(equal(size, sizes_of_parts[0]) for size in sizes_of_parts)
+    if not alike:
+        x = merged(reader, x, dim)
+    for size in sizes_of_parts:
+        parts.append(None if equal(size, 0) else narrowed(reader, x, dim, start, size, parts=alike))
+        start = start + size
+    return parts
+
+
+@view_rule("unbind", "unbind.int")
+def _unbind(reader: Reader, x: View, dim: int = 0) -> list[View]:
+    return [_select(reader, x, dim, place) for place in range(len(reader.node.meta["val"]))]
+
+
+@view_rule("flip")
+def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
+    for dim in dims:
+        if not x.dims[dim]:
+            continue
+        x = merged(reader, x, dim).fresh()
+        (slot,) = x.dims[dim]
+        new = Slot(Axis(slot.axis.root.size, slot.axis.root.letter))
+        rows = list(x.dims)
+        rows[dim] = (new,)
+        x = x.at(slot, ((-1, new),), slot.axis.root.size - 1).with_dims(rows)
+    return x
+
+
+@view_rule("unfold")
+def _unfold(reader: Reader, x: View, dim: int, size: int, step: int) -> View:
+    dim %= len(x.dims)
+    shape = list(shape_of(reader.node))
+    if not x.dims[dim]:  # a window of one place over one place
+        return x.with_dims([*x.dims, ()])
+    x = merged(reader, x, dim)
+    slot = x.dims[dim][0]
+    window, at = Slot(Axis(size, "u")), Slot(Axis(shape[dim], slot.axis.root.letter))
+    parts = [(step, at)] if not equal(shape[dim], 1) else []
+    rows = [*x.dims, (window,) if size != 1 else ()]
+    rows[dim] = (at,) if parts else ()
+    return x.at(slot, (*parts, *([(1, window)] if size != 1 else [])), 0).with_dims(rows)

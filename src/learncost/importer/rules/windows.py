@@ -1,0 +1,433 @@
+"""Convolutions and pools: reads at places that positions and windows give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from learncost.importer.axes import Axis, Size, equal, product
+from learncost.importer.equations import Number
+from learncost.importer.nodes import shape_of, size_of
+from learncost.importer.ones import along, at_its_place, matrix_product, written
+from learncost.importer.reader import Reader
+from learncost.importer.rule import rule
+from learncost.importer.rules.enlargements import by_shares, places_of, shares_of
+from learncost.importer.rules.normalization import channels, scaled
+from learncost.importer.rules.products import called
+from learncost.importer.rules.reductions import summed
+from learncost.importer.rules.views import merged, reshaped
+from learncost.importer.settled import settled
+from learncost.importer.views import Place, Slot, View
+
+SIDES = {1: "x", 2: "yx", 3: "zyx"}
+"""What the sides of signals, images and volumes are called."""
+
+WINDOWS = {1: "u", 2: "uw", 3: "uwj"}
+
+
+def several(value: Any, count: int) -> list[Any]:
+    """A number for each side, one for all where only one is given."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return values * count if len(values) == 1 else values
+
+
+def windowed(
+    reader: Reader,
+    x: View,
+    first: int,
+    outs: Sequence[Size],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    dilations: Sequence[int],
+    windows: Sequence[Slot] = (),
+) -> tuple[View, list[tuple[Slot, ...]]]:
+    """The view with each side, from dimension `first` on, read at `stride i + dilation u - padding`.
+
+    Its sides become the positions of the windows; the second result is the row of slots of each window's side.
+    """
+    rows_of_windows: list[tuple[Slot, ...]] = []
+    for dim in range(first, first + len(outs)):  # all sides first: what is written anew has no windows yet
+        x = merged(reader, x, dim)
+        if not x.dims[dim]:  # a side of one place, of which a window may take more
+            x = written(reader.recorder, x, dim, "x")
+        place = dim - first
+        if paddings[place] or not _inside(x.shape[dim], outs[place], sizes[place], strides[place], dilations[place]):
+            x = reader.recorder.bounded(x, dim)
+    for place, out in enumerate(outs):
+        dim = first + place
+        row = x.dims[dim]
+        size, stride, padding, dilation = sizes[place], strides[place], paddings[place], dilations[place]
+        slot = row[0]
+        letter = slot.axis.root.letter
+        at = () if equal(out, 1) else (Slot(Axis(out, letter)),)
+        if windows and windows[place] is not None:
+            window: tuple[Slot, ...] = (windows[place],)
+        else:
+            window = () if size == 1 else (Slot(Axis(size, WINDOWS[len(outs)][place])),)
+        if not (size == 1 and stride == 1 and padding == 0) or not at:
+            parts = [(stride, each) for each in at] + [(dilation, each) for each in window]
+            x = x.at(slot, tuple(parts), -padding)
+            rows = list(x.dims)
+            rows[dim] = at
+            x = x.with_dims(rows)
+        rows_of_windows.append(window)
+    return x, rows_of_windows
+
+
+def _inside(side: Size, out: Size, size: int, stride: int, dilation: int) -> bool:
+    """Whether all windows are known to end inside of a side."""
+    last = (out - 1) * stride + (size - 1) * dilation
+    return last < side if isinstance(last, int) and isinstance(side, int) else equal(last, side - 1)
+
+
+def _in_groups(reader: Reader, x: View, weight: View, groups: int) -> tuple[View, View]:
+    """The channels of a convolution's operands in groups."""
+    if groups == 1:
+        return x, weight
+    x = reshaped(reader, x, [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
+    return x, reshaped(reader, weight, [groups, weight.shape[0] // groups, *weight.shape[1:]])
+
+
+def _depthwise(weight: View, groups: int) -> bool:
+    """Whether each group has one channel in and one out, so that its weight, in groups, is no matrix."""
+    return groups > 1 and all(equal(size, 1) for size in weight.shape[1:3])
+
+
+def _joined_groups(reader: Reader, result: View, bias: Any, groups: int, unbatched: bool) -> View:
+    """What a convolution gives: groups as channels again, the bias added, without the batch that was not there."""
+    if groups > 1:
+        result = reshaped(reader, result, [result.shape[0], result.shape[1] * result.shape[2], *result.shape[3:]])
+    result = scaled(reader, result, None, channels(bias, reader, len(result.dims)))
+    return result.with_dims(result.dims[1:]) if unbatched else result
+
+
+@rule("convolution", "conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "_convolution")
+def convolution(
+    reader: Reader,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    *more: Any,
+    groups: int = 1,
+) -> View:
+    x, weight = reader.view(x), reader.view(weight)
+    if reader.recorder.operator in ("convolution", "_convolution"):
+        transposed, extra, groups = more[:3]
+        if transposed:
+            return transposed_convolution(reader, x, weight, bias, stride, padding, extra, groups, dilation)
+    elif more:
+        groups = more[0]
+    count = len(weight.dims) - 2
+    unbatched = len(x.dims) == count + 1
+    if unbatched:
+        x = x.with_dims([(), *x.dims])
+    sizes = [size_of(size) for size in weight.shape[2:]]
+    dilations = several(dilation, count)
+    if padding == "valid":
+        paddings = [0] * count
+    elif padding == "same":
+        paddings = [d * (s - 1) // 2 for s, d in zip(sizes, dilations, strict=True)]
+    else:
+        paddings = several(padding, count)
+    shape = list(shape_of(reader.node))
+    outs = shape[-count:]
+    called(x, "c", *SIDES[count])
+    called(weight, "e", "c", *WINDOWS[count])
+    x, weight = _in_groups(reader, x, weight, groups)
+    first = 3 if groups > 1 else 2
+    x, rows = windowed(reader, x, first, outs, sizes, several(stride, count), paddings, dilations)
+    sides = [f"o{place}" for place in range(count)]
+    windows = [f"u{place}" for place in range(count)]
+    x = x.with_dims([*x.dims, *rows])
+    group = ["g"] if groups > 1 else []
+    letters = ["B", *group, "c", *sides, *windows]
+    letters_weight, out = [*group, "e", "c", *windows], ["B", *group, "e", *sides]
+    if _depthwise(weight, groups):
+        result = reader.recorder.line("product", [(x, letters), (weight, letters_weight)], out, every=True)
+    else:
+        result = matrix_product(reader.recorder, x, weight, letters, letters_weight, out)
+    return _joined_groups(reader, result, bias, groups, unbatched)
+
+
+@rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+def conv_transpose(
+    reader: Reader,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    extra: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> View:
+    return transposed_convolution(
+        reader, reader.view(x), reader.view(weight), bias, stride, padding, extra, groups, dilation
+    )
+
+
+def transposed_convolution(
+    reader: Reader, x: View, weight: View, bias: Any, stride: Any, padding: Any, extra: Any, groups: int, dilation: Any
+) -> View:
+    """Each place adds its window, written on the left: y = stride i + dilation u - padding."""
+    from learncost.importer.equations import Equation, Read
+
+    count = len(weight.dims) - 2
+    unbatched = len(x.dims) == count + 1
+    if unbatched:
+        x = x.with_dims([(), *x.dims])
+    for place in range(2, count + 2):  # of a side that is read as several axes one is made: it is written along
+        x, weight = (each if len(each.dims[place]) < 2 else merged(reader, each, place) for each in (x, weight))
+    called(x, "c", *SIDES[count])
+    called(weight, "c", "e", *WINDOWS[count])
+    shape = list(shape_of(reader.node))
+    outs = shape[-count:]
+    x, weight = _in_groups(reader, x, weight, groups)
+    lone = groups > 1 and not _depthwise(weight, groups) and not any((x.dims[0], *x.dims[-count:]))
+    if lone:  # the matrix of a group has one row
+        x = along(reader.recorder, x, 0, "B")
+    sides, windows = [f"o{place}" for place in range(count)], [f"u{place}" for place in range(count)]
+    group = ["g"] if groups > 1 else []
+    recorder = reader.recorder
+    letters = ["B", *group, "c", *sides]
+    reads = recorder.bound([Read(x, tuple(letters)), Read(weight, (*group, "c", "e", *windows))])
+    plain = recorder.result(reads, ["B", *group, "e", *sides, *windows])
+    strides, paddings, dilations = several(stride, count), several(padding, count), several(dilation, count)
+    kept = len(plain.dims) - 2 * count
+    axes, index, rows = [], [], []
+    for row in plain.dims[:kept]:
+        rows.append(tuple(Slot(slot.axis) for slot in row))
+        for slot in row:
+            axes.append(slot.axis)
+            index.append(slot)
+    read_index: list[Any] = [slot for row in rows for slot in row]
+    for place in range(count):
+        parts = [(strides[place], slot) for slot in plain.dims[kept + place]]
+        parts += [(dilations[place], slot) for slot in plain.dims[kept + count + place]]
+        whole = Axis(outs[place], SIDES[count][place], whole=True)
+        axes.append(whole)
+        index.append(Place(tuple(parts), -paddings[place]))  # type: ignore[arg-type]
+        slot = Slot(whole)
+        read_index.append(slot)
+        rows.append((slot,))
+    if plain.spread:
+        raise reader.refusal("a transposed convolution of what is only spread")
+    stored = recorder.stored(axes)
+    left = View(stored, tuple(index), plain.dims)
+    recorder.add(Equation("product", (Read(left, ("B", *group, "e", *sides, *windows)),), tuple(reads)))
+    result = View(stored, tuple(read_index), tuple(rows))
+    for dim in (*([0] if lone else []), *(kept + place for place, out in enumerate(outs) if equal(out, 1))):
+        result = at_its_place(result, dim)
+    return _joined_groups(reader, result, bias, groups, unbatched)
+
+
+def _pool_sizes(
+    reader: Reader, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+) -> tuple[list[int], ...]:
+    sizes = several(kernel, count)
+    strides = several(stride, count) if stride not in (None, []) else sizes
+    return sizes, strides, several(padding, count), several(dilation, count)
+
+
+@rule(
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "max_pool1d_with_indices",
+)
+def max_pool(
+    reader: Reader, x: View, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> Any:
+    """The largest of each window; beyond the border there is minus infinity."""
+    count = int(reader.recorder.operator[8])
+    value = reader.node.meta["val"]
+    with_indices = isinstance(value, tuple | list)
+    shape = [size_of(size) for size in (value[0] if with_indices else value).shape]
+    sizes, strides, paddings, dilations = _pool_sizes(reader, count, kernel, stride, padding, dilation)
+    first = len(x.dims) - count
+    called(x, "c", *SIDES[count])
+    view, rows = windowed(reader, x, first, shape[-count:], sizes, strides, paddings, dilations)
+    view = view.with_dims([*view.dims, *rows])
+    acts = [dim for dim in range(first + count, len(view.dims)) if view.dims[dim]]
+    result = (
+        reader.along("max", view, range(first + count, len(view.dims)), keep=False)
+        if acts
+        else view.with_dims(view.dims[: first + count])
+    )
+    return [result, None] if with_indices else result
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(
+    reader: Reader,
+    x: View,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil: bool = False,
+    with_border: bool = True,
+    divisor: int | None = None,
+) -> View:
+    count = int(reader.recorder.operator[8])
+    sizes, strides, paddings, dilations = _pool_sizes(reader, count, kernel, stride, padding)
+    shape = list(shape_of(reader.node))
+    first = len(x.dims) - count
+    called(x, "c", *SIDES[count])
+    outs = shape[-count:]
+    inside = not ceil or all(
+        isinstance(s, int) and (o - 1) * t + z - p <= s + p
+        for s, o, t, z, p in zip(x.shape[first:], outs, strides, sizes, paddings, strict=True)
+    )
+    view, rows = windowed(reader, x, first, outs, sizes, strides, paddings, dilations)
+    view = view.with_dims([*view.dims, *rows])
+    along = range(first + count, len(view.dims))
+    if divisor is None and ((any(paddings) and not with_border) or not inside):
+        # Each window is divided by the places of it that lie inside, which are counted outside of the table's step.
+        total = summed(reader, view, along)
+        return reader.multiply(total, _inside_shares(reader, x, first, outs, sizes, strides, paddings, with_border))
+    return summed(reader, view, along, Number(1.0 / (divisor or product(sizes))))
+
+
+def _inside_shares(
+    reader: Reader,
+    x: View,
+    first: int,
+    outs: Sequence[Size],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    with_border: bool,
+) -> View:
+    """One over the places of each window that lie inside, as the pool of ones gives it: side by side a product."""
+    shares: View | None = None
+    for place, out in enumerate(outs):
+        border = paddings[place] if with_border else 0
+        function = partial(_inside_share, sizes[place], strides[place], paddings[place], border)
+        numbers = settled(reader, "a pool over a border", function, x.shape[first + place], out)
+        given = reader.given_numbers(numbers, Axis(out))
+        rows: list[Any] = [()] * (first + len(outs))
+        rows[first + place] = given.dims[0] if given.dims else ()
+        given = given.with_dims(rows)
+        shares = given if shares is None else reader.multiply(shares, given)
+    assert shares is not None
+    return shares
+
+
+def _inside_share(size: int, stride: int, padding: int, border: int, side: int, out: int) -> list[float]:
+    """One over the places of each of `out` windows of a side that lie inside, those of a border among them."""
+    starts = [i * stride - padding for i in range(out)]
+    return [1.0 / (min(start + size, side + border) - max(start, -border)) for start in starts]
+
+
+@rule(
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
+)
+def adaptive_avg_pool(reader: Reader, x: View, sizes: Any) -> View:
+    return _adaptive(reader, x, sizes, "mean")
+
+
+@rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(reader: Reader, x: View, sizes: Any) -> list[Any]:
+    return [_adaptive(reader, x, sizes, "max"), None]
+
+
+def _adaptive(reader: Reader, x: View, sizes: Any, how: str) -> View:
+    """Windows that part each side: along those that they part evenly at once, then side by side along the others."""
+    from learncost.importer.rules.reductions import extreme, mean_of
+
+    outs = [size_of(size) for size in (sizes if isinstance(sizes, list) else [sizes])]
+    first = len(x.dims) - len(outs)
+    shape: list[Size] = list(x.shape[:first])
+    along, uneven = [], []
+    for dim, out in enumerate(outs, first):
+        side = x.shape[dim]
+        if not equal(out, 1) and not isinstance(side, int):
+            raise reader.refusal("an adaptive pool of a side without a fixed size")
+        if not equal(out, 1) and side % out:
+            uneven.append(dim)
+            shape.append(side)
+            continue
+        along.append(len(shape) + 1)
+        shape += [out, side // out if isinstance(side, int) else side]
+    if along:
+        parted = reshaped(reader, x, shape)
+        x = mean_of(reader, parted, along) if how == "mean" else extreme(reader, "max", parted, along, False)
+    for dim in uneven:
+        x = (_mean_uneven if how == "mean" else _largest_uneven)(reader, x, dim, outs[dim - first])
+    return x
+
+
+def _windows_of(side: int, out: int) -> list[range]:
+    """The places of each of the windows that part a side: they begin rounded down, end rounded up, and may overlap."""
+    return [range(i * side // out, -(-(i + 1) * side // out)) for i in range(out)]
+
+
+def _mean_uneven(reader: Reader, x: View, dim: int, out: int) -> View:
+    """Equal shares of the places of each window, which are not as many in each."""
+    side = size_of(x.shape[dim])
+    if side == 1:  # each window has the only place
+        return x.expanded([*x.shape[:dim], out, *x.shape[dim + 1 :]])
+    rows = [dict.fromkeys(window, 1.0 / len(window)) for window in _windows_of(side, out)]
+    most = max(map(len, rows))
+    return by_shares(reader, x, dim, places_of(rows, most), shares_of(rows, most), (out, most))
+
+
+def _largest_uneven(reader: Reader, x: View, dim: int, out: int) -> View:
+    """The largest of each window, window by window."""
+    from learncost.importer.rules.movement import joined
+    from learncost.importer.rules.reductions import extreme
+    from learncost.importer.rules.views import narrowed
+
+    parts = []
+    for window in _windows_of(size_of(x.shape[dim]), out):
+        part = narrowed(reader, x, dim, window.start, len(window), parts=False)
+        parts.append(extreme(reader, "max", part, [dim], True))
+    return joined(reader, parts, dim, [*x.shape[:dim], out, *x.shape[dim + 1 :]])
+
+
+@rule("im2col")
+def im2col(reader: Reader, x: View, kernel: Any, dilation: Any, padding: Any, stride: Any) -> View:
+    sizes = list(kernel)
+    shape = x.shape
+    outs = [
+        (s + 2 * p - d * (k - 1) - 1) // t + 1
+        for s, k, d, p, t in zip(
+            shape[2:], sizes, several(dilation, 2), several(padding, 2), several(stride, 2), strict=True
+        )
+    ]
+    view, rows = windowed(reader, x, 2, outs, sizes, several(stride, 2), several(padding, 2), several(dilation, 2))
+    channel = (*view.dims[1], *rows[0], *rows[1])
+    return view.with_dims([view.dims[0], channel, (*view.dims[2], *view.dims[3])])
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(reader: Reader, x: View, factor: int) -> View:
+    *front, c, h, w = x.shape
+    parted = reshaped(reader, x, [*front, c // (factor * factor), factor, factor, h, w])
+    n = len(front)
+    moved = parted.permuted([*range(n), n, n + 3, n + 1, n + 4, n + 2])
+    return reshaped(reader, moved, [*front, c // (factor * factor), h * factor, w * factor])
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(reader: Reader, x: View, factor: int) -> View:
+    *front, c, h, w = x.shape
+    parted = reshaped(reader, x, [*front, c, h // factor, factor, w // factor, factor])
+    n = len(front)
+    moved = parted.permuted([*range(n), n, n + 2, n + 4, n + 1, n + 3])
+    return reshaped(reader, moved, [*front, c * factor * factor, h // factor, w // factor])
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(reader: Reader, x: View, groups: int) -> View:
+    batch, c, *sides = x.shape
+    parted = reshaped(reader, x, [batch, groups, c // groups, *sides])
+    moved = parted.permuted([0, 2, 1, *range(3, len(parted.dims))])
+    return reshaped(reader, moved, [batch, c, *sides])

@@ -1,0 +1,191 @@
+"""A module's step, forward and back, on tensors without values."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.importer.refusals import silenced, told
+from learncost.ir.errors import InputError
+from learncost.program.autograd.running import Running
+
+TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""PyTorch's names of the types that it trains in."""
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """The steps of a module.
+
+    module  builds it, or has it
+    inputs  example values by name, at sizes by letter
+    """
+
+    module: Callable[[], Any]
+    inputs: Callable[[Mapping[str, int]], Mapping[str, Any]]
+
+    def __call__(self, sizes: Mapping[str, int], values: str, running: Running) -> None:
+        """Run one step forward and back. Raises `InputError` where that needs values."""
+        with _in_one_line():
+            self._run(sizes, values, running)
+
+    def _run(self, sizes: Mapping[str, int], values: str, running: Running) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        from learncost.importer.distributions import unchecked
+        from learncost.importer.examples import as_called
+        from learncost.importer.running.counting import Counting, knows
+        from learncost.importer.running.ends import ends
+        from learncost.importer.running.learning import learn_only
+
+        if running.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("PyTorch chooses kernels for a GPU where there is one")
+        kind = getattr(torch, TYPES[values])
+        module, given = self.module(), self.inputs(sizes)
+        counting = Counting(running)
+        with FakeTensorMode(allow_non_fake_inputs=True), _as_in_a_run(), unchecked(), counting:
+            empty = _Empty(kind, counting, knows)
+            module = empty.module(module)
+            if running.weights:
+                learn_only(module, running.weights[1], running.weights[0])
+            given = empty.inputs(given)
+            with _told(module, counting):
+                row, by_name = as_called(module, given)
+                result = module(*row, **by_name)
+                floats = ends(result)
+                counting.backwards = True
+                learned = _let_go(module, counting) if running.hooked else []
+                torch.autograd.backward(floats, [torch.empty_like(each) for each in floats])
+                counting.settle()
+            learned += [each for each in module.parameters() if each.grad is not None]
+            counting.call_gradients(each.grad for each in learned if each.grad is not None)
+            del result, floats
+            running.label = "optimizer step"
+            running.steps([each.numel() for each in learned])
+
+
+def _let_go(module: Any, counting: Any) -> list[Any]:
+    """Let go of a gradient once it is there, as an optimizer in the backward pass does; the weights that had one."""
+    learned: list[Any] = []
+
+    def step(weight: Any) -> None:
+        counting.settle()
+        counting.call_gradients(iter([weight.grad]))
+        learned.append(weight)
+        weight.grad = None
+
+    for weight in module.parameters():
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(step)
+    return learned
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """What a module raises without values, in one line; what is printed and logged about it is not shown."""
+    try:
+        with silenced():
+            yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's module raises
+        raise InputError(f"it does not run without values ({told(error)})") from None
+
+
+class _Empty:
+    """Makes tensors without values of the module's own and of what it is given."""
+
+    def __init__(self, kind: Any, counting: Any, knows: Callable[[Any, Any], None]) -> None:
+        self.kind, self.counting, self.knows = kind, counting, knows
+
+    def module(self, module: Any) -> Any:
+        """A copy of the module with such tensors in all places."""
+        from learncost.importer.running.counting import starred
+
+        instead: dict[int, Any] = {}
+        for path, parameter in module.named_parameters():
+            self._instead(instead, parameter, starred(path), "weights")
+        for path, buffer in module.named_buffers():
+            self._instead(instead, buffer, starred(path), "buffers")
+        for path, part in module.named_modules():
+            for name, value in vars(part).items():
+                if hasattr(value, "untyped_storage"):
+                    self._instead(instead, value, starred(f"{path}.{name}"), "buffers")
+        return copy.deepcopy(module, instead)
+
+    def inputs(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        from torch import Tensor
+        from torch.utils._pytree import tree_map_only
+
+        def empty(tensor: Tensor) -> Any:
+            return self._tensor(tensor, "inputs", "activations")
+
+        return {name: tree_map_only(Tensor, empty, value) for name, value in given.items()}
+
+    def _instead(self, instead: dict[int, Any], tensor: Any, label: str, part: str) -> None:
+        if id(tensor) not in instead:
+            instead[id(tensor)] = self._tensor(tensor, label, part)
+
+    def _tensor(self, tensor: Any, label: str, part: str) -> Any:
+        import torch
+
+        kind = self.kind if tensor.is_floating_point() else tensor.dtype
+        self.counting.running.given[label] = part
+        self.counting.made = label
+        device = self.counting.running.device
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=device)
+        self.counting.made = ""
+        if part != "weights" and tensor.device.type != "meta" and not tensor.requires_grad:
+            with torch.utils._python_dispatch._disable_current_modes():
+                self.knows(empty, tensor.to("cpu", kind, copy=True))
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(empty, tensor.requires_grad)
+        return empty.requires_grad_(tensor.requires_grad)
+
+
+@contextmanager
+def _told(module: Any, counting: Any) -> Iterator[None]:
+    """Say of every operator which module runs it."""
+    from learncost.importer.running.counting import starred
+
+    above: list[str] = []
+    hooks = []
+
+    def begins(path: str) -> Callable[..., None]:
+        def begin(*_: Any) -> None:
+            above.append(counting.path)
+            counting.path = path
+
+        return begin
+
+    def end(*_: Any) -> None:
+        counting.path = above.pop() if above else ""
+
+    for path, part in module.named_modules():
+        hooks.append(part.register_forward_pre_hook(begins(starred(path))))
+        hooks.append(part.register_forward_hook(end, always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _as_in_a_run() -> Iterator[None]:
+    """transformers makes masks for tensors without values that it does not make in a run: it is told there are none."""
+    library = sys.modules.get("transformers.utils.import_utils")
+    asks = getattr(library, "is_fake_tensor", None)
+    if library is None or asks is None:
+        yield
+        return
+    library.is_fake_tensor = lambda tensor: False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        library.is_fake_tensor = asks  # type: ignore[attr-defined]

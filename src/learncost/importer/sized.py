@@ -1,0 +1,198 @@
+"""Numbers that follow from open sizes, `x / x.shape[0]` or `M - 1`: a number of the notation, or lines of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from learncost.importer.axes import Axis
+from learncost.importer.equations import Number
+from learncost.importer.nodes import size_of
+
+if TYPE_CHECKING:
+    from learncost.importer.reader import Reader
+    from learncost.importer.views import View
+
+
+def plain(expression: Any) -> Any:
+    """An expression of a graph in functions that are sympy's own."""
+    import sympy
+    from torch.utils._sympy import functions as theirs
+
+    ways = {
+        theirs.ToFloat: lambda x: x,
+        theirs.FloatPow: sympy.Pow,
+        theirs.PowByNatural: sympy.Pow,
+        theirs.FloatTrueDiv: lambda x, y: x / y,
+        theirs.IntTrueDiv: lambda x, y: x / y,
+        theirs.OpaqueUnaryFn_sqrt: sympy.sqrt,
+        theirs.OpaqueUnaryFn_log: sympy.log,
+        theirs.OpaqueUnaryFn_exp: sympy.exp,
+    }
+    for kind, way in ways.items():
+        expression = expression.replace(kind, way)
+    return expression
+
+
+def expression_of(value: Any) -> Any:
+    """What a number of a graph says in sizes; None for other values."""
+    if hasattr(value, "free_symbols") or hasattr(getattr(value, "node", None), "expr"):
+        size = size_of(value)
+        return None if isinstance(size, int) else plain(size)
+    return None
+
+
+def number_of(expression: Any) -> Number | None:
+    """`#B#M^-0.5[]`, `#(B-1)^-1[]`: a number, or the product of sizes and their sums with one power.
+
+    None for what takes lines, or no sizes give.
+    """
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if free_unbacked_symbols(expression):
+        return None
+    if expression.is_number:
+        return Number(float(expression))
+    coefficient, factors = expression.as_coeff_mul()
+    pairs = [factor.as_base_exp() for factor in factors]
+    powers = {power for _, power in pairs}
+    whole = all(base.is_integer and base.is_polynomial(*base.free_symbols) for base, _ in pairs)
+    if len(powers) != 1 or not whole:
+        return None
+    (power,) = powers
+    several = (
+        coefficient if power == 1 else 1 / coefficient if power == -1 else coefficient if coefficient == 1 else None
+    )
+    if not power.is_number or several is None or not several.is_integer or several < 0:
+        return None
+    axes = (*([] if several == 1 else [Axis(int(several))]), *(Axis(base) for base, _ in pairs))
+    return Number(1.0, axes, float(power))
+
+
+def lines_of(reader: Reader, expression: Any) -> Number | View:
+    """The same of any expression, by lines for what has none."""
+    import sympy
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+    from torch.utils._sympy.functions import FloorDiv, Max, Min
+
+    if free_unbacked_symbols(expression):
+        raise reader.refusal(
+            "a number that depends on values", "; --as-run takes that of one run (in Python as_run=True)"
+        )
+    if (number := number_of(expression)) is not None:
+        return number
+    several = [lines_of(reader, each) for each in _parts(expression)]
+    if expression.is_Add:
+        return reader.add(*several, signs=[-1 if _is_negative(term) else 1 for term in expression.args])
+    if expression.is_Mul:
+        return reader.multiply(*several)
+    if expression.is_Pow and expression.exp == -1:
+        return reader.word("divide", 1.0, several[0])
+    if expression.is_Pow:
+        return reader.word("power", *several)
+    if isinstance(expression, FloorDiv):
+        return reader.word("floor", reader.word("divide", *several))
+    words = {sympy.log: "log", sympy.exp: "exp", sympy.Max: "maximum", Max: "maximum", Min: "at_most"}
+    if (word := words.get(expression.func)) is not None and len(several) < 3:
+        return reader.word(word, *several)
+    raise reader.refusal(f"the number {expression}, which follows from sizes")
+
+
+def _parts(expression: Any) -> tuple[Any, ...]:
+    """What an expression is made of: terms without their signs, factors of one power together."""
+    if expression.is_Add:
+        return tuple(-term if _is_negative(term) else term for term in expression.args)
+    if not expression.is_Mul:
+        return tuple(expression.args)
+    together: dict[Any, Any] = {}
+    for factor in expression.args:
+        base, power = factor.as_base_exp()
+        key = power if base.is_Symbol else factor
+        together[key] = together.get(key, 1) * factor
+    return tuple(together.values())
+
+
+def _is_negative(term: Any) -> bool:
+    return bool(term.as_coeff_mul()[0] < 0)
+
+
+def without_rests(size: Any) -> Any:
+    """A size with the rest of a quotient as what it is: M % 4 is M - 4 (M // 4)."""
+    from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+
+    for kind in (Mod, PythonMod):
+        size = size.replace(kind, lambda above, below: above - below * FloorDiv(above, below))
+    return size
+
+
+def exact(nodes: Iterable[Any]) -> dict[Any, Any]:
+    """Whole parts of sizes, M // 2, that leave no rest where a graph says so: M/2.
+
+    It says so by a guard, as where halves are multiplied, or by a view that has as many places as before only then, as
+    `x.view(B, M // 2, -1)` has.
+    """
+    nodes = list(nodes)
+    sizes = [size for node in nodes for size in getattr(node.meta.get("val"), "shape", ()) if hasattr(size, "node")]
+    whole = _by_guards(sizes[0].node.shape_env.guards) if sizes else {}
+    for node in nodes:
+        if str(node.target) in VIEWS:
+            before, after = (
+                prod(size.node.expr if hasattr(size, "node") else size for size in each.meta["val"].shape)
+                for each in (node.args[0], node)
+            )
+            whole |= _by_view(before, after, whole)
+    return whole
+
+
+VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.unflatten.int")
+
+
+def _by_guards(guards: Iterable[Any]) -> dict[Any, Any]:
+    """What two sizes that have to be equal say of a part in one of them.
+
+    The whole part of a/n is v where 0 <= a - n v < n; the larger of several is the one that it has to be.
+    """
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv, Max, Min
+
+    exact: dict[Any, Any] = {}
+    for guard in guards:
+        for part in guard.expr.atoms(FloorDiv, Max, Min) if isinstance(guard.expr, sympy.Eq) else ():
+            whole = sympy.Dummy()
+            apart = sympy.expand((guard.expr.lhs - guard.expr.rhs).xreplace({part: whole}))
+            times = apart.coeff(whole)
+            rest = apart - sympy.expand(times * whole)
+            if times == 0 or rest.has(whole):
+                continue
+            value = sympy.cancel(-rest / times)
+            if isinstance(part, Max | Min):
+                exact |= {part: value} if value in part.args else {}
+                continue
+            above, below = part.args
+            if not below.is_number:
+                continue
+            left = sympy.expand(above - below * value)
+            if left.is_number and 0 <= left < below:
+                exact[part] = value
+    return exact
+
+
+def _by_view(before: Any, after: Any, known: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The whole parts by numbers in a view's sizes, if it has as many places as before only without their rests."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv
+
+    before, after = (sympy.sympify(each).xreplace(dict(known)) for each in (before, after))
+    parts = {part: part.args[0] / part.args[1] for part in after.atoms(FloorDiv) if part.args[1].is_number}
+
+    def places(size: Any, told: Mapping[Any, Any]) -> Any:
+        size = size.xreplace(told)
+        for part in sorted(size.atoms(FloorDiv), key=lambda each: len(str(each))):
+            ratio = sympy.cancel(part.args[0] / part.args[1])
+            size = size.xreplace({part: ratio})
+        return sympy.expand(sympy.cancel(size))
+
+    if not parts or sympy.expand(after - before) == 0:
+        return {}
+    return parts if sympy.expand(places(after, parts) - places(before, parts)) == 0 else {}

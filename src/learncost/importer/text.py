@@ -1,0 +1,466 @@
+"""What was read as text in the notation: axes get letters, values names, and what nothing needs is left out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from learncost.importer.axes import Axis, Size, equal, leaves
+from learncost.importer.equations import Equation, Number, Operand, Read, Where, indices_of
+from learncost.importer.sized import without_rests
+from learncost.importer.views import At, Index, Place, Slot, Stored, View
+from learncost.ir.errors import InputError
+from learncost.models.tables import LENGTHS
+
+_POWER = re.compile(r"\b([^\W\d]\w*)\*\*(\d)\b")
+_EXPRESSION = re.compile(r"[\w+*/()-]+")
+_NAME = re.compile(r"\W+")
+
+
+def needed(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equation]:
+    """The lines that outputs follow from, in their order."""
+    wanted = set(outputs)
+    kept = []
+    for equation in reversed(equations):
+        if any(read.view.stored in wanted for read in equation.left):
+            wanted.update(equation.reads)
+            kept.append(equation)
+    return kept[::-1]
+
+
+def read_in_products(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equation]:
+    """What is read at an index and then summed over by one product alone is read there, `W[e=T[B M t] d f]`.
+
+    So a book sees the matrix, and the rows that are chosen never lie in memory beside it. Where the chosen rows are the
+    columns of a matrix, as vectors by distance are beside queries, they stay an array of their own.
+    """
+    readers: dict[Stored, list[Equation]] = {}
+    for equation in equations:
+        for stored in equation.reads:
+            readers.setdefault(stored, []).append(equation)
+    outputs = set(outputs)
+    gathers = {equation.stored: equation for equation in equations if _is_gather(equation)}
+    result = []
+    for equation in equations:
+        operands = list(equation.operands)
+        for place, operand in enumerate(operands):
+            gather = gathers.get(operand.view.stored) if isinstance(operand, Read) else None
+            if gather is None or equation.kind != "product" or gather.stored in outputs:
+                continue
+            assert isinstance(operand, Read)
+            view = operand.view.fresh()
+            is_summed = any(letter not in equation.left[0].letters for letter in operand.letters)
+            alone = readers[gather.stored] == [equation] and view.is_plain and len(operands) > 1
+            if alone and is_summed and not _are_columns(equation, operand, gather):
+                operands[place] = Read(_through(view, gather), operand.letters)
+        result.append(replace(equation, operands=tuple(operands)))
+    return result
+
+
+def _are_columns(equation: Equation, operand: Read, gather: Equation) -> bool:
+    """Whether a product with what was gathered is one of matrices by the axes of its index alone."""
+    (source,) = gather.operands
+    assert isinstance(source, Read)
+    made, read, view = gather.left[0].view.fresh(), source.view.fresh(), operand.view.fresh()
+    rows = dict(zip(source.letters, read.dims, strict=True))
+    direct = set()
+    for letter, row in zip(gather.left[0].letters, made.dims, strict=True):
+        for mine, theirs in zip(row, rows[letter], strict=True):
+            if any(each is theirs for each in read.index):
+                place = next(number for number, each in enumerate(made.index) if each is mine)
+                direct |= {
+                    name for name, slots in zip(operand.letters, view.dims, strict=True) if view.index[place] in slots
+                }
+    others = {
+        letter
+        for each in equation.operands
+        if isinstance(each, Read) and each is not operand
+        for letter, row in zip(each.letters, each.view.dims, strict=True)
+        if row
+    }
+    out = set(equation.left[0].letters)
+    here = {name for name, row in zip(operand.letters, view.dims, strict=True) if row}
+    return _is_of_matrices(here, others, out) and not _is_of_matrices(direct, others, out)
+
+
+def _is_of_matrices(one: set[Hashable], other: set[Hashable], out: set[Hashable]) -> bool:
+    """Whether each factor keeps an axis that the other lacks, and both sum one."""
+    return bool((one - other) & out and (other - one) & out and (one & other) - out)
+
+
+def _is_gather(equation: Equation) -> bool:
+    """Whether a line does nothing but read a weight at an index."""
+    if equation.kind != "product" or len(equation.operands) != 1 or len(equation.left) != 1 or equation.where:
+        return False
+    (operand,) = equation.operands
+    return isinstance(operand, Read) and operand.view.stored.kind == "weight" and bool(indices_of(operand.view))
+
+
+def _through(view: View, gather: Equation) -> View:
+    """A view of what was gathered as a view of what it was gathered from."""
+    (source,) = gather.operands
+    assert isinstance(source, Read)
+    made, read = gather.left[0].view.fresh(), source.view.fresh()
+    rows = dict(zip(source.letters, read.dims, strict=True))
+    slots: dict[Slot, Slot] = {}
+    for letter, row in zip(gather.left[0].letters, made.dims, strict=True):
+        for mine, theirs in zip(row, rows[letter], strict=True):
+            here = [place for place, each in enumerate(made.index) if each is mine]
+            if here:
+                slots[theirs] = _slot(view.index[here[0]])
+    moved = read.swapped(slots)
+    return View(moved.stored, moved.index, view.dims, moved.spread)
+
+
+def _slot(index: Index) -> Slot:
+    assert isinstance(index, Slot)
+    return index
+
+
+def identifier(text: str) -> str:
+    """A text as a name of the notation: letters, digits, _ and dots between parts."""
+    parts = [_NAME.sub("_", part) for part in text.split(".") if part]
+    name = ".".join(parts) or "value"
+    return name if not name[0].isdigit() else f"layer.{name}"
+
+
+def tail(path: str) -> str:
+    """The last part of a module's path that is no number."""
+    parts = [part for part in path.split(".") if part and not part.isdigit() and not part.startswith("*")]
+    return parts[-1] if parts else ""
+
+
+@dataclass
+class Names:
+    """Names that nothing else has: of values, which may have a gradient, `dX` of X, and of axes."""
+
+    taken: set[str] = field(default_factory=set)
+    with_gradients: bool = False
+
+    def unique(self, name: str, between: str = "_") -> str:
+        unique, number = name, 1
+        while self._is_taken(unique):
+            number += 1
+            unique = f"{name}{between}{number}"
+        self.taken.add(unique)
+        return unique
+
+    def _is_taken(self, name: str) -> bool:
+        gradients = {f"d{name}", name.removeprefix("d")} if self.with_gradients else set()
+        return name in self.taken or not gradients.isdisjoint(self.taken)
+
+
+@dataclass
+class Writer:
+    """Writes lines. `symbols` are the letters that sizes are called by. `met` has the sizes of other axes in the order
+    in which they get a letter; of some of them, by their place in it, `stated` knows more. `of_values` are the axes of
+    values.
+    """
+
+    symbols: dict[str, str]
+    stated: Mapping[int, Size] = field(default_factory=dict)
+    met: list[Size] = field(default_factory=list)
+    values: Names = field(default_factory=lambda: Names(with_gradients=True))
+    axes: Names = field(default_factory=Names)
+    names: dict[Stored, str] = field(default_factory=dict)
+    letters: dict[Axis, str] = field(default_factory=dict)
+    sizes: dict[str, Size] = field(default_factory=dict)
+    of_values: set[Axis] = field(default_factory=set)
+
+    def name(self, stored: Stored) -> str:
+        if stored not in self.names:
+            self.names[stored] = self.values.unique(identifier(stored.name))
+        return self.names[stored]
+
+    def letter(self, axis: Axis) -> str:
+        """What a class of axes is called: a symbol by its letter, others by what a rule calls them."""
+        root = axis.root
+        if root not in self.letters:
+            size = root.size
+            if str(size) not in self.symbols:
+                size = self.stated.get(len(self.met), size)
+                self.met.append(size)
+            if str(size) in self.symbols:
+                letter = self.symbols[str(size)]
+            else:
+                length = root.letter in ("B", *LENGTHS) and not _is_number(size)  # a run says those, so none follows
+                letter = self.axes.unique("n" if length else root.letter or "n", "")
+                self.sizes[letter] = size
+            self.letters[root] = letter
+        return self.letters[root]
+
+    def size_of(self, axis: Axis) -> str:
+        """How a number tells the size of an axis: by its letter, or as it is where no value has such an axis."""
+        if (total := self._total(axis.size)) is not None and axis not in self.of_values:
+            return f"({total})"
+        return self.letter(axis) if axis in self.of_values or not _is_number(axis.size) else str(axis.size)
+
+    def _total(self, size: Size) -> str | None:
+        """A sum of open letters, their products, and whole numbers, `8 B-1`; None of other sizes."""
+        if _is_number(size) or not size.is_Add:
+            return None
+        text = ""
+        for term in size.as_ordered_terms():
+            times, bases = term.as_coeff_mul()
+            powers = [base.as_base_exp() for base in bases]
+            names = [self.symbols.get(str(base)) for base, power in powers for _ in range(int(power))]
+            if None in names or not times.is_integer:
+                return None
+            several = [str(abs(times))] if abs(times) != 1 or not names else []
+            text += f"{'-' if times < 0 else '+'}{' '.join([*several, *filter(None, names)])}"
+        return text.removeprefix("+")
+
+    def size_letter(self, size: Size) -> str:
+        """What a size among places is called: an open letter, `M/2` for its whole part, else an axis of that size."""
+        from torch.utils._sympy.functions import FloorDiv
+
+        if size.is_Symbol:
+            return self.size(size, self.decided())
+        if isinstance(size, FloorDiv) and size.args[0].is_Symbol and size.args[1].is_Integer:
+            return f"{self.size_letter(size.args[0])}/{size.args[1]}"
+        called = [letter for letter, known in self.sizes.items() if equal(known, size)]
+        if not called:
+            raise _NamelessError(size)
+        return called[0]
+
+    def line(self, equation: Equation) -> str:
+        try:
+            return _Line(self, equation).text()
+        except _NamelessError as error:
+            raise InputError(
+                f"places that begin at {self.size(error.size).replace(' ', '')}, the size of no axis, cannot be read"
+                f"{equation.place}; give the sizes that it follows from as numbers in the inputs"
+            ) from None
+
+    def undecided(self) -> list[str]:
+        """The sizes that the values of a run decide, up to those that follow from others."""
+        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+        told = {text.partition("=")[0] for text in self.follows()}
+        return [
+            letter
+            for letter, size in self.sizes.items()
+            if letter not in told and not _is_number(size) and free_unbacked_symbols(size)
+        ]
+
+    def follows(self) -> list[str]:
+        """The sizes that follow from open ones, each with its expression, where the notation has one."""
+        decided = self.decided()
+        known = {letter for root, letter in self.letters.items() if letter not in self.sizes}
+        known |= {*decided.values(), *self.symbols.values()}
+        texts = {
+            letter: _POWER.sub(_factors, self.size(without_rests(size), decided).replace(" ", ""))
+            for letter, size in self.sizes.items()
+            if not _is_number(size)
+        }
+        return [
+            f"{letter}={text}"
+            for letter, text in texts.items()
+            if text != letter
+            and _EXPRESSION.fullmatch(text)
+            and "**" not in text
+            and known.issuperset(re.findall(r"[^\W\d]\w*", text))
+        ]
+
+    def decided(self) -> dict[str, str]:
+        """What sizes are called that have a name in the graph alone, as those that values decide, by that name."""
+        letters: dict[str, str] = {}
+        for letter, size in self.sizes.items():
+            if not _is_number(size) and str(size).isidentifier():
+                letters.setdefault(str(size), letter)
+        return letters
+
+    def size(self, size: Size, more: Mapping[str, str] = {}) -> str:
+        """A size as an expression in letters; `more` are letters beside the open ones."""
+        letters = {**more, **self.symbols}
+        return re.sub(r"[A-Za-z_]\w*", lambda match: letters.get(match.group(), match.group()), str(size))
+
+
+def _factors(power: re.Match[str]) -> str:
+    """`M**2` as the notation has it: M*M."""
+    return "*".join([power[1]] * int(power[2]))
+
+
+class _NamelessError(Exception):
+    """A size among places that the notation has no name for."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(str(size))
+        self.size = size
+
+
+def _is_number(size: Size) -> bool:
+    return isinstance(size, int)
+
+
+class _Line:
+    """One line: what its loops are called. A second axis of one name has a prime."""
+
+    def __init__(self, writer: Writer, equation: Equation) -> None:
+        self.writer = writer
+        self.equation = equation
+        self.loops: dict[tuple[Hashable, int], str] = {}
+        self.used: dict[str, int] = {}
+        self.of_slot: dict[Slot, str] = {}
+        self.starts = _starts(writer, equation)
+        kept = equation.running.statistics if equation.running else ()
+        for read in (*equation.left, *(o for o in equation.operands if isinstance(o, Read)), *kept):
+            self.bind(read)
+
+    def bind(self, read: Read) -> None:
+        for letter, row in zip(read.letters, read.view.fresh().dims, strict=True):
+            for place, slot in enumerate(row):
+                if (letter, place) not in self.loops:
+                    name = self.writer.letter(slot.axis)
+                    count = self.used.get(name, 0)
+                    self.used[name] = count + 1
+                    self.loops[letter, place] = name + "'" * count
+
+    def rows(self, letter: Hashable) -> list[str]:
+        """The loops of a letter."""
+        return [name for (each, _), name in self.loops.items() if each == letter]
+
+    def text(self) -> str:
+        equation = self.equation
+        left = " ".join(self.term(read) for read in equation.left)
+        several = equation.operands
+        if equation.kind == "product":  # a number with a sign behind a term would be taken from it
+            several = tuple(sorted(several, key=lambda each: not (isinstance(each, Number) and each.value < 0)))
+        operands = [self.operand(operand) for operand in several]
+        if equation.kind == "word":
+            acts = " ".join(name for letter in equation.acts for name in self.rows(letter))
+            right = f"{equation.word}{f'[{acts}]' if acts else ''}({', '.join(operands)})"
+        elif equation.kind == "sum":
+            right = " ".join(
+                f"{'-' if sign < 0 else '+'} {text}" for sign, text in zip(equation.signs, operands, strict=True)
+            )
+            right = right.removeprefix("+ ")
+        else:
+            right = " ".join(operands)
+        where = "".join(f" where {self.condition(each)}" for each in equation.where)
+        tag = f" @ {equation.module or '.'} {equation.operator}".rstrip()
+        tag += f" again {equation.again}" if equation.again else ""
+        cost = "" if equation.cost is None else str(equation.cost.renamed(self.writer.symbols))
+        return f"{left} = {right}{cost}{where}{self.running()}{tag}"
+
+    def running(self) -> str:
+        """The statistics that it keeps."""
+        if (kept := self.equation.running) is None:
+            return ""
+        momentum = "none" if kept.momentum is None else f"{kept.momentum:g}"
+        return f" running {' '.join(map(self.term, kept.statistics))} momentum {momentum}"
+
+    def condition(self, where: Where) -> str:
+        lower, upper = self.side(where.lower), self.side(where.upper)
+        window = f" < {lower} + {where.window}" if where.window else ""
+        return f"{lower} {where.relation} {upper}{window}"
+
+    def side(self, letter: Hashable) -> str:
+        (name,) = self.rows(letter)
+        return name
+
+    def operand(self, operand: Operand) -> str:
+        return number(operand, self.writer) if isinstance(operand, Number) else self.term(operand)
+
+    def term(self, read: Read) -> str:
+        view = read.view.fresh()
+        names = {}
+        for letter, row in zip(read.letters, view.dims, strict=True):
+            for place, slot in enumerate(row):
+                names[slot] = self.loops[letter, place]
+        return self.spelled(view.stored, view.index, names)
+
+    def spelled(self, stored: Stored, index: Sequence[Index], names: dict[Slot, str]) -> str:
+        axes = list(leaves(stored.axes))
+        labels: list[str] = [names[i] for i in index if isinstance(i, Slot)]
+        texts = []
+        for axis, each in zip(axes, index, strict=True):
+            if isinstance(each, Slot):
+                texts.append(names[each])
+                continue
+            label = self.writer.letter(axis)
+            while label in labels:
+                label += "'"
+            labels.append(label)
+            if isinstance(each, At):
+                texts.append(f"{label}={self.spelled(each.view.stored, each.view.fresh().index, names)}")
+            else:
+                texts.append(f"{label}={self.place(each, names)}")
+        return f"{self.writer.name(stored)}[{' '.join(texts)}]"
+
+    def place(self, place: Place, names: dict[Slot, str]) -> str:
+        parts = [(factor, names[slot]) for factor, slot in place.parts]
+        text = ""
+        for factor, name in parts:
+            text += _signed(self.writer, factor, name)
+        if place in self.starts:
+            text += self.starts[place]
+        elif not _is_zero(place.start):
+            text += _signed(self.writer, place.start, "")
+        if not parts and isinstance(place.start, int):
+            return f"{place.start}[]"
+        return f"({text.removeprefix(' + ').strip()})"  # else the axis behind it would be read as a part of it
+
+
+def _starts(writer: Writer, equation: Equation) -> dict[Place, str]:
+    """Where the parts of a join start: ` - #m`, by what comes before, so that the notation knows it as one."""
+    starts: dict[Place, str] = {}
+    before: list[Axis] = []
+    for read in equation.operands if equation.kind == "sum" else ():
+        if not isinstance(read, Read):
+            return {}
+        view = read.view.fresh()
+        indices = zip(leaves(view.stored.axes), view.index, strict=True)
+        places = [(axis, index) for axis, index in indices if isinstance(index, Place)]
+        if len(places) != 1 or not equal(places[0][1].start, -sum((axis.root.size for axis in before), 0)):
+            return {}
+        ((axis, place),) = places
+        if len(place.parts) != 1 or place.parts[0][0] != 1:
+            return {}
+        counts = Counter(map(writer.letter, before))
+        starts[place] = "".join(f" - {'' if count == 1 else f'{count} '}#{name}" for name, count in counts.items())
+        before.append(axis)
+    return starts if len(starts) > 1 else {}
+
+
+def _is_zero(size: Size) -> bool:
+    return bool(size == 0)
+
+
+def _signed(writer: Writer, size: Size, axis: str) -> str:
+    """` + 2 #M i`: monomials of a size, each times an axis."""
+    if isinstance(size, int):
+        monomials: list[tuple[int, list[str]]] = [(size, [])]
+    else:
+        monomials = []
+        for term in without_rests(size).as_ordered_terms():
+            coefficient, factors = term.as_coeff_mul()
+            words = []
+            for factor in factors:
+                base, power = factor.as_base_exp()
+                base, power = (base, power) if base.is_Symbol and power > 0 else (factor, 1)
+                words += [f"#{writer.size_letter(base)}"] * int(power)
+            if coefficient.q != 1:
+                words[0] += f"/{coefficient.q}"
+            monomials.append((int(coefficient.p), words))
+    text = ""
+    for factor, words in monomials:
+        inner = [
+            *([str(abs(factor))] if abs(factor) != 1 or not (words or axis) else []),
+            *words,
+            *([axis] if axis else []),
+        ]
+        text += f" {'-' if factor < 0 else '+'} {' '.join(inner)}"
+    return text if not text.startswith(" - ") else f" -{text[3:]}"
+
+
+def number(value: Number, writer: Writer) -> str:
+    """A number as the notation has it."""
+    if not value.axes:
+        text = repr(float(value.value))
+        return f"{text.removesuffix('.0')}[]"
+    leaves = [leaf for axis in value.axes for leaf in axis.leaves]
+    sizes = "".join(f"#{writer.size_of(leaf)}" for leaf in leaves)
+    return f"{sizes}{'' if value.power == 1 else f'^{value.power:g}'}[]"

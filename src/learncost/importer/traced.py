@@ -1,0 +1,195 @@
+"""PyTorch's own graph of a module, functional: composite operators whole, but what no rule reads by its parts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from learncost.importer.composed import WRITTEN_OUT
+from learncost.importer.distributions import unchecked
+from learncost.importer.examples import as_called, flattened
+from learncost.importer.functions import check_registered, held_to_their_lines
+from learncost.importer.gradients import written_through
+from learncost.importer.learning import ChangedError, learning_kept
+from learncost.importer.packed import unpacked
+from learncost.importer.refusals import GradientTakenError, transform_of
+from learncost.importer.replaced import written_out
+from learncost.importer.symbolic import plain_sizes
+from learncost.importer.unseen import check_changes
+from learncost.importer.unused import Unused, unused
+from learncost.importer.whole_buffers import known
+from learncost.importer.wrappers import named_inputs, plain
+from learncost.ir.errors import InputError
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A functional graph.
+
+    asked   the placeholders of inputs of which the forward pass itself asks for a gradient
+    unused  what the module computes and nothing reads, which the graph does not have
+    """
+
+    program: Any
+    asked: Set[str]
+    unused: Unused
+
+
+def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
+    """The graph of a module, of inputs whose sizes stay open as `shapes` says. Raises what the module raises."""
+    try:
+        return _graph(module, given, shapes)
+    except (GradientTakenError, ChangedError) as error:
+        try:
+            written, asked = written_through(module, given, str(error))
+        except GradientTakenError:
+            raise error from None
+        names = [name for name in given if name in inspect.signature(written.forward).parameters]
+        graph = _graph(
+            written, {name: given[name] for name in names}, shapes and {name: shapes[name] for name in names}
+        )
+        places = zip(names, graph.program.graph_signature.user_inputs, strict=True)
+        return replace(graph, asked={place for name, place in places if name in asked})
+
+
+@plain_sizes()
+def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
+    import torch
+
+    opt_einsum = torch.backends.opt_einsum.enabled
+    opens = any(leaf is not None for leaf in torch.utils._pytree.tree_leaves(shapes))
+    torch.backends.opt_einsum.enabled = opt_einsum and not opens  # it would fix the sizes of batches
+    row, by_name = as_called(module, given)
+    hook = module.register_forward_hook(_of_known_types)
+    try:
+        with (
+            held_to_their_lines() as taken,
+            learning_kept(module) as places,
+            unchecked(),
+            known(),
+            written_out(),
+            unpacked(),
+            named_inputs(module, by_name),
+        ):
+            try:
+                program = torch.export.export(module, row, by_name, dynamic_shapes=shapes, strict=False)
+            except InputError:
+                raise
+            except Exception as error:
+                if by := (taken[0] if taken else transform_of(error)):
+                    raise GradientTakenError(by) from None
+                raise
+        check_registered(program, module)
+        asked = {name for place, name in enumerate(program.graph_signature.user_inputs) if place in places}
+        check_changes(program, _with_gradient(program, module, given) | asked)
+        _stop_gradients(program)
+        left_out = unused(program)
+        program = program.run_decompositions({})
+        for _ in range(MOST_ROUNDS):
+            if not (parts := _decompositions(program)):
+                break
+            program = program.run_decompositions(parts)
+    finally:
+        hook.remove()
+        torch.backends.opt_einsum.enabled = opt_einsum
+    return Traced(program, asked, left_out)
+
+
+def _of_known_types(module: Any, given: Any, results: Any) -> Any:
+    """Results without objects that no exported program hands out, such as an encoder-decoder's cache beside a loss."""
+    import torch
+
+    tree, results = torch.utils._pytree, plain(results)
+    if not any(isinstance(each, torch.Tensor) for each in tree.tree_leaves(results)):
+        return results
+
+    def known(leaf: Any) -> Any:
+        return leaf if type(leaf).__module__.partition(".")[0] in ("builtins", "torch") else None
+
+    return tree.tree_map(known, results)
+
+
+def _with_gradient(program: Any, module: Any, given: Mapping[str, Any]) -> set[str]:
+    """The placeholders of what learns, and of inputs that require a gradient."""
+    learns = {path for path, each in module.named_parameters(remove_duplicate=False) if each.requires_grad}
+    signature = program.graph_signature
+    inputs = zip(signature.user_inputs, flattened(given).values(), strict=False)
+    return {
+        *(spec.arg.name for spec in signature.input_specs if spec.kind.name == "PARAMETER" and spec.target in learns),
+        *(place for place, value in inputs if getattr(value, "requires_grad", False)),
+    }
+
+
+def _stop_gradients(program: Any) -> None:
+    """What is computed under `torch.no_grad` hands out no gradient; without a mark its decomposition would not know."""
+    import torch
+
+    wrapped = torch.ops.higher_order.wrap_with_set_grad_enabled
+    for part in [each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]:
+        for node in part.graph.nodes:
+            if node.op != "call_function" or node.target is not wrapped or node.args[0]:
+                continue
+            inside = getattr(part, node.args[1].target)
+            output = next(each for each in inside.graph.nodes if each.op == "output")
+
+            def stopped(each: Any, graph: Any = inside.graph, output: Any = output) -> Any:
+                value = each.meta.get("val")
+                if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+                    return each
+                with graph.inserting_before(output):
+                    mark = graph.call_function(torch.ops.aten.detach.default, (each,))
+                mark.meta = dict(each.meta)
+                return mark
+
+            output.args = torch.fx.map_arg(output.args, stopped)
+            inside.recompile()
+
+
+MOST_ROUNDS = 6
+"""How often what an operator consists of may itself consist of others."""
+
+
+def _decompositions(program: Any) -> dict[Any, Any]:
+    """PyTorch's own decompositions of the operators of a graph that no rule reads."""
+    import torch
+    from torch._export.utils import _get_decomp_for_cia
+
+    from learncost.importer.nodes import operator_name
+    from learncost.importer.rule import RULES
+
+    table = torch._decomp.decomposition_table
+    parts: dict[Any, Any] = {}
+    learned = set()  # nodes that follow from weights or float inputs: what others are made of is of no interest
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            if isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex):
+                learned.add(node)
+            continue
+        if node.op != "call_function" or learned.isdisjoint(node.all_input_nodes):
+            continue
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool | None):
+            continue
+        if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
+            continue  # places, or what is compared: no gradient comes back from there
+        learned.add(node)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        name = operator_name(node.target)
+        if name in WRITTEN_OUT and WRITTEN_OUT[name][1](node):
+            parts[node.target] = WRITTEN_OUT[name][0]
+            continue
+        if name in RULES or name.partition(".")[0] in RULES:
+            continue
+        if node.target._can_decompose():
+            parts[node.target] = _get_decomp_for_cia(node.target)
+        elif node.target in table and (torch.Tag.core not in node.target.tags or not _is_reference(table[node.target])):
+            parts[node.target] = table[node.target]
+    return parts
+
+
+def _is_reference(function: Any) -> bool:
+    """Whether a decomposition says with other primitives what an operator is, and is made of no smaller parts."""
+    return str(getattr(function, "__module__", "")).startswith("torch._refs")

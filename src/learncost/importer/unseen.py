@@ -1,0 +1,125 @@
+"""Changes in place that autograd does not see: an export makes steps of them, which stop gradients that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from learncost.importer.nodes import place_of
+from learncost.ir.errors import InputError
+
+
+def check_changes(program: Any, learns: set[str]) -> None:
+    """Refuse a change under `torch.no_grad`, or through `detach`, of what has a gradient and is read again.
+
+    program   as it was exported, before what it changes in place became steps
+    learns    the placeholders that have a gradient
+    Raises `InputError` with the module's path, file, and line.
+    """
+    _Changes().walk(program.graph, {}, learns, True)
+
+
+class _Changes:
+    """What follows from what learns, and where memory of it was changed, through a graph and the graphs inside it."""
+
+    def __init__(self) -> None:
+        self.learns: set[Any] = set()  # nodes
+        self.written: set[int] = set()  # memory into which autograd saw written what learns
+        self.apart: set[Any] = set()  # nodes that share memory, and no gradient, with others
+        self.unseen: dict[int, Any] = {}  # by memory: the change
+
+    def walk(self, graph: Any, given: dict[Any, Any], learns: set[str], enabled: bool) -> Any:
+        """What a graph hands out. `given` are the outer nodes of its placeholders, `enabled` says whether gradients."""
+        results: Any = ()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                if node.name in learns or self.learned(given.get(node)):
+                    self.learns.add(node)
+            elif node.op == "output":
+                results = node.args[0]
+                if not given:
+                    self._read(node)
+            elif node.op == "call_function":
+                self._step(node, enabled)
+        return results
+
+    def _step(self, node: Any, enabled: bool) -> None:
+        import torch
+
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            inside = getattr(node.graph.owning_module, node.args[1].target).graph
+            places = [each for each in inside.nodes if each.op == "placeholder"]
+            results = self.walk(inside, dict(zip(places, node.args[2:], strict=True)), set(), bool(node.args[0]))
+            for getitem in node.users:
+                if self.learned(results[getitem.args[1]]):
+                    self.learns.add(getitem)
+            return
+        if getattr(node.target, "__name__", "") == "getitem":
+            if enabled and self.learned(node.args[0]):
+                self.learns.add(node)
+            return
+        memory, detached = _memory(node), "detach" in str(node.target)
+        if enabled and not detached:
+            self._read(node)
+        shares = [each for each in node.all_input_nodes if _memory(each) == memory]
+        if detached or (shares and all(each in self.apart for each in shares)):
+            self.apart.add(node)
+        changed = list(_changed(node))
+        for each in changed:
+            touched = _memory(each)
+            if touched is None or (enabled and each not in self.apart):
+                continue
+            if touched in self.written or any(_memory(other) == touched for other in self.learns):
+                self.unseen.setdefault(touched, node)
+        value = node.meta.get("val")
+        if detached or (isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())):
+            return
+        if any(self.learned(each) for each in (node.all_input_nodes if enabled else changed)):
+            self.learns.add(node)
+            if enabled:
+                self.written |= {_memory(each) or 0 for each in changed if each not in self.apart}
+
+    def learned(self, node: Any) -> bool:
+        """Whether a node has a gradient."""
+        return node in self.learns or (
+            isinstance(node, _node_type()) and node not in self.apart and _memory(node) in self.written
+        )
+
+    def _read(self, node: Any) -> None:
+        for each in node.all_input_nodes:
+            change = self.unseen.get(_memory(each) or 0)
+            if self.learned(each) and change is not None:
+                raise InputError(
+                    f"a change in place{place_of(change)} of what has a gradient and is read again is unseen by "
+                    "autograd, and no export keeps that: write y = x + (changed - x).detach(), and read y from there on"
+                )
+
+
+def _node_type() -> type:
+    import torch
+
+    return torch.fx.Node
+
+
+def _changed(node: Any) -> Iterator[Any]:
+    """What a step writes into."""
+    import torch
+
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            if isinstance(value, torch.fx.Node):
+                yield value
+
+
+def _memory(node: Any) -> int | None:
+    """What tells the memory of a value from that of others."""
+    import torch
+
+    value = node.meta.get("val")
+    try:
+        return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+    except (NotImplementedError, RuntimeError):  # one of torch.func, or without memory
+        return None

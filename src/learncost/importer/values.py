@@ -1,0 +1,134 @@
+"""The numbers of a module's inputs, weights and what is outside of its table, from running the exported graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.importer.nodes import operator_name
+from learncost.importer.walk import Imported
+
+
+@dataclass
+class GraphValues:
+    """Every tensor of a graph, and what it returns."""
+
+    of_node: Mapping[str, Any]
+    outputs: list[Any]
+
+
+def run_graph(
+    imported: Imported,
+    module: Any,
+    inputs: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    known: Mapping[str, Any] = {},
+) -> GraphValues:
+    """Run the exported graph in float64 on inputs by name and parameters by path.
+
+    Of nodes whose value is `known` that is taken, and what only they read is not run.
+
+    What brings numbers to single or half precision brings them to double precision here.
+    """
+    import torch
+
+    program = imported.exported.program
+    floats = {torch.float32, torch.float16, torch.bfloat16}
+    pairs = {torch.complex32, torch.complex64}
+    of_node: dict[str, Any] = {}
+
+    def double(value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return torch.float64 if value in floats else torch.complex128 if value in pairs else value
+        if isinstance(value, torch.Tensor):
+            if value.dtype in pairs:
+                return value.to(torch.complex128)
+            return value.double() if value.dtype in floats else value
+        if isinstance(value, list | tuple):
+            return type(value)(map(double, value))
+        return value
+
+    runs = _before_outputs(program.graph, known)
+
+    class InDouble(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            if node.op == "call_function" and (node not in runs or node.name in known):
+                return known.get(node.name)
+            result = super().run_node(node)
+            of_node[node.name] = result
+            return result
+
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if operator_name(target) == "_assert_tensor_metadata":
+                return None
+            if operator_name(target) == "with_effects":  # a check, with what orders it
+                return None, None
+            if operator_name(target) == "copy":  # it has no gradient under autograd
+                base, source, *_ = args
+                return double(source).expand(base.shape).to(double(base).dtype)
+            if operator_name(target) == "view":  # strides differ where attention of doubles is another kernel
+                return double(args[0]).reshape(args[1])
+            if operator_name(target).startswith("fake_quantize_per_"):  # PyTorch's has its scale in single precision
+                return _fake_quantized(*map(double, args))
+            if operator_name(target) == "hardsigmoid":  # PyTorch's gradient has 1/6 in single precision
+                return torch.nn.functional.relu6(double(args[0]) + 3) / 6
+            named = {name: double(value) for name, value in kwargs.items()}
+            return double(super().call_function(target, tuple(map(double, args)), named))
+
+        def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+            return double(super().get_attr(target, args, kwargs))
+
+    signature = program.graph_signature
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    given = []
+    names = imported.exported.inputs
+    for spec in signature.input_specs:
+        kind = spec.kind.name
+        if kind == "PARAMETER":
+            given.append(parameters[imported.exported.weights.same.get(spec.target, spec.target)])
+        elif kind == "BUFFER":
+            given.append(double(buffers[spec.target] if spec.target in buffers else program.constants[spec.target]))
+        elif kind == "CONSTANT_TENSOR":
+            given.append(double(program.constants[spec.target]))
+        elif kind == "TOKEN":
+            given.append(None)
+        elif hasattr(spec.arg, "value"):  # no tensor
+            given.append(spec.arg.value)
+        else:
+            given.append(double(inputs[names[spec.arg.name]]) if hasattr(spec.arg, "name") else None)
+    kind = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of what is made of whole numbers
+    try:
+        results = InDouble(program.graph_module).run(*given)
+    finally:
+        torch.set_default_dtype(kind)
+    return GraphValues(of_node, list(results))
+
+
+def _before_outputs(graph: Any, known: Mapping[str, Any]) -> set[Any]:
+    """The nodes that a graph's outputs follow from, without going on behind what is known; all where nothing is."""
+    if not known:
+        return set(graph.nodes)
+    left = [node for node in graph.nodes if node.op == "output"]
+    found = set(left)
+    while left:
+        for node in left.pop().all_input_nodes:
+            if node not in found:
+                found.add(node)
+                left += [node] if node.name not in known else []
+    return found
+
+
+def _fake_quantized(x: Any, scale: Any, zero: Any, *more: Any) -> Any:
+    """`torch.fake_quantize_per_tensor_affine`, and by channel of a dimension that is told before the bounds."""
+    import torch
+
+    *dim, low, high = more
+    if dim:
+        rows = [-1 if place == dim[0] else 1 for place in range(x.dim())]
+        scale, zero = (each.double().reshape(rows) for each in (scale, zero))
+    code = torch.round(x.detach() / scale) + zero
+    kept = code.clamp(low, high)
+    passed = x * (kept == code)
+    return passed + ((kept - zero) * scale - passed).detach()

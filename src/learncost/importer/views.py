@@ -1,0 +1,200 @@
+"""Stored values and views of them. A view is no line: it says where each of its dimensions lies in what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from learncost.importer.axes import Axis, Size, equal, leaves, product, quotient
+
+
+@dataclass(eq=False)
+class Stored:
+    """A value that a line makes or that is given: its name and the classes of its axes.
+
+    kind    weight, input, constant, index, value
+    target  where it is from: a parameter's path, a node of the graph
+    reads   of an index: the size of the axis that it is read at
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    kind: str = "value"
+    target: str = ""
+    reads: Axis | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """An axis of a view: something to loop over, of a class. A slot that no index has is only spread."""
+
+    axis: Axis
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stored axis is read: factors times slots, and a number. Of `outside` what lies beyond is taken."""
+
+    parts: tuple[tuple[Size, Slot], ...]
+    start: Size = 0
+
+
+@dataclass(frozen=True)
+class At:
+    """A stored axis that is read at an index, itself a view."""
+
+    view: View
+
+
+Index: TypeAlias = Slot | Place | At
+Dimension: TypeAlias = tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a stored value is read: an index for each leaf of its axes, and its dimensions, each a row of slots.
+
+    A dimension of size one is an empty row.
+    """
+
+    stored: Stored
+    index: tuple[Index, ...]
+    dims: tuple[Dimension, ...]
+    spread: frozenset[Slot] = field(default_factory=frozenset)
+
+    @staticmethod
+    def of(stored: Stored, dims: Sequence[int] | None = None) -> View:
+        """A value as it is stored; `dims` says how many of its axes each dimension has, one each where it is absent."""
+        slots = [Slot(axis) for axis in stored.axes]
+        index = tuple(slots)
+        rest = iter(slots)
+        rows = tuple(tuple(next(rest) for _ in range(count)) for count in (dims or [1] * len(slots)))
+        return View(stored, index, rows).fresh()
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        return tuple(product([slot.axis.root.size for slot in row]) for row in self.dims)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it reads all of what is stored, axis by axis."""
+        return not self.spread and all(isinstance(index, Slot) for index in self.index)
+
+    def fresh(self) -> View:
+        """The same after all splits of its classes: a slot for each part."""
+        split: dict[Slot, tuple[Slot, ...]] = {}
+        for slot in {slot: None for row in self.dims for slot in row}:
+            parts = slot.axis.leaves
+            if len(parts) > 1 or parts[0] is not slot.axis:
+                split[slot] = (slot,) if len(parts) == 1 else tuple(Slot(part) for part in parts)
+        if not any(len(parts) > 1 for parts in split.values()):
+            return self
+
+        return self._split(split)
+
+    def _split(self, split: Mapping[Slot, tuple[Slot, ...]]) -> View:
+        def row(slots: Iterable[Slot]) -> tuple[Slot, ...]:
+            return tuple(part for slot in slots for part in split.get(slot, (slot,)))
+
+        def renewed(index: Index) -> tuple[Index, ...]:
+            if isinstance(index, Slot):
+                return row((index,))
+            if isinstance(index, At):  # its slots are those of the view that reads at it
+                return (At(index.view._split(split)),)
+            parts: list[tuple[Size, Slot]] = []
+            for factor, slot in index.parts:
+                inner = split.get(slot, (slot,))
+                for place, part in enumerate(inner):
+                    times = product([factor, *(later.axis.root.size for later in inner[place + 1 :])])
+                    parts.append((times, part))
+            return (Place(tuple(parts), index.start),)
+
+        index = tuple(new for old in self.index for new in renewed(old))
+        return View(self.stored, index, tuple(map(row, self.dims)), frozenset(row(self.spread)))
+
+    def swapped(self, slots: Mapping[Slot, Slot]) -> View:
+        """With other slots in the place of some."""
+        return self._split({old: (new,) for old, new in slots.items()})
+
+    def at(self, slot: Slot, parts: tuple[tuple[Size, Slot], ...], start: Size = 0) -> View:
+        """Read at a place where a slot was looped over: factors times new slots, and a number. Raises `ApartError`.
+
+        A stored axis that is read so stays whole; a place of a place is one.
+        """
+        index: list[Index] = []
+        for each in self.index:
+            if each is slot:
+                slot.axis.keep_whole()
+                index.append(Place(parts, start))
+            elif isinstance(each, Place):
+                here = [factor for factor, part in each.parts if part is slot]
+                others = tuple((factor, part) for factor, part in each.parts if part is not slot)
+                moved = tuple((product([here[0], factor]), part) for factor, part in parts) if here else ()
+                index.append(Place((*others, *moved), each.start + here[0] * start if here else each.start))
+            elif isinstance(each, At):
+                index.append(At(each.view.at(slot, parts, start)))
+            else:
+                index.append(each)
+        return replace(self, index=tuple(index))
+
+    def permuted(self, order: Sequence[int]) -> View:
+        """With its dimensions in another order."""
+        return replace(self, dims=tuple(self.dims[place] for place in order))
+
+    def with_dims(self, dims: Iterable[Dimension]) -> View:
+        return replace(self, dims=tuple(dims))
+
+    def expanded(self, shape: Sequence[Size]) -> View:
+        """Spread over a shape that has as many dimensions or more, in front."""
+        rows: list[Dimension] = [() for _ in range(len(shape) - len(self.dims))]
+        rows += self.dims
+        spread = set(self.spread)
+        for place, size in enumerate(shape):
+            if not rows[place] and not equal(size, 1):
+                slot = Slot(Axis(size))
+                spread.add(slot)
+                rows[place] = (slot,)
+        return replace(self, dims=tuple(rows), spread=frozenset(spread))
+
+    def reshaped(self, shape: Sequence[Size]) -> View:
+        """The same places in order under another shape. Raises `ApartError` where an axis cannot be split so."""
+        view = self.fresh()
+        rows: list[Dimension] = []
+        while True:
+            rest = [slot for row in view.dims for slot in row]
+            rows = []
+            split = False
+            for size in shape:
+                row: list[Slot] = []
+                left = size
+                while not equal(left, 1):
+                    if not rest:
+                        raise ShapeError
+                    slot = rest[0]
+                    within = quotient(left, slot.axis.root.size)
+                    if within is not None:
+                        row.append(rest.pop(0))
+                        left = within
+                        continue
+                    slot.axis.root.split(left)
+                    split = True
+                    break
+                if split:
+                    break
+                rows.append(tuple(row))
+            if not split:
+                break
+            view = view.fresh()
+        if rest:
+            raise ShapeError
+        return replace(view, dims=tuple(rows))
+
+
+class ShapeError(Exception):
+    """A shape that has not as many places as the view."""
+
+
+def all_leaves(rows: Iterable[Dimension]) -> tuple[Axis, ...]:
+    """The classes of rows of slots, in their order."""
+    return tuple(leaves([slot.axis for row in rows for slot in row]))

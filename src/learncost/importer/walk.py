@@ -1,0 +1,367 @@
+"""From a module to the text of a layer: its graph is exported, read, and written in the notation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from learncost.importer import rules  # they register themselves
+from learncost.importer.axes import Axis, Size
+from learncost.importer.bodies import with_words
+from learncost.importer.changes import Change, changes, following, unsettled
+from learncost.importer.constants import Constants
+from learncost.importer.equations import Equation, Read
+from learncost.importer.export import Exported, export
+from learncost.importer.fold import Item, folded
+from learncost.importer.layer_text import LayerText
+from learncost.importer.nodes import SAME_SIZES, operator_name, size_of
+from learncost.importer.ones import as_given, kept_axes
+from learncost.importer.operands import Chosen, Complex, Masked, Outside, Whole
+from learncost.importer.reader import Reader
+from learncost.importer.reading import read
+from learncost.importer.text import Writer, needed, read_in_products
+from learncost.importer.views import Stored, View
+from learncost.ir.errors import InputError
+from learncost.ir.stated import Limit
+
+
+@dataclass
+class Imported:
+    """What was read of a module.
+
+    text      the layer in the notation
+    inputs    where the values of its inputs come from, by name: one, or those of all turns of a repeat
+    weights   the parameters' paths, by name: one, or those of all turns
+    outputs   their names, and `output_nodes` the nodes of the graph that give them
+    changed   of outputs that are new values of buffers, parameters or inputs changed in place: what they are of
+    derived   sizes that follow from open ones, as expressions
+    met       sizes of axes that are called by no open letter, in the order in which they got a letter
+    """
+
+    text: str
+    exported: Exported
+    reader: Reader
+    inputs: Mapping[str, tuple[Stored, ...]]
+    weights: Mapping[str, tuple[str, ...]]
+    outputs: Sequence[str]
+    output_nodes: Sequence[str]
+    derived: Mapping[str, str]
+    met: Sequence[Size] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, expression: str, sizes: Mapping[str, int]) -> int:
+        """A size that follows from others, given these. Raises `InputError` where some of them are not given."""
+        import sympy
+        from torch.utils._sympy import functions
+
+        names = re.findall(r"\w+(?=\()", expression)
+        called = {name: getattr(functions, name) for name in names if hasattr(functions, name)}
+        letters = {name: sympy.Symbol(name) for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\()", expression)}
+        # A letter E is no number, an N no function.
+        size = sympy.sympify(expression, locals=called | letters).subs(sizes)
+        if unknown := sorted(map(str, size.free_symbols)):
+            raise InputError(f"the size {expression} needs {', '.join(unknown)}, which the values of a run say")
+        return int(size)
+
+
+def read_module(
+    module: Any,
+    inputs: Any,
+    symbols: Mapping[str, str] | None = None,
+    *,
+    name: str = "",
+    fold: bool = True,
+    unknown: str = "refuse",
+) -> Imported:
+    """The layer that a PyTorch module is.
+
+    Parameters
+    ----------
+    module
+        A torch.nn.Module.
+    inputs
+        Example tensors: a tuple for the arguments of forward in their order, or a mapping by their names.
+    symbols
+        Of inputs, what their dimensions are called, such as `{"idx": "B M"}`: a letter is a size that stays open, a
+        number one that is fixed.
+    fold
+        Whether equal blocks become a repeat.
+    unknown
+        What becomes of an operator of which nobody knows the cost: refuse, or zero, a line without a number.
+
+    Raises
+    ------
+    InputError
+        For what PyTorch cannot export or what no rule reads, with the user's own line.
+    """
+    return read_exported(export(module, inputs, symbols or {}), module, name=name, fold=fold, unknown=unknown)
+
+
+def read_exported(
+    exported: Exported,
+    module: Any,
+    *,
+    name: str = "",
+    fold: bool = True,
+    unknown: str = "refuse",
+    stated: Mapping[int, Size] = {},
+    taken: Iterable[str] = (),
+) -> Imported:
+    """The layer that an exported module is; of sizes that are `met`, by their place, `stated` says more than the number
+    that they have in this export. No size is called by a letter that is `taken`. Raises `InputError`.
+    """
+    SAME_SIZES.set(exported.letters.same_sizes)
+    constants = Constants(_tensors(exported, module))
+    makes = not exported.weights.paths and not any(exported.wants_gradient.values())
+    reader = Reader(exported.program.graph, unknown == "zero", makes, unsettled(exported), constants=constants)
+    reader.buffers = dict(exported.program.graph_signature.inputs_to_buffers)
+    reader.counted = frozenset(exported.program.graph_signature.buffers_to_mutate.values())
+    reader.averages = frozenset(path for path, part in module.named_modules() if getattr(part, "momentum", 0.0) is None)
+    weights: dict[Stored, str] = {}
+    graph = exported.program.graph
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            reader.values[node] = _given(reader, exported, node, weights)
+        elif node.op == "get_attr":
+            reader.values[node] = Outside(node)
+        elif node.op == "call_function":
+            read(reader, node)
+    changed = changes(reader, exported, weights)
+    outputs = _outputs(reader, exported, graph.output_node(), bool(changed))
+    writer = Writer(exported.letters.symbols, stated)
+    writer.axes.taken |= set(taken)
+    return _written(reader, exported, weights, outputs, changed, name or type(module).__name__, fold, writer)
+
+
+WITHOUT_GRADIENT = (
+    *("detach", "detach_", "sign", "sgn", "floor", "ceil", "round", "trunc", "fix", "heaviside", "floor_divide"),
+    *("bernoulli", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty"),
+)
+"""Operators through which no gradient passes, although they are given values that learn."""
+
+
+OF_THE_FIRST = ("type_as", "view_as", "expand_as", "reshape_as")
+"""Operators that take the type or the shape of another value alone."""
+
+
+def _check_given(exported: Exported, reader: Reader, given: Mapping[str, Sequence[Stored]]) -> None:
+    """Refuse an input of the table that follows from what learns: its gradient would be missing without a word."""
+    learned = set()
+    nodes = {}
+    for node in exported.program.graph.nodes:
+        nodes[node.name] = node
+        path = exported.weights.paths.get(node.name)
+        if node.op == "placeholder":
+            if (path is not None and exported.weights.learns[path]) or exported.wants_gradient.get(node.name):
+                learned.add(node)
+            continue
+        values = node.meta.get("val")
+        several = values if isinstance(values, tuple | list) else (values,)
+        has_gradient = any(getattr(getattr(each, "dtype", None), "is_floating_point", False) for each in several)
+        has_gradient |= any(getattr(getattr(each, "dtype", None), "is_complex", False) for each in several)
+        name = operator_name(node.target).partition(".")[0]
+        read = node.all_input_nodes[:1] if name in OF_THE_FIRST else node.all_input_nodes
+        if has_gradient and name not in WITHOUT_GRADIENT and not learned.isdisjoint(read):
+            learned.add(node)
+    for stored in (each for several in given.values() for each in several):
+        node = nodes.get(stored.target)
+        if stored.kind in ("constant", "real part", "imaginary part") and node in learned:
+            reader.node = node
+            raise reader.refusal(f"{stored.name}, which follows from what learns and would stand outside of the table,")
+
+
+def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
+    """Buffers and lifted constants by the graph's nodes, without floats that the module changes in place."""
+    program, changed = exported.program, {of for _, of in exported.changed}
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    tensors = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind.name in ("BUFFER", "CONSTANT_TENSOR") and spec.arg.name in nodes:
+            tensor = buffers.get(spec.target, program.constants.get(spec.target))
+            if tensor is not None and not (spec.target in changed and tensor.is_floating_point()):
+                tensors[nodes[spec.arg.name]] = tensor
+    return tensors
+
+
+def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, str]) -> Any:
+    """What a placeholder is: a weight, a float input, or what stays outside."""
+    import torch
+
+    value = node.meta.get("val")
+    paths, same = exported.weights.paths, exported.weights.same
+    if node.name in paths:
+        path = same.get(paths[node.name], paths[node.name])  # a parameter may have a second name
+        sizes = [*map(size_of, value.shape), *((2,) if value.dtype.is_complex else ())]  # two numbers for each
+        for stored, known in weights.items():
+            if known == path:
+                return _looked(reader, as_given(stored, sizes, reader.kept[stored]), value)
+        names = [name for name, known in paths.items() if same.get(known, known) == path]
+        kept = kept_axes(sizes, (each for each in exported.program.graph.nodes if each.name in names))
+        view = _input(path, sizes, kept, "weight")
+        weights[view.stored] = path
+        reader.kept[view.stored] = kept
+        return _looked(reader, view, value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    if node.name in exported.inputs and value.dtype.is_floating_point:
+        sizes = [size_of(size) for size in value.shape]
+        view = _input(exported.inputs[node.name], sizes, kept_axes(sizes, [node]), "input")
+        view.stored.target = node.name
+        reader.given[(node, "constant")] = view.stored
+        return view
+    return Outside(node)
+
+
+def _looked(reader: Reader, view: View, value: Any) -> View | Complex:
+    """A weight as the graph has it: complex numbers are the pairs that it stores."""
+    return rules.complex.view_as_complex(reader, view) if value.dtype.is_complex else view
+
+
+def _input(name: str, sizes: Sequence[Size], kept: Sequence[int], kind: str) -> View:
+    """A value that is given, with the axes that are kept."""
+    return as_given(Stored(name, tuple(Axis(sizes[place]) for place in kept), kind, name), sizes, kept)
+
+
+def _outputs(reader: Reader, exported: Exported, node: Any, changes: bool) -> list[tuple[str, View, str]]:
+    """The float outputs that follow from what is in the table, by name; of a module that makes numbers for others, what
+    holds and what does not, too.
+
+    A number to which all others lead is the loss, and stands alone.
+
+    changes   whether the module changes a value in place: it may then return none
+    """
+    every: list[tuple[str, View, str]] = []
+    for number, (source, name) in enumerate(zip(node.args[0], exported.outputs, strict=False)):
+        value = reader.values.get(source)
+        if isinstance(value, Outside):
+            value = reader.made(value)
+        if name is None or not isinstance(value, View):
+            continue
+        if not source.meta["val"].dtype.is_floating_point and not (reader.makes and value.stored.kind == "truth"):
+            continue
+        every.append((name or f"output_{number}", value, str(source.name)))
+    if not every and not changes:
+        raise InputError("nothing that the module returns is a float that follows from its weights or its float inputs")
+    for _, value, node_name in every:
+        ways = () if value.dims else _ways(reader.recorder.equations, value.stored)
+        if ways and all(other.stored in ways for _, other, _ in every):
+            return [("loss", value, node_name)]
+    return every
+
+
+def _ways(equations: Sequence[Equation], end: Stored) -> set[Stored]:
+    """Every value through which a gradient comes from an end."""
+    ways = {end}
+    for equation in reversed(equations):
+        if equation.word != "stop_gradient" and any(read.view.stored in ways for read in equation.left):
+            ways.update(equation.reads)
+    return ways
+
+
+def _written(
+    reader: Reader,
+    exported: Exported,
+    weights: Mapping[Stored, str],
+    outputs: Sequence[tuple[str, View, str]],
+    changed: Sequence[Change],
+    name: str,
+    fold: bool,
+    writer: Writer,
+) -> Imported:
+    recorder = reader.recorder
+    recorder.module, recorder.operator, recorder.again = "", "output", ""
+    results: list[Stored] = []
+    returned = len(outputs)
+    outputs = [*outputs, *((f"{each.of}.after", each.value, each.node) for each in changed)]
+    for label, value, _ in outputs:
+        results.append(_as_output(reader, label, value, results))
+    kept = [*results]
+    equations = needed(recorder.equations, kept)
+    while before := [each for each in _behind(reader, exported, equations) if each not in kept]:
+        kept += before
+        equations = needed(recorder.equations, kept)
+    equations = needed(with_words(equations, kept, reader.masked), kept)
+    equations = needed(read_in_products(equations, kept), kept)
+    items: list[Item] = list(equations)
+    if fold:
+        learned = following(equations, exported, weights)
+        items = folded(items, kept, learned.__contains__)
+    limits = _limits(exported, reader)
+    layer_text = LayerText(items, results, exported, weights, writer, limits)
+    writer.values.taken |= set(exported.letters.symbols.values())
+    layer_text.prepare([label for label, *_ in outputs])
+    unused = ", ".join(exported.unused.places)
+    remarks = [f"{name}, read from PyTorch.", *([f"Nothing reads a result of {unused}."] if unused else [])]
+    of_changed = dict(zip(map(writer.name, results[returned:]), (each.of for each in changed), strict=True))
+    remarks += [f"{result} is {of} after the call, which changes it in place." for result, of in of_changed.items()]
+    text = layer_text.text(name, remarks)
+    read = [s for s in layer_text.given if s.kind != "running"]
+    given = {layer_text.header_name(s): tuple(layer_text.stacks.get(s, [s])) for s in read}
+    _check_given(exported, reader, {name: several for name, several in given.items() if several[0] not in weights})
+    return Imported(
+        text,
+        exported,
+        reader,
+        {name: several for name, several in given.items() if several[0] not in weights},
+        {name: tuple(weights[s] for s in several) for name, several in given.items() if several[0] in weights},
+        tuple(map(writer.name, results)),
+        tuple(node for *_, node in outputs),
+        {letter: writer.size(size) for letter, size in writer.sizes.items() if not isinstance(size, int)},
+        writer.met,
+        of_changed,
+    )
+
+
+def _limits(exported: Exported, reader: Reader) -> Mapping[str, Limit]:
+    """The sizes that open letters may have: those that the export holds for, and places that there are to look up."""
+    limits = dict(exported.letters.limits)
+    for size, most in reader.limits.items():
+        if letter := exported.letters.symbols.get(str(size)):
+            limits[letter] = limits.get(letter, Limit()) & Limit(most=most)
+    return limits
+
+
+def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -> list[Stored]:
+    """Values of the table that inputs from outside are computed from, as a mask of what is no number, or whole numbers
+    that the module returns: they are made."""
+    nodes = {node.name: node for node in exported.program.graph.nodes}
+    left = [nodes[stored.target] for each in equations for stored in each.reads if stored.target in nodes]
+    returned = [
+        nodes[name]
+        for name in (*exported.outputs, *exported.selecting)
+        if name in nodes and nodes[name].op == "call_function"
+    ]
+    left += [node for node in returned if not isinstance(reader.values.get(node), View | Complex)]
+    seen, values = set(left), dict[Stored, None]()
+    selecting = (reader.values.get(nodes[name]) for name in exported.selecting if name in nodes)
+    values |= dict.fromkeys(view.stored for view in selecting if isinstance(view, View))
+    while left:
+        for node in left.pop().all_input_nodes:
+            value = reader.values.get(node)
+            for part in (value.real, value.imaginary) if isinstance(value, Complex) else (value,):
+                view = part.view if isinstance(part, Chosen | Masked | Whole) else part
+                if isinstance(view, View):
+                    values[view.stored] = None
+            if isinstance(value, Outside | Chosen | Whole) and node not in seen:
+                seen.add(node)
+                left.append(node)
+    made = {read.view.stored for each in equations for read in each.left}  # what is there already is kept as it is
+    return [stored for stored in values if stored.kind not in ("weight", "input") and stored not in made]
+
+
+def _as_output(reader: Reader, label: str, value: View, taken: Sequence[Stored]) -> Stored:
+    """A value as the module returns it: its axes in the order of its dimensions, in an array of its own."""
+    value = value.fresh()
+    made = {read.view.stored for equation in reader.recorder.equations for read in equation.left}
+    order = [slot for row in value.dims for slot in row]
+    if value.is_plain and list(value.index) == order and value.stored in made and value.stored not in taken:
+        return value.stored
+    value = reader.recorder.whole_spread(value, range(len(value.dims)))
+    letters = tuple(range(len(value.dims)))
+    result = reader.recorder.result([Read(value, letters)], letters, label)
+    reader.recorder.add(Equation("product", (Read(result, letters),), (Read(value, letters),)))
+    return result.stored

@@ -1,0 +1,196 @@
+"""A module with what it reads as the text of a table: sizes are tried for letters, refusals are told in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from learncost.importer.axes import Size
+from learncost.importer.examples import flattened
+from learncost.importer.inputs import Input, attempts, checked, examples_of, sized, symbols_of, tensors
+from learncost.importer.refusals import (
+    FixedError,
+    NotExportedError,
+    OnValuesError,
+    RaisedError,
+    WhileExportedError,
+    exports,
+    raises_too,
+)
+from learncost.ir.errors import InputError
+
+if TYPE_CHECKING:
+    from learncost.importer.walk import Imported
+
+
+def table_of(
+    module: Any,
+    given: Sequence[Input] | Mapping[str, Any],
+    called: str,
+    *,
+    symbols: Mapping[str, str] = {},
+    unknown: str = "refuse",
+    as_run: bool = False,
+    fold: bool = True,
+    stage: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = lambda text: None,
+    real: Callable[[], Any] | None = None,
+    beside: str = "",
+    keep: Callable[[Imported, Any], None] = lambda imported, whole: None,
+) -> tuple[str, list[str]]:
+    """The text of a module's table, and what its inputs are in words. Raises `InputError`.
+
+    given    what it reads, in words, or example values by name, of which `symbols` says what stays open
+    called   what messages call it
+    unknown  what becomes of an operator of which nobody knows the cost: refuse or zero
+    as_run   take down the operations of one run
+    fold     equal blocks become a repeat
+    stage    is told what is being done, `say` what somebody should know
+    real     builds the module with values in its parameters, where this one has none
+    beside   the text of a table that stands beside it, whose letters for sizes it leaves alone; of the same lines: ""
+    keep     is told what was read, and of what: the module, or one run of it
+    """
+    from learncost.importer.as_run import straight
+    from learncost.importer.export import Exported, export
+    from learncost.importer.parts import in_parts
+    from learncost.importer.varied import told, varied
+    from learncost.importer.walk import read_exported
+
+    name = type(module).__name__
+
+    def read(values: Mapping[str, Any], letters: Mapping[str, str]) -> str:
+        text = read_with(values, letters, frozenset())
+        if not beside:
+            return text
+        return "" if _lines(text) == _lines(beside) else read_with(values, letters, letters_of(beside))
+
+    def read_with(values: Mapping[str, Any], letters: Mapping[str, str], others: frozenset[str]) -> str:
+        with exports(called):
+            whole = straight(module, values) if as_run else module
+            leaves = flattened(values).items()
+            taken = {key: value for key, value in leaves if hasattr(value, "shape")} if as_run else values
+            exported = export(whole, taken, letters)
+
+            def at(sizes: Mapping[str, int]) -> Exported:
+                stage(f"reading {name} at {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
+                words = {
+                    key: " ".join(str(sizes.get(word, word)) for word in text.split()) for key, text in letters.items()
+                }
+                return export(whole, sized(values, sizes, letters), words)
+
+            def table(exported: Exported, stated: Mapping[int, Size]) -> Imported:
+                return read_exported(
+                    exported, whole, name=name, unknown=unknown, fold=fold, stated=stated, taken=others
+                )
+
+            first = table(exported, {})
+            keep(first, whole)
+            if not exported.letters.fixed:
+                return first.text
+            with suppress(InputError):
+                if answer := varied(first, at, table, _numbers(values)):
+                    imported, tried = answer
+                    say(remark := told(called, tried))
+                    return f"% {remark}\n{imported.text}"
+        letter, size = next(iter(exported.letters.fixed.items()))
+        raise FixedError(
+            f"{called} cannot be read with {letter} open: its code makes a number of it, as a loop over it does, or an "
+            f"input whose size is a number does (tried with {letter} = {size}); write the number that you mean, as in "
+            f"{_with(values, letters, letter, size)}"
+        )
+
+    def parts(values: Mapping[str, Any], error: InputError) -> str:
+        """The parts of a module that cannot be exported, where that is asked for."""
+        ways = ["--as-run (in Python as_run=True) takes down one run"] * isinstance(error, WhileExportedError)
+        has_parts = any(module.children())
+        if has_parts:
+            ways.append("--unknown zero reads the parts that can be exported, and says `>=`")
+        if as_run or not ways or (unknown == "zero" and not has_parts):
+            raise error
+        if unknown != "zero":
+            if isinstance(error, RaisedError) or raises_too(module, values, error):
+                raise error
+            raise type(error)(f"{error}; {', and '.join(ways)}")
+        stage(f"reading the parts of {name}")
+        apart = in_parts(real() if real else module, values, called, fold)
+        say(apart.told(called))
+        return f"% {apart.told(called)}\n{apart.text}"
+
+    stage(f"reading {name}")
+    if isinstance(given, Mapping):
+        described = [f"{key}: {_described(value)}" for key, value in given.items()]
+        try:
+            return read(given, {} if as_run else symbols), described
+        except (NotExportedError, OnValuesError) as error:
+            return parts(given, error), described
+    given = checked(given, module, called)
+    described = [str(each) for each in given]
+    if as_run:
+        if (letter := _without_example(given)) is not None:
+            raise InputError(
+                f"one run has one size for {letter}: write a number, or {letter}=8, in the inputs of {called}"
+            )
+        return read(tensors(given, examples_of(given)), {}), described
+    first: NotExportedError | None = None
+    for sizes in attempts(given):
+        if first:
+            stage(f"reading {name}, tried with {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
+        try:
+            return read(tensors(given, sizes), symbols_of(given)), described
+        except NotExportedError as error:
+            first = first or error
+        except OnValuesError as error:
+            return parts(tensors(given, sizes), error), described
+    assert first is not None
+    if _SYMBOL.search(str(first)):  # PyTorch's own name of a size that is open: at numbers it says numbers
+        at = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+        try:
+            read(tensors(given, sizes), {})
+        except NotExportedError as error:
+            first = type(error)(f"{error} ({at})")
+    return parts(tensors(given, sizes), first), described
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a table without its remarks."""
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("%")]
+
+
+def letters_of(text: str) -> frozenset[str]:
+    """The letters of sizes that the text of a table fixes, or says to follow from others."""
+    said = (line for line in text.splitlines() if line.strip().startswith(("sizes:", "follows:", "undecided:")))
+    words = (word for line in said for word in line.partition(":")[2].split())
+    return frozenset(word.partition("=")[0] for word in words)
+
+
+_SYMBOL = re.compile(r"\bs\d+\b")
+
+
+def _without_example(inputs: Sequence[Input]) -> str | None:
+    """The first letter of inputs that has no example."""
+    return next((letter for each in inputs for letter in each.letters if letter not in examples_of(inputs)), None)
+
+
+def _with(values: Mapping[str, Any], letters: Mapping[str, str], letter: str, size: int) -> str:
+    """The first input that has a letter, as it is said with a number in its place."""
+    name, words = next((name, words.split()) for name, words in letters.items() if letter in words.split())
+    kind = str(values[name].dtype).removeprefix("torch.")
+    return f"'{name}: {kind} {' '.join(str(size) if word == letter else word for word in words)}'"
+
+
+def _described(value: Any) -> str:
+    """A value in words, in one line: a tensor by its type and its sizes."""
+    if (shape := getattr(value, "shape", None)) is not None:
+        return " ".join(map(str, (str(value.dtype).removeprefix("torch."), *shape)))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_described(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_described, value))})"
+    return " ".join(repr(value).split())
+
+
+def _numbers(values: Mapping[str, Any]) -> set[int]:
+    """All sizes of the example values."""
+    return {int(size) for value in values.values() for size in getattr(value, "shape", ())}

@@ -1,5 +1,0 @@
-"""Runs a module's training step on tensors without values, and takes down what PyTorch's allocator would hand out."""
-
-from learncost.models.imported.running.stepping import Stepping
-
-__all__ = ["Stepping"]

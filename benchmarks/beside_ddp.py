@@ -29,10 +29,11 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines import hugging_face
+from learncost.engines.options import Options
 from learncost.models.configuration import configure
-from learncost.training import hugging_face, memory
+from learncost.training import memory
 from learncost.training.mesh_engine import MeshEngine
-from learncost.training.options import Options
 
 RATE, BETA_2, DECAY = 1e-3, 0.99, 0.01
 PAIRS = {"ours, ddp": "DDP", "ours, fsdp": "FSDP2"}

@@ -46,8 +46,8 @@ import torch.distributed.checkpoint.state_dict_saver  # noqa: F401  # which take
 
 from learncost.cli.command import main as command
 from learncost.ir.precision import PRECISIONS
+from learncost.models.storage import read_arrays
 from learncost.sharding.mesh import mesh
-from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
 
 MODEL = "--model gpt2 --n-layer 2 --n-embd 16 --n-head 2 --batch-size 4 --seq-len 32 --dropout 0.1"

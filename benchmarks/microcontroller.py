@@ -22,11 +22,11 @@ from runpy import run_path
 from typing import Any
 
 import learncost as lc
-from learncost.contest.images import VIT
 from learncost.derivations.boards import HOST
 from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.engines.boards import BOARDS, build, run
 from learncost.models.configuration import Configuration, configure
+from learncost.training.contest.images import VIT
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "microcontroller"
 BATCH, EPOCHS, SEEDS = 4, 10, (1, 2, 3, 4, 5)

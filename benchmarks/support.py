@@ -1,7 +1,7 @@
 """What every family is good for, by doing it: costs, memory of every runner, emitted steps, trainings, verification.
 
     python benchmarks/support.py                     says which fields differ from those that are kept
-    python benchmarks/support.py --write             keeps today's, in src/learncost/training/support.json
+    python benchmarks/support.py --write             keeps today's, in src/learncost/cli/support.json
     python benchmarks/support.py --families t5,vit   only these
     python benchmarks/support.py --fields cost       only what begins so
 
@@ -18,8 +18,8 @@ from functools import partial
 from multiprocessing import Pool
 from typing import Any
 
+from learncost.cli.support import FILE, checksum, fields, kept_support, reason
 from learncost.models.families import FAMILIES
-from learncost.training.support import FILE, checksum, fields, kept_support, reason
 
 
 def _family(name: str, begins: str) -> tuple[str, dict[str, Any]]:

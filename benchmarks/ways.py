@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from learncost.contest.budget import Budget
-from learncost.contest.contest import contest
-from learncost.contest.entrant import Setting, entrants
-from learncost.contest.images import vit
-from learncost.contest.problem import Problem
-from learncost.contest.text import DECODER, text
-from learncost.training.files import write_json
+from learncost.models.storage import write_json
+from learncost.training.contest.budget import Budget
+from learncost.training.contest.contest import contest
+from learncost.training.contest.entrant import Setting, entrants
+from learncost.training.contest.images import vit
+from learncost.training.contest.problem import Problem
+from learncost.training.contest.text import DECODER, text
 
 PROCEDURES = (
     "bp",

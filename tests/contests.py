@@ -4,11 +4,11 @@ from functools import cache
 
 import numpy as np
 
-from learncost.contest.budget import budget
-from learncost.contest.contest import contest
-from learncost.contest.entrant import Setting, entrants
-from learncost.contest.images import mlp, vit
-from learncost.contest.text import DECODER, text
+from learncost.training.contest.budget import budget
+from learncost.training.contest.contest import contest
+from learncost.training.contest.entrant import Setting, entrants
+from learncost.training.contest.images import mlp, vit
+from learncost.training.contest.text import DECODER, text
 
 ALL = entrants("bp,recompute,pepita:paper,pepita:stable,mempepita:paper,mempepita:stable,head-only", "stable")
 

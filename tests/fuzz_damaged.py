@@ -26,7 +26,7 @@ import numpy as np
 
 from commands.called import Called, call, ending
 from fuzz_calibration import OTHERS, changed_value, good_calibration
-from learncost.training.files import read_arrays, write_arrays
+from learncost.models.storage import read_arrays, write_arrays
 from learncost.training.folder import LOGS
 from learncost.viz.serve.runs import Runs
 

@@ -7,12 +7,12 @@ import learncost as lc
 from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.engines.emitted import Programs
+from learncost.engines.options import Options
 from learncost.models.configuration import configure
 from learncost.models.model import run_sizes
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.step import step
 from learncost.training.engine import NumPyEngine
-from learncost.training.options import Options
 from trainings import batch, training
 
 EXACT = 1e-12

@@ -8,7 +8,7 @@ import pytest
 
 import learncost as lc
 from contests import held
-from learncost.contest.entrant import entrants
+from learncost.training.contest.entrant import entrants
 from learncost.viz.figures import module_of
 
 

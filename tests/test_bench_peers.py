@@ -11,9 +11,9 @@ from learncost.bench.floor import products
 from learncost.bench.packing import packed, unpacked
 from learncost.bench.sides import PEERS, SIDES
 from learncost.bench.subject import Subject
+from learncost.engines.hugging_face import from_theirs, to_theirs
 from learncost.ir.errors import InputError
 from learncost.timing import MatrixProduct
-from learncost.training.hugging_face import from_theirs, to_theirs
 from sampling import sampled
 
 GPT2 = {

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.contest.entrant import Entrant, Setting, costs
-from learncost.contest.images import vit
 from learncost.procedures.procedure import LEARNING
+from learncost.training.contest.entrant import Entrant, Setting, costs
+from learncost.training.contest.images import vit
 
 SIZES = {"n_layer": 3, "n_embd": 8, "n_head": 2, "vocab_size": 10, "learning_rate": 0.01, "seed": 1}
 FLAT = """flat(X targets share; W) -> loss

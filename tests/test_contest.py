@@ -8,12 +8,12 @@ import pytest
 
 import learncost as lc
 from contests import ALL, held, problem, rows, setting
-from learncost.contest.budget import Budget
-from learncost.contest.contest import contest
-from learncost.contest.entrant import Setting, Training, costs, entrants
-from learncost.contest.images import mlp, vit
-from learncost.contest.trial import Outcome, search
 from learncost.engines.core import Prepared
+from learncost.training.contest.budget import Budget
+from learncost.training.contest.contest import contest
+from learncost.training.contest.entrant import Setting, Training, costs, entrants
+from learncost.training.contest.images import mlp, vit
+from learncost.training.contest.trial import Outcome, search
 from learncost.training.data.examples import Examples
 from sampling import sampled
 

@@ -9,13 +9,13 @@ import pytest
 import learncost as lc
 from contests import ALL, SMALL, problem, rows, setting
 from counting import counting, tally_of
-from learncost.contest.budget import Budget, budget, share
-from learncost.contest.entrant import Cost, Setting, Training, costs, entrants
-from learncost.contest.images import CLASSES, VIT, mlp, vit
-from learncost.contest.text import DECODER, text
 from learncost.interpreter import execute
 from learncost.models.small import contents
 from learncost.reports.sheet import size_of
+from learncost.training.contest.budget import Budget, budget, share
+from learncost.training.contest.entrant import Cost, Setting, Training, costs, entrants
+from learncost.training.contest.images import CLASSES, VIT, mlp, vit
+from learncost.training.contest.text import DECODER, text
 from sampling import sampled
 
 KINDS = ("mlp", "vit", "text")

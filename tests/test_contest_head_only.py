@@ -6,11 +6,11 @@ import torch
 
 import learncost as lc
 from contests import problem, rows, setting
-from learncost.contest.entrant import Entrant, Training
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.procedure import LEARNING, PROCEDURES
 from learncost.procedures.step import step
+from learncost.training.contest.entrant import Entrant, Training
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 50}
 LLAMA = {"model_type": "llama", "intermediate_size": 24, "max_position_embeddings": 32, **SIZES}

@@ -8,9 +8,9 @@ import pytest
 
 from contests import entrants, held
 from learncost.cli.command import main
-from learncost.contest.contest import Contest
-from learncost.contest.workers import workers
 from learncost.ir.errors import InputError
+from learncost.training.contest.contest import Contest
+from learncost.training.contest.workers import workers
 
 NAMES = entrants("bp,pepita:paper", "stable")
 
@@ -65,7 +65,7 @@ class Silent:
     ],
 )
 def test_what_is_no_worker_is_one_line(named, line, capsys, monkeypatch):
-    monkeypatch.setattr("learncost.contest.workers.PATIENCE", 1)
+    monkeypatch.setattr("learncost.training.contest.workers.PATIENCE", 1)
     assert main(["contest", "digits", "--budget", "steps:1", "--workers", named]) == 2
     message = capsys.readouterr().err
     assert line in message

@@ -10,10 +10,10 @@ import learncost as lc
 from decoder_places import places_of
 from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import module_of, read
+from learncost.engines.made import made_inputs
 from learncost.ir.errors import InputError
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_alibi, with_scale
-from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
 
 transformers = pytest.importorskip("transformers")

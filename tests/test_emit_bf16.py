@@ -10,13 +10,13 @@ import pytest
 
 import trainings
 from learncost.backends import program
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.training.engines import engine
-from learncost.training.options import Options
 from learncost.verification.sample import random_arrays, small_sizes
 from programs import execute
 from sampling import sampled

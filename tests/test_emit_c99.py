@@ -350,7 +350,7 @@ def _of(program: Program, name: str) -> Any:
 
 def test_rooms_are_those_of_the_program() -> None:
     program = made("gpt2", "fp32", optimizer="adamw")
-    from learncost.models.made import names_made
+    from learncost.engines.made import names_made
 
     fixed = names_made(program.training.model)
     assert rooms(program.tables.values(), program.sizes, "fp32", fixed) == program.firmware.rooms

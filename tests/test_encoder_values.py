@@ -11,7 +11,7 @@ import learncost as lc
 from encoder_places import PLACES, H
 from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import read
-from learncost.models.made import made_inputs
+from learncost.engines.made import made_inputs
 from learncost.models.model import build, run_sizes
 from sampling import sampled
 

@@ -8,7 +8,7 @@ import pytest
 import learncost as lc
 from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_flops, check_parameters, module_of, read
-from learncost.models.made import made_inputs
+from learncost.engines.made import made_inputs
 from learncost.models.model import build, run_sizes
 from sampling import sampled
 

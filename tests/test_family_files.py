@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from learncost.engines import made as positions
 from learncost.ir.errors import InputError
-from learncost.models import made as positions
 from learncost.models.compose import plan
 from learncost.models.configuration import Configuration, configure
 from learncost.models.expression import FUNCTIONS, evaluate, names

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from contests import problem, rows, setting  # noqa: E402
 from foreign_models import in_float64  # noqa: E402
-from learncost.contest.entrant import Entrant, Training  # noqa: E402
+from learncost.training.contest.entrant import Entrant, Training  # noqa: E402
 from test_transformers import ARCHITECTURES, batch_of, ours, pair  # noqa: E402
 
 __all__ = ["in_float64"]

@@ -25,9 +25,9 @@ from encoder_places import PLACES
 from foreign_models import float64, numpy_of, shaken
 from hugging_face import module_of, read
 from learncost.engines.compiler import compiler
+from learncost.engines.options import Options
 from learncost.models.model import build
 from learncost.training.engines import engine
-from learncost.training.options import Options
 from test_transformers import places as gpt_places
 
 transformers = pytest.importorskip("transformers")

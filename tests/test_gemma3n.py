@@ -9,8 +9,8 @@ import torch
 import learncost as lc
 from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
+from learncost.engines.made import made_inputs
 from learncost.ir.errors import InputError
-from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
 from learncost.models.presets import preset
 from learncost.verification.sample import random_arrays

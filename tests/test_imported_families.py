@@ -7,11 +7,11 @@ import torch
 import transformers
 
 import learncost as lc
+from learncost.engines.hugging_face import config as hugging_face
 from learncost.importer.walk import read_module
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL
 from learncost.models.small import small
-from learncost.training.hugging_face import config as hugging_face
 from learncost.verification.imported import parity
 
 GENERIC = {"decoder", "encoder", "encoder-decoder", "gpt3-jiang", "palm"}

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.engines import engine
-from learncost.training.options import Options
 
 jax = pytest.importorskip("jax")
 

@@ -21,6 +21,7 @@ from learncost.backends.placed.between import HELPERS, MESSAGE
 from learncost.cli.command import main
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
+from learncost.models.storage import read_arrays
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
@@ -29,7 +30,6 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
 from learncost.training import heartbeat, meeting
-from learncost.training.files import read_arrays
 from learncost.training.folder import Folder
 from learncost.training.parts import newest, read_whole
 from processes import begun, ended, free_port, worked

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.engines.made import made_inputs
 from learncost.ir.count import size_of
 from learncost.models.configuration import configure
-from learncost.models.made import made_inputs
 from learncost.models.model import build
 
 BATCH, LENGTH = 2, 5

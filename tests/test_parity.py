@@ -6,9 +6,9 @@ from statistics import median
 import numpy as np
 import pytest
 
+from learncost.engines.options import Options
 from learncost.models.configuration import configure
 from learncost.training.engines import engine
-from learncost.training.options import Options
 from sampling import sampled
 
 torch = pytest.importorskip("torch")

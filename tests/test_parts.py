@@ -9,8 +9,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import learncost as lc
+from learncost.models.storage import NOTHING, Kept
 from learncost.training import parts
-from learncost.training.files import NOTHING, Kept
 from learncost.training.parts import Part
 
 ARRAYS = {

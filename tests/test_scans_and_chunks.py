@@ -9,11 +9,11 @@ import torch
 import learncost as lc
 from foreign_models import in_float64, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
+from learncost.engines.made import made_inputs
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import walk
 from learncost.layers.active import parameters
 from learncost.models.configuration import configure
-from learncost.models.made import made_inputs
 from learncost.models.model import build
 from learncost.models.presets import preset
 from learncost.models.small import small

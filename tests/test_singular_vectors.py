@@ -5,8 +5,6 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.contest.entrant import Entrant, Setting, Training, costs
-from learncost.contest.images import vit
 from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.engines.emitted import Programs
@@ -21,6 +19,8 @@ from learncost.passes.lower import lower
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.singular_vectors import singular_vectors
 from learncost.procedures.step import step
+from learncost.training.contest.entrant import Entrant, Setting, Training, costs
+from learncost.training.contest.images import vit
 from learncost.verification.check import sound_arrays, tally
 
 RANK, HELD, RATE, SCALE = 3, 4, 0.05, 0.25

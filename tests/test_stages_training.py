@@ -8,9 +8,9 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.engines.options import Options
 from learncost.models.configuration import configure
-from learncost.training.files import read_arrays
-from learncost.training.options import Options
+from learncost.models.storage import read_arrays
 from learncost.training.parts import newest
 from learncost.training.stages_engine import mesh_engine
 from processes import begun, ended

@@ -7,7 +7,7 @@ import learncost as lc
 from decoder_places import apart, network, norm, output, places_of
 from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import check_flops, check_parameters, module_of, read
-from learncost.models.made import made_inputs
+from learncost.engines.made import made_inputs
 from learncost.models.model import build, run_sizes
 
 torch = pytest.importorskip("torch")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from learncost.cli.command import main
+from learncost.cli.support import UNTRIED, checksum, fields, kept_support, reason
 from learncost.ir.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.procedures.procedure import LEARNING, procedure
-from learncost.training.support import UNTRIED, checksum, fields, kept_support, reason
 
 SLOW = ("jax", "verify")
 """Fields that take seconds: one of a sample at most."""

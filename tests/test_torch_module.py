@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.engines.options import Options
 from learncost.layers.layer import shipped_layer
 from learncost.training.engines import engine
-from learncost.training.options import Options
 from learncost.verification.check import sound_arrays
 from learncost.verification.sample import small_sizes
 from sampling import LEARNING

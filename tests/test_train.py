@@ -21,18 +21,18 @@ from safetensors.numpy import load_file, save_file
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.engines.options import Options
+from learncost.engines.tokenizer import Bytes
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.models.storage import read_arrays, write_arrays
 from learncost.training.data import corpus
 from learncost.training.data.documents import Skipped, documents
 from learncost.training.data.text import Text, next_tokens
 from learncost.training.ending import summary
-from learncost.training.files import read_arrays, write_arrays
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
-from learncost.training.options import Options
-from learncost.training.tokenizer import Bytes
 from sampling import sampled
 from trainings_on_disk import (
     COMMAND,
@@ -201,8 +201,8 @@ def test_validation_is_of_all_its_windows(text, tmp_path):
 
 
 def ours(run, tensors):
+    from learncost.engines import hugging_face
     from learncost.models.model import build
-    from learncost.training import hugging_face
 
     return hugging_face.from_theirs(build(configure(str(run / "config.json"))), tensors, "")
 

@@ -10,8 +10,8 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.engines.compiler import compiler
+from learncost.engines.options import Options
 from learncost.training.loop import start
-from learncost.training.options import Options
 from sampling import sampled
 from trainings_on_disk import Silent
 

@@ -10,6 +10,8 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.engines.options import Options
+from learncost.engines.tokenizer import Bytes
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.data import text
@@ -19,8 +21,6 @@ from learncost.training.data.sounds import log_mel, resampled, samples
 from learncost.training.data.tasks import task
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
-from learncost.training.options import Options
-from learncost.training.tokenizer import Bytes
 from trainings_on_disk import Silent, same
 
 NARROW = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

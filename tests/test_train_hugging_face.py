@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from learncost.engines import hugging_face
 from learncost.engines.numpy_engine import Training
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.training import hugging_face
 from learncost.training.folder import Folder
 from learncost.training.generate import Decoder
 from learncost.training.loop import start
-from learncost.training.options import Options
 from trainings_on_disk import Silent
 
 torch = pytest.importorskip("torch")

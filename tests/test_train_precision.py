@@ -11,13 +11,13 @@ from safetensors.numpy import load_file
 from learncost.backends.precision import check_runs
 from learncost.cli.command import main
 from learncost.engines import bfloat16, eight_bits
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, PRECISIONS
 from learncost.models.configuration import configure
 from learncost.training.engines import engine
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
-from learncost.training.options import Options
 from sampling import sampled
 from trainings_on_disk import SIZES, Silent, same
 

@@ -8,12 +8,12 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.engines.options import Options
+from learncost.engines.tokenizer import Bytes, tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.generate import Decoder, Sampling, continuation
 from learncost.training.loop import start
-from learncost.training.options import Options
-from learncost.training.tokenizer import Bytes, tokenizer
 from trainings_on_disk import SIZES, Silent, weights_of
 
 DRAWS = [(n + 0.5) / 1000 for n in range(1000)]

@@ -19,10 +19,10 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.flash import QUERIES
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.training.verified import verify_engine
 from learncost.verification import engine_operators
 from learncost.verification.engine import BLOCKS, places
 from learncost.verification.engine_in_place import Watch
+from learncost.verification.engine_run import verify_engine
 from tiny_models import GPT2 as SHORT
 from tiny_models import LLAMA
 
@@ -166,7 +166,7 @@ def test_a_kernel_that_multiplies_too_often_is_found(monkeypatch: pytest.MonkeyP
 
 def test_without_a_compiler_the_operators_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "compiler", lambda: None)
-    monkeypatch.setattr("learncost.training.verified.compiler", lambda: None)
+    monkeypatch.setattr("learncost.verification.engine_run.compiler", lambda: None)
     for model in (GPT2, LLAMA):
         report = _checked(model, plan="head,recompute=gelu+norm", procedure="bp")
         assert not _failures(report)

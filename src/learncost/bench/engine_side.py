@@ -9,9 +9,9 @@ import numpy as np
 
 from learncost.bench.sides import Learner
 from learncost.bench.subject import BETAS, LEARNING_RATE, SEED, WEIGHT_DECAY, Subject
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.training.engines import engine, usual
-from learncost.training.options import Options
 
 
 class EngineSide(Learner):

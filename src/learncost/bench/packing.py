@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.hugging_face import from_theirs, to_theirs
 from learncost.models.model import Model
-from learncost.training.hugging_face import from_theirs, to_theirs
 
 Arrays = Mapping[str, Any]
 

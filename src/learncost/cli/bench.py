@@ -12,10 +12,10 @@ from learncost.bench.rounds import bench as measure
 from learncost.bench.sides import PEERS, peers
 from learncost.bench.subject import USUAL, subjects
 from learncost.ir.errors import InputError
+from learncost.models.storage import write_json
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import several
 from learncost.reports.question import question
-from learncost.training.files import write_json
 
 EVERY = ",".join(PEERS)
 

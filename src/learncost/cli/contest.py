@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from learncost.contest.budget import budget as read_budget
-from learncost.contest.contest import Contest, Report
-from learncost.contest.contest import contest as compete
-from learncost.contest.entrant import BOOKS, DTYPES, Setting, entrants
-from learncost.contest.problem import Problem
-from learncost.contest.workers import workers as who_trains
 from learncost.ir.errors import InputError, named_one
 from learncost.models.sizes import check_size
+from learncost.models.storage import write_json
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import several
 from learncost.reports.question import question
-from learncost.training.files import write_json
+from learncost.training.contest.budget import budget as read_budget
+from learncost.training.contest.contest import Contest, Report
+from learncost.training.contest.contest import contest as compete
+from learncost.training.contest.entrant import BOOKS, DTYPES, Setting, entrants
+from learncost.training.contest.problem import Problem
+from learncost.training.contest.workers import workers as who_trains
 from learncost.training.interrupt import asked_to_stop
 
 PROCEDURES = "bp,recompute,pepita:paper,pepita:stable,mempepita:stable,head-only"
@@ -149,7 +149,7 @@ def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -
         raise InputError("contest needs DATA: digits, or text files, or folders with text files in them")
     model_sizes = {name: value for name, value in sizes.items() if name not in ("seq_len", "widths")}
     if "digits" in data:
-        from learncost.contest.images import WIDTHS, mlp, vit
+        from learncost.training.contest.images import WIDTHS, mlp, vit
 
         if len(data) > 1:
             raise InputError("digits are data of their own: leave the other paths out; a file of that name is ./digits")
@@ -162,7 +162,7 @@ def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -
         if kind == "vit":
             return vit(model_sizes)
         return mlp(tuple(check_size("widths", width) for width in sizes["widths"].split(",")) if sizes else WIDTHS)
-    from learncost.contest.text import DECODER, text
+    from learncost.training.contest.text import DECODER, text
 
     if "widths" in sizes:
         raise InputError("--widths are those of the mlp, which learns digits")

@@ -175,7 +175,7 @@ def _of_placement(
 
 def _of_engine(model: str | Layer | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]) -> Report:
     """What an engine executes; its libraries are imported only here."""
-    from learncost.training.verified import verify_engine
+    from learncost.verification.engine_run import verify_engine
 
     if settings or sizes:
         flag = next(iter((*settings, *sizes))).replace("_", "-")

@@ -17,8 +17,8 @@ from learncost.cost_models import Book, price
 from learncost.devices.device import STACK
 from learncost.engines.boards import BOARDS, Board, Built, build, run
 from learncost.engines.inputs import random_batch
+from learncost.engines.made import names_made
 from learncost.ir.errors import InputError
-from learncost.models.made import names_made
 from learncost.verification.report import Check
 
 if TYPE_CHECKING:

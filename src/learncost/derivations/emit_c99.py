@@ -17,7 +17,9 @@ from learncost.backends.c99.layout import varies
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.engines.boards.script import linker_script
+from learncost.engines.hugging_face import from_theirs, to_theirs
 from learncost.engines.inputs import data, random_batch
+from learncost.engines.made import names_made
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import Stored, evaluated, from_state, stored, to_state
 from learncost.engines.weights import DEVIATION, deviations, initial_weights
@@ -31,8 +33,8 @@ from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import instead
-from learncost.models.made import names_made
 from learncost.models.model import Model, build, run_sizes
+from learncost.models.storage import check_finite, path_of, read_arrays, write_arrays
 from learncost.models.tables import letters
 from learncost.models.wording import nearest, shown
 from learncost.passes.plan import plan_of, planned
@@ -46,8 +48,6 @@ from learncost.procedures.statistics import check_batches, over_batch, statistic
 from learncost.procedures.step import trained_by
 from learncost.reports.memory.planner import frugal
 from learncost.reports.run import lengths_of
-from learncost.training.files import check_finite, path_of, read_arrays, write_arrays
-from learncost.training.hugging_face import from_theirs, to_theirs
 from learncost.training.train import number
 from learncost.version import __version__
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from learncost.cost_models import Row
 from learncost.derivations.explanation import Explanation, Format, Part, Step
+from learncost.engines.made import written
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.layers.layer import usual_names
 from learncost.layers.parts import shown_layer
-from learncost.models.made import written
 from learncost.models.wording import nearest
 from learncost.ops import plain
 from learncost.passes.context_free import shape

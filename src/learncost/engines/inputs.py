@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.made import made_inputs, names_made
 from learncost.ir.count import base, shape_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.roles import indexed
 from learncost.ir.table import Table
 from learncost.ir.value import Same
-from learncost.models.made import made_inputs, names_made
 from learncost.models.model import Model, lengths_open, run_sizes
 
 Arrays = dict[str, Any]

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from learncost.engines import hugging_face
 from learncost.engines.inputs import ALSO, MASKS, Datum, data, derived_inputs
+from learncost.engines.made import made_inputs, names_made
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
@@ -18,13 +20,11 @@ from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration, configure
 from learncost.models.expression import evaluate
 from learncost.models.families import instead
-from learncost.models.made import made_inputs, names_made
 from learncost.models.model import Model, build
 from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import to_logits
 from learncost.torch.layer import LayerModule, layer
 from learncost.torch.module import TableModule, chance
-from learncost.training import hugging_face
 
 
 class ModelModule(TableModule):

@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from learncost.engines import hugging_face
+from learncost.engines.options import Options, presets, suited
+from learncost.engines.tokenizer import TOKENIZER, Bytes, Tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.argument import find, layer_given, names_module
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import spelled
+from learncost.models.storage import read_json, safetensors
 from learncost.procedures.procedure import procedure
 from learncost.reports.memory.memory import Memory, memory
-from learncost.training import hugging_face
 from learncost.training.data.task import Task
 from learncost.training.data.tasks import next_token, task, tokenizer_of
 from learncost.training.engine import NumPyEngine
 from learncost.training.engines import engine, usual
-from learncost.training.files import read_json, safetensors
 from learncost.training.folder import CONFIG
 from learncost.training.generate import Decoder
-from learncost.training.options import Options, presets, suited
-from learncost.training.tokenizer import TOKENIZER, Bytes, Tokenizer
 
 
 @dataclass(frozen=True)

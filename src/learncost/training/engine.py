@@ -13,11 +13,11 @@ from learncost.cost_models.books import book
 from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import Programs
 from learncost.engines.numpy_engine import Training
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.accumulation import accumulated
-from learncost.training.options import Options
 from learncost.training.parts import Parts
 
 Arrays = dict[str, Any]

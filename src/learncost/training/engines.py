@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
+from learncost.engines.options import Options, refuse_schedule
 from learncost.ir.errors import named_one
 from learncost.models.configuration import Configuration
 from learncost.training.engine import Engine, NumPyEngine
-from learncost.training.options import Options, refuse_schedule
 
 
 def _torch(configuration: Configuration, options: Options) -> Engine:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from learncost.engines import hugging_face
+from learncost.engines.options import Options, from_dict
+from learncost.engines.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model
-from learncost.training import hugging_face
-from learncost.training import parts as in_parts
-from learncost.training.data.tasks import tokenizer_of
-from learncost.training.engine import NumPyEngine
-from learncost.training.files import (
+from learncost.models.storage import (
     TEMPORARY,
     Kept,
     alone,
@@ -35,10 +34,11 @@ from learncost.training.files import (
     write_bytes,
     write_json,
 )
-from learncost.training.options import Options, from_dict
+from learncost.training import parts as in_parts
+from learncost.training.data.tasks import tokenizer_of
+from learncost.training.engine import NumPyEngine
 from learncost.training.parts import Parts, Saved
 from learncost.training.processes import Processes
-from learncost.training.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 OPTIONS, CONFIG, WEIGHTS = "training.json", "config.json", hugging_face.WEIGHTS
 SAMPLES = "samples.txt"

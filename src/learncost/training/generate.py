@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.made import made_inputs
+from learncost.engines.tokenizer import Tokenizer
 from learncost.interpreter import execute
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.expression import evaluate
-from learncost.models.made import made_inputs
 from learncost.models.model import build
 from learncost.models.sizes import LARGEST
 from learncost.passes.lower import lower
 from learncost.procedures.inference import inference
-from learncost.training.tokenizer import Tokenizer
 
 
 class Decoder:

@@ -11,6 +11,7 @@ import numpy as np
 from learncost.backends import fill, leaves, program, unfold
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.ir.table import Table
@@ -19,7 +20,6 @@ from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.training.engine import Arrays, NumPyEngine
-from learncost.training.options import Options
 
 
 class _JaxRunner:

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from learncost.training.files import Kept, cannot_write
+from learncost.models.storage import Kept, cannot_write
 
 
 class Log:

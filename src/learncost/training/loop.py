@@ -19,13 +19,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from learncost.engines import hugging_face
+from learncost.engines.options import LEARNS, MINUTES, Options
 from learncost.engines.threads import one_thread
 from learncost.engines.weights import shape
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.model import build
+from learncost.models.storage import Kept
 from learncost.timing.traced import Tracer
-from learncost.training import hugging_face, memory
+from learncost.training import memory
 from learncost.training.begin import begin
 from learncost.training.data.columns import FACTS
 from learncost.training.data.task import Data, count, right
@@ -33,12 +36,10 @@ from learncost.training.data.tasks import next_token, task
 from learncost.training.data.text import Text
 from learncost.training.engine import Engine
 from learncost.training.engines import engine
-from learncost.training.files import Kept
 from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder, last_checkpoint
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log, NoLog
-from learncost.training.options import LEARNS, MINUTES, Options
 from learncost.training.parts import read
 from learncost.training.processes import ALONE, Processes
 

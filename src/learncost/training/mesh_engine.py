@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.adapted import merged
+from learncost.engines.options import Options
 from learncost.engines.weights import shape
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration
@@ -26,7 +27,6 @@ from learncost.sharding.mesh import mesh
 from learncost.sharding.presets import chosen_for
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.mesh_runner import MeshRunner, mine, parts_of_batch
-from learncost.training.options import Options
 from learncost.training.parts import KINDS, Part, Parts
 from learncost.training.torch_engine import check_device
 

@@ -12,6 +12,7 @@ import numpy as np
 from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
+from learncost.engines.options import Options
 from learncost.ir.count import base, shape_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
@@ -26,7 +27,6 @@ from learncost.sharding.layout import Layout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
 from learncost.sharding.zigzag import ordered, put_back
-from learncost.training.options import Options
 from learncost.training.torch_engine import Emitted, Pool
 
 if TYPE_CHECKING:

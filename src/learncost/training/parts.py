@@ -17,7 +17,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from learncost.ir.errors import InputError
-from learncost.training.files import Kept, cannot_write, check_finite, read_json, write_json
+from learncost.models.storage import Kept, cannot_write, check_finite, read_json, write_json
 from learncost.training.processes import ALONE, Processes, is_of_peers
 
 FACTS = "learncost.json"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.options import Options, refuse_schedule
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration
@@ -18,7 +19,6 @@ from learncost.sharding.presets import chosen_for
 from learncost.sharding.stages import Pipeline, pipeline_of
 from learncost.training.engine import Arrays
 from learncost.training.mesh_engine import MeshEngine
-from learncost.training.options import Options, refuse_schedule
 from learncost.training.parts import KINDS, Part
 from learncost.training.stages_runner import StagesRunner
 

@@ -13,6 +13,7 @@ from learncost.backends.stages import StagesProgram
 from learncost.engines.core import Prepared, Values
 from learncost.engines.in_stages import forward_in_stages, program_in_stages, step_in_stages
 from learncost.engines.numpy_engine import Training
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.ir.value import Same
@@ -24,7 +25,6 @@ from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
 from learncost.sharding.stages import Pipeline
 from learncost.training.mesh_runner import MeshRunner, for_batch, mine, parts_of_batch
-from learncost.training.options import Options
 
 Staged = tuple[tuple[Placed, ...], StagesProgram]
 """What the devices of each stage run, and the program of it."""

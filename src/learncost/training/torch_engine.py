@@ -13,6 +13,7 @@ from learncost.engines.bfloat16 import widened
 from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.ir.table import Table
@@ -22,7 +23,6 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.reports.memory.planner import smallest
 from learncost.training.engine import Arrays, NumPyEngine
-from learncost.training.options import Options
 
 if TYPE_CHECKING:
     import torch

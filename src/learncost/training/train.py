@@ -9,18 +9,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import either
+from learncost.models.storage import cannot_write
 from learncost.models.wording import counted
 from learncost.reports.question import flags_of, question
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.presets import chosen
 from learncost.training.ending import stopped
-from learncost.training.files import cannot_write
 from learncost.training.folder import Folder
 from learncost.training.loop import Result, go_on, start
-from learncost.training.options import Options
 from learncost.training.processes import Processes, is_met, joined, started, told_once
 from learncost.training.progress import reporter
 

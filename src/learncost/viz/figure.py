@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.ir.errors import InputError, named_one
+from learncost.models.storage import path_of
 from learncost.models.wording import counted, shown
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_typed, question
 from learncost.reports.sheet import Sheet, Shown
-from learncost.training.files import path_of
 from learncost.viz.figures import FIGURES, module_of
 from learncost.viz.figures.make import (
     ENDINGS,

@@ -13,12 +13,12 @@ from typing import Any
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer
+from learncost.models.storage import written
 from learncost.models.wording import shown
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
-from learncost.training.files import written
 from learncost.viz.document import document
 from learncost.viz.page import page
 from learncost.viz.views import VIEWS, pictures

@@ -16,6 +16,7 @@ from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.liveness import moments
 from learncost.models.configuration import Configuration
+from learncost.models.storage import path_of, written
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
@@ -26,7 +27,6 @@ from learncost.reports.question import question
 from learncost.reports.run import adaptation_of, prepare
 from learncost.reports.sheet import Row, Sheet, Shown, number, seconds_of
 from learncost.reports.timing import timing
-from learncost.training.files import path_of, written
 from learncost.version import __version__
 from learncost.viz.perfetto import perfetto
 from learncost.viz.predicted import Memory, PricedStep, process

@@ -18,7 +18,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.models.files import user_folder
-from learncost.training.files import written
+from learncost.models.storage import written
 from learncost.version import __version__
 
 FORMAT = 1

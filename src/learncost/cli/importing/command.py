@@ -16,10 +16,10 @@ from learncost.ir.errors import InputError
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
 from learncost.models.files import NOTATION
+from learncost.models.storage import path_of, written
 from learncost.models.wording import shown
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
-from learncost.training.files import path_of, written
 
 
 @dataclass(frozen=True, repr=False)

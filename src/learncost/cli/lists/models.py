@@ -63,7 +63,7 @@ def _families() -> Listed:
 
 def support_of_families() -> Listed:
     """What each family is good for, and why where it is not."""
-    from learncost.training.support import kept_support
+    from learncost.cli.support import kept_support
 
     entries: list[Known] = [{"name": name, **family_support} for name, family_support in kept_support().items()]
     groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])

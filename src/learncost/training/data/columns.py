@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from learncost.ir.errors import InputError
-from learncost.training.files import cannot_write, digest, written
+from learncost.models.storage import cannot_write, digest, written
 
 PARTS = ("training", "validation")
 FACTS = "data.json"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
+from learncost.models.storage import read_json, write_json
 from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
 from learncost.training.data.documents import Skipped, documents
-from learncost.training.files import read_json, write_json
-from learncost.training.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

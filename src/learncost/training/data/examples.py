@@ -12,8 +12,8 @@ import numpy as np
 
 from learncost.engines.weights import generator
 from learncost.ir.errors import InputError
+from learncost.models.storage import read_json, write_json
 from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
-from learncost.training.files import read_json, write_json
 
 Row = Mapping[str, Any]
 

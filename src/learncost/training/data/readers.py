@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.lists import Line, lines, lists
 from learncost.training.data.task import padded, predicted
 from learncost.training.engine import Batch
-from learncost.training.tokenizer import Tokenizer
 
 RAGGED = Column("<u4", None)
 CLASS = Column("<i4", ())

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.training.data.examples import Examples, Ragged, load, prepare
 from learncost.training.data.readers import Reader
 from learncost.training.data.task import Progress, Say
 from learncost.training.engine import Batch
-from learncost.training.options import Options
 
 CHECKED = 1024
 """How many examples validate at most."""

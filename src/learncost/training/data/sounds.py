@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.images import place, read
@@ -18,7 +19,6 @@ from learncost.training.data.lists import Line
 from learncost.training.data.readers import RAGGED, Reader, shifted, told_of
 from learncost.training.data.task import padded, predicted
 from learncost.training.engine import Batch
-from learncost.training.tokenizer import Tokenizer
 
 RATE, WINDOW, STRIDE = 16_000, 400, 160
 """Radford et al. 2022, section 2.2: samples a second; windows of 25 ms, one every 10 ms."""

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from learncost.engines.options import Options
 from learncost.training.engine import Batch
-from learncost.training.options import Options
 
 Say = Callable[[str], None]
 """Who is told how far reading is."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from learncost.engines.options import Options
+from learncost.engines.tokenizer import Tokenizer, tokenizer
 from learncost.engines.weights import shape
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, family_of
@@ -15,8 +17,6 @@ from learncost.training.data.rows import Rows
 from learncost.training.data.sounds import Sounds
 from learncost.training.data.task import Task
 from learncost.training.data.text import Rule, Text, masked, next_tokens, replaced, two_sentences
-from learncost.training.options import Options
-from learncost.training.tokenizer import Tokenizer, tokenizer
 
 _RULES: Mapping[str, Rule] = {
     "masked-language-model": masked,

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.options import Options
+from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
 from learncost.training.data import corpus
 from learncost.training.data.corpus import Corpus, philox
 from learncost.training.data.lists import DELIMITERS
 from learncost.training.data.task import Say, predicted
 from learncost.training.engine import Batch
-from learncost.training.options import Options
-from learncost.training.tokenizer import Tokenizer
 
 Rule = Callable[[Any, np.random.Generator, Tokenizer], Batch]
 """From windows of tokens [B, M + 1], random numbers and what the tokens are to a batch."""

@@ -11,7 +11,7 @@ from learncost.viz.data.curves import Curves, Line
 from learncost.viz.figures.curves import draw, height, notes
 
 if TYPE_CHECKING:
-    from learncost.contest.contest import Contest, Result
+    from learncost.training.contest.contest import Contest, Result
 
 __all__ = ["draw", "height", "notes", "of"]
 

@@ -256,9 +256,9 @@ class Runs:
 
 def flops_of_step(path: Path, options: Mapping[str, Any]) -> int | None:
     """The FLOPs of a training's step as `learncost cost` counts them; None where it cannot say."""
+    from learncost.engines.options import from_dict
     from learncost.ir.errors import InputError
     from learncost.reports.cost import cost
-    from learncost.training.options import from_dict
 
     try:
         from_dict(options, str(path))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from learncost.engines.made import names_made
 from learncost.ir.table import Table
 from learncost.models.families import instead
-from learncost.models.made import names_made
 from learncost.program.regions import Region, assigned, label, largest_assigned, too_large
 from learncost.reports.memory.engine import TYPES, Runner, Taken, at_line, grouped, refusal
 from learncost.reports.memory.largest import largest_batch

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from learncost.contest.problem import Problem
 from learncost.engines.inputs import Batch
+from learncost.engines.tokenizer import tokenizer
 from learncost.engines.weights import initial_weights
 from learncost.ir.errors import InputError
 from learncost.models.argument import find
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import DEFAULT
+from learncost.training.contest.problem import Problem
 from learncost.training.data import corpus
 from learncost.training.data.examples import Examples
-from learncost.training.tokenizer import tokenizer
 
 DECODER: Mapping[str, Any] = {
     "model_type": "llama",

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.tokenizer import Tokenizer
 from learncost.engines.weights import shape
 from learncost.ir.errors import InputError
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import Model
-from learncost.training.files import check_finite, read_arrays, read_json
-from learncost.training.tokenizer import Tokenizer
+from learncost.models.storage import check_finite, read_arrays, read_json
 
 Arrays = Mapping[str, Any]
 

@@ -8,9 +8,9 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from learncost.contest.trial import StoppedError, Told
 from learncost.ir.errors import InputError
 from learncost.models.wording import shown
+from learncost.training.contest.trial import StoppedError, Told
 
 PATIENCE = 10
 """Seconds within which a scheduler has to answer."""

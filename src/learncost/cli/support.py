@@ -19,6 +19,7 @@ from learncost.engines.core import Prepared
 from learncost.engines.emitted import Emitted
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
+from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.configuration import Configuration
@@ -33,7 +34,6 @@ from learncost.reports.memory.engines import runners
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.planner import smallest
 from learncost.training.engines import ENGINES, engine
-from learncost.training.options import Options
 from learncost.verification.verify import verify_table
 
 FILE = Path(__file__).with_name("support.json")

@@ -7,7 +7,6 @@ from itertools import pairwise
 from math import sqrt
 from typing import Any
 
-from learncost.contest.problem import Arrays, Problem
 from learncost.engines.weights import DEVIATION, generator, initial_weights
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, layer
@@ -15,6 +14,7 @@ from learncost.models.configuration import configure
 from learncost.models.from_layer import from_layer
 from learncost.models.model import Model, build
 from learncost.models.sizes import check_size
+from learncost.training.contest.problem import Arrays, Problem
 from learncost.training.data.examples import Examples
 
 CLASSES, SIDE, BRIGHTEST = 10, 8, 16

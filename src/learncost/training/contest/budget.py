@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from learncost.contest.entrant import Cost
 from learncost.ir.errors import InputError
 from learncost.models.wording import BYTES, COUNTS, shown, whole_number
 from learncost.reports.memory.largest import largest_batch
+from learncost.training.contest.entrant import Cost
 
 UNITS = {
     "steps": "steps",

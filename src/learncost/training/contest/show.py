@@ -7,10 +7,10 @@ from math import isfinite
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from learncost.contest.contest import Contest, Result
-from learncost.contest.trial import Outcome
 from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Row, Sheet, size_of
+from learncost.training.contest.contest import Contest, Result
+from learncost.training.contest.trial import Outcome
 
 SCHEMA = 1
 

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.contest.budget import Budget, Share, share
-from learncost.contest.entrant import Entrant, Setting, Training, costs
-from learncost.contest.problem import RATES
-from learncost.contest.trial import Outcome, Search, StoppedError, readied, trained
-from learncost.contest.workers import Workers, in_turn
 from learncost.ir.errors import InputError
 from learncost.reports.run import possible
 from learncost.reports.sheet import Drawn
+from learncost.training.contest.budget import Budget, Share, share
+from learncost.training.contest.entrant import Entrant, Setting, Training, costs
+from learncost.training.contest.problem import RATES
+from learncost.training.contest.trial import Outcome, Search, StoppedError, readied, trained
+from learncost.training.contest.workers import Workers, in_turn
 
 
 class Report(Protocol):
@@ -67,7 +67,7 @@ class Contest(Drawn):
 
     figures = ("contest",)
 
-    room = "learncost.contest.show"
+    room = "learncost.training.contest.show"
 
     setting: Setting
     budget: Budget
@@ -82,7 +82,7 @@ class Contest(Drawn):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as data (schema 1)."""
-        from learncost.contest.show import as_dict
+        from learncost.training.contest.show import as_dict
 
         return as_dict(self)
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from learncost.contest.budget import Share
-from learncost.contest.entrant import Entrant, Setting, Training
+from learncost.training.contest.budget import Share
+from learncost.training.contest.entrant import Entrant, Setting, Training
 from learncost.training.data.examples import Examples
 
 FINER = 3.0  # after the rates that are given, the best of them times and over this

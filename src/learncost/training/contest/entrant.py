@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from learncost.backends.executed import executed
-from learncost.contest.problem import Problem
 from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.engines.emitted import Programs
@@ -24,6 +23,7 @@ from learncost.models.model import Model
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, procedure
+from learncost.training.contest.problem import Problem
 from learncost.training.data.examples import Examples
 from learncost.training.data.task import predicted
 

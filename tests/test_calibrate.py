@@ -8,11 +8,11 @@ import pytest
 
 import fuzz_calibration
 import learncost as lc
+from learncost.calibration import calibrate as measuring
 from learncost.cli import calibrate as face
 from learncost.cli.command import main
 from learncost.devices.calibration import Calibration, calibration, load, own_file, save
 from learncost.devices.rates import rates
-from learncost.hardware import calibrate as measuring
 from learncost.ops import canonical, entry
 from learncost.timing import Curve, Grid
 from timings import flat
@@ -246,7 +246,7 @@ def checked(bench):
 
 def test_numpy_operations_are_what_they_are_called():
     np = pytest.importorskip("numpy")
-    from learncost.hardware.calibrate_numpy import NumPyBench
+    from learncost.calibration.numpy import NumPyBench
 
     for way in ("NN", "TN", "NT"):
         product = NumPyBench().product(way, 3, 4, 5)
@@ -261,7 +261,7 @@ def test_numpy_operations_are_what_they_are_called():
 
 def test_operators_of_pytorch_run():
     pytest.importorskip("torch")
-    from learncost.hardware.calibrate_torch import TorchBench, factors
+    from learncost.calibration.torch import TorchBench, factors
 
     bench = TorchBench()
     checked(bench)
@@ -279,7 +279,7 @@ def test_kernels_run():
 
     if compiler() is None:
         pytest.skip("no C compiler")
-    from learncost.hardware.calibrate_kernels import KernelBench
+    from learncost.calibration.kernels import KernelBench
 
     bench = KernelBench()
     checked(bench)

@@ -9,10 +9,10 @@ import pytest
 
 import learncost as lc
 from learncost.autoshard.step import Spent
+from learncost.calibration.links import Timed, fitted
 from learncost.cli.command import main
 from learncost.devices.cluster import clusters, links
 from learncost.devices.collective import KINDS, WORDS, Group, algorithms, groups, transfer
-from learncost.hardware.calibrate_links import Timed, fitted
 
 
 def test_every_number_of_a_link_says_who_says_so():

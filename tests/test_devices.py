@@ -7,7 +7,7 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.devices.device import devices
-from learncost.hardware import grid
+from learncost.reports.run_cost import grid
 
 
 def test_every_device_says_who_says_so():

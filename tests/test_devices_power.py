@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from learncost.hardware.power import counters, measured
+from learncost.calibration.power import counters, measured
 from learncost.ir.errors import InputError
 
 

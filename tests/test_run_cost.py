@@ -12,8 +12,8 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.devices import assumptions
 from learncost.devices.figure import Figure, computed
-from learncost.hardware.published import published_runs
 from learncost.ir.precision import PRECISIONS, precision_of
+from learncost.reports.run_cost.published import published_runs
 
 PETAFLOP_DAY = 10**15 * 86_400
 DOCS = Path(__file__).parent.parent / "docs"

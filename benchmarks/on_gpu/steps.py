@@ -16,11 +16,11 @@ from prediction import gpt2, llama
 import learncost as lc
 from learncost.bench.subject import Subject
 from learncost.bench.torch_side import Compiled, Eager
+from learncost.calibration.calibrate import calibrate
 from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.devices.calibration import save
 from learncost.devices.rates import rates
-from learncost.hardware.calibrate import calibrate
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.timing import time as predicted_time

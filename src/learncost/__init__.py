@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from learncost.devices.rates import rates as rates
     from learncost.engines.layer_training import LayerTraining as LayerTraining
     from learncost.engines.numpy_engine import Training as Training
-    from learncost.hardware.record import RunCost as RunCost
-    from learncost.hardware.run_cost import run_cost as run_cost
     from learncost.importer.from_module import from_module as from_module
     from learncost.interpreter import run as run
     from learncost.ir.errors import InputError as InputError
@@ -64,6 +62,8 @@ if TYPE_CHECKING:
     from learncost.reports.record import Cost as Cost
     from learncost.reports.rules import rules as rules
     from learncost.reports.rules_of_thumb import Rules as Rules
+    from learncost.reports.run_cost.record import RunCost as RunCost
+    from learncost.reports.run_cost.run_cost import run_cost as run_cost
     from learncost.reports.sweep import Sweep as Sweep
     from learncost.reports.sweep import sweep as sweep
     from learncost.training.train import train as train
@@ -123,8 +123,8 @@ _PUBLIC = {
     "rules": "learncost.reports.rules",
     "Rules": "learncost.reports.rules_of_thumb",
     "run": "learncost.interpreter",
-    "run_cost": "learncost.hardware.run_cost",
-    "RunCost": "learncost.hardware.record",
+    "run_cost": "learncost.reports.run_cost.run_cost",
+    "RunCost": "learncost.reports.run_cost.record",
     "search": "learncost.autoshard.search",
     "Search": "learncost.autoshard.search",
     "Sweep": "learncost.reports.sweep",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from learncost.calibration.calibrate import calibrate as measure
 from learncost.devices.calibration import Calibration, check_place, own_file, save
-from learncost.hardware.calibrate import calibrate as measure
 from learncost.ir.errors import InputError
 from learncost.models.wording import counted, shown
 from learncost.reports.question import question
@@ -55,8 +55,8 @@ def calibrate(*, out: str | None = None, quick: bool = False, processes: int | s
 
 def _links(processes: int | str, path: Path, out: str | None, quick: bool) -> str:
     """Measure collectives between processes, and keep the link that they mean."""
-    from learncost.hardware.calibrate_links import measure as measure_links  # only where it is asked for
-    from learncost.hardware.calibrate_links import save as save_link
+    from learncost.calibration.links import measure as measure_links  # only where it is asked for
+    from learncost.calibration.links import save as save_link
 
     number = counted(processes) or 0
     if not 2 <= number <= 64:

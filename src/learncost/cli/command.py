@@ -119,7 +119,7 @@ _COMMANDS: Mapping[str, Command] = {
     "trace": Command("viz.trace:trace", "The predicted step as a trace for Perfetto, line by line.", FORMATS, False),
     "serve": Command("viz.serve.command:serve", "The explorer in a browser, and how a training goes.", (), False),
     "run-cost": Command(
-        "hardware.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
+        "reports.run_cost.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
     ),
     "search": Command(
         "autoshard.search:search", "How to spread a training over a cluster: meshes and schedules, the fastest first."

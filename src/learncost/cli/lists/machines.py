@@ -57,7 +57,7 @@ def _linked(link: Known | None) -> str:
 
 
 def _countries() -> Listed:
-    from learncost.hardware.grid import countries
+    from learncost.reports.run_cost.grid import countries
 
     entries: list[Known] = []
     for country in countries().values():
@@ -74,8 +74,8 @@ def _countries() -> Listed:
 
 
 def _runs() -> Listed:
-    from learncost.hardware.published import published_runs
-    from learncost.hardware.show import published
+    from learncost.reports.run_cost.published import published_runs
+    from learncost.reports.run_cost.show import published
 
     printed_text = {run.name: published(run) for run in published_runs()}
     entries: list[Known] = []

@@ -11,10 +11,10 @@ import torch
 
 from learncost.autodiff.derive import derive
 from learncost.backends.c import Function, kernel
+from learncost.calibration.operations import Doing, operands, timed_words
+from learncost.calibration.torch import COLUMNS, ROWS, TorchBench, factors
 from learncost.engines.compiler import Kernels
 from learncost.engines.in_place import library_products
-from learncost.hardware.calibrate_torch import COLUMNS, ROWS, TorchBench, factors
-from learncost.hardware.operations import Doing, operands, timed_words
 from learncost.ir.line import Kernel, Line, Word
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table

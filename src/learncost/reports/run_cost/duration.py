@@ -8,9 +8,9 @@ from typing import Any
 from learncost.devices import assumptions
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
-from learncost.hardware import products
-from learncost.hardware.steps import up_to
 from learncost.ir.errors import InputError
+from learncost.reports.run_cost import products
+from learncost.reports.run_cost.steps import up_to
 
 
 def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
 
 from learncost.backends import program
-from learncost.hardware.operations import Doing, operands, timed_words
+from learncost.calibration.operations import Doing, operands, timed_words
 from learncost.layers.layer import layer
 from learncost.ops import entry
 

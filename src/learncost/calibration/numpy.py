@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from learncost.hardware.operations import Doing, timed_words
+from learncost.calibration.operations import Doing, timed_words
 from learncost.ops import entry
 
 POINTS = 70_000

@@ -56,7 +56,7 @@ class RunCost(Shown):
     (True, True)
     """
 
-    room = "learncost.hardware.show"
+    room = "learncost.reports.run_cost.show"
 
     step: Cost
     device: Device

@@ -1,6 +1,6 @@
 """Collectives between processes of torch.distributed, timed: what a link attains, as a file that a cluster may name.
 
-Run as a program it is one of the processes: `python -m learncost.hardware.calibrate_links MEETING RANK NUMBER ROUNDS`.
+Run as a program it is one of the processes: `python -m learncost.calibration.links MEETING RANK NUMBER ROUNDS`.
 """
 
 from __future__ import annotations

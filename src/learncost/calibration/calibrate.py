@@ -16,9 +16,9 @@ from statistics import harmonic_mean, median, quantiles
 from time import perf_counter
 from typing import TypeAlias
 
+from learncost.calibration.operations import Bench, Doing
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
-from learncost.hardware.operations import Bench, Doing
 from learncost.timing import Curve, Grid, Rates
 from learncost.timing.rates import FRESH, ORIENTATIONS
 
@@ -197,12 +197,12 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
     sizes = QUICK if quick else SIZES
     rates_of: dict[str, dict[str, Rates]] = {"operators": {}}
     if not find_spec("torch"):
-        from learncost.hardware.calibrate_numpy import NumPyBench
+        from learncost.calibration.numpy import NumPyBench
 
         rates_of["operators"]["fp32"] = _Measuring(NumPyBench(), sizes, tell).rates()
         return Calibration(f"{processor.name()}, {os.cpu_count()} cores", _today(), NumPyBench.library, rates_of, 1)
+    from learncost.calibration.torch import TorchBench, library, on_gpu
     from learncost.engines.compiler import compiler
-    from learncost.hardware.calibrate_torch import TorchBench, library, on_gpu
 
     threads = 1
     for dtype in ("fp32", "bf16") if on_gpu() else ("fp32",):
@@ -212,7 +212,7 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
         ).rates()
         threads = bench.threads
     if compiler() and not on_gpu():
-        from learncost.hardware.calibrate_kernels import KernelBench
+        from learncost.calibration.kernels import KernelBench
 
         kernel_bench = KernelBench()
         rates_of["kernels"] = {"fp32": _Measuring(kernel_bench, sizes, lambda text: tell(f"kernels: {text}")).rates()}

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from learncost.devices.figure import Figure, computed
-from learncost.hardware.products import carbon, energy, price
+from learncost.reports.run_cost.products import carbon, energy, price
 
 FILE = Path(__file__).with_name("runs.toml")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from learncost.devices.figure import Figure
-from learncost.hardware.published import PublishedRun
-from learncost.hardware.record import TOTALS, RunCost
+from learncost.reports.run_cost.published import PublishedRun
+from learncost.reports.run_cost.record import TOTALS, RunCost
 from learncost.reports.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, significant, size_of
 from learncost.reports.show import convention
 

@@ -14,10 +14,6 @@ from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.devices.sustained import most_of_peak
-from learncost.hardware import given, grid, products
-from learncost.hardware.duration import days_on, days_over
-from learncost.hardware.record import RunCost
-from learncost.hardware.steps import show_step, show_step_over, step_on, step_over
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES, check_stored, either
 from learncost.ir.repeat import check_known
@@ -31,6 +27,10 @@ from learncost.reports.cost import cost
 from learncost.reports.question import question
 from learncost.reports.record import Cost
 from learncost.reports.run import check_tokens
+from learncost.reports.run_cost import given, grid, products
+from learncost.reports.run_cost.duration import days_on, days_over
+from learncost.reports.run_cost.record import RunCost
+from learncost.reports.run_cost.steps import show_step, show_step_over, step_on, step_over
 from learncost.timing import Rates
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import learncost as lc
 from learncost.autoshard.account import Account
 from learncost.autoshard.candidates import MICROBATCHES, Reading, axes_of, meshes, structures, ways
 from learncost.autoshard.segments import parts_of
-from learncost.autoshard.spread import asked, spread
 from learncost.autoshard.step import Way, memory_of, step_of
 from learncost.cli.command import main
 from learncost.devices.sustained import sustained
@@ -17,6 +16,7 @@ from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.stages import cut
+from learncost.reports.search.spread import asked, spread
 from learncost.sharding.clauses import clauses
 from learncost.sharding.mesh import mesh
 

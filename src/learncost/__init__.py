@@ -16,8 +16,6 @@ from learncost.version import __version__
 if TYPE_CHECKING:
     from learncost.autodiff.derive import Derived as Derived
     from learncost.autodiff.derive import derive as derive
-    from learncost.autoshard.search import Search as Search
-    from learncost.autoshard.search import search as search
     from learncost.cost_models import Book as Book
     from learncost.cost_models import Price as Price
     from learncost.cost_models.books import book as book
@@ -64,6 +62,8 @@ if TYPE_CHECKING:
     from learncost.reports.rules_of_thumb import Rules as Rules
     from learncost.reports.run_cost.record import RunCost as RunCost
     from learncost.reports.run_cost.run_cost import run_cost as run_cost
+    from learncost.reports.search.search import Search as Search
+    from learncost.reports.search.search import search as search
     from learncost.reports.sweep import Sweep as Sweep
     from learncost.reports.sweep import sweep as sweep
     from learncost.training.train import train as train
@@ -125,8 +125,8 @@ _PUBLIC = {
     "run": "learncost.interpreter",
     "run_cost": "learncost.reports.run_cost.run_cost",
     "RunCost": "learncost.reports.run_cost.record",
-    "search": "learncost.autoshard.search",
-    "Search": "learncost.autoshard.search",
+    "search": "learncost.reports.search.search",
+    "Search": "learncost.reports.search.search",
     "Sweep": "learncost.reports.sweep",
     "sweep": "learncost.reports.sweep",
     "report": "learncost.viz.report",

@@ -122,7 +122,8 @@ _COMMANDS: Mapping[str, Command] = {
         "reports.run_cost.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
     ),
     "search": Command(
-        "autoshard.search:search", "How to spread a training over a cluster: meshes and schedules, the fastest first."
+        "reports.search.search:search",
+        "How to spread a training over a cluster: meshes and schedules, the fastest first.",
     ),
     "import": Command(
         "cli.importing.command:import_module",

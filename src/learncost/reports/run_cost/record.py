@@ -12,7 +12,7 @@ from learncost.reports.record import Cost
 from learncost.reports.sheet import Shown
 
 if TYPE_CHECKING:
-    from learncost.autoshard.spread import Spread
+    from learncost.reports.search.spread import Spread
 
 # What makes the time of the run, by the name of the figure that it rests on.
 TOTALS = {

@@ -34,7 +34,7 @@ from learncost.reports.run_cost.steps import show_step, show_step_over, step_on,
 from learncost.timing import Rates
 
 if TYPE_CHECKING:
-    from learncost.autoshard.spread import Spread
+    from learncost.reports.search.spread import Spread
 
 
 # The books that are shown beside the chosen one: exact products, and the formulas of the field.
@@ -216,7 +216,7 @@ def run_cost(
     if over_devices:
         if procedure != "bp":
             raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
-        from learncost.autoshard.spread import asked  # only where a mesh is asked for: start-up counts
+        from learncost.reports.search.spread import asked  # only where a mesh is asked for: start-up counts
 
         way = asked(schedule, microbatch, chunks, plan, mesh)
         many = step_over(

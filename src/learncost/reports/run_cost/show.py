@@ -12,7 +12,7 @@ from learncost.reports.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, si
 from learncost.reports.show import convention
 
 if TYPE_CHECKING:
-    from learncost.autoshard.spread import Spread
+    from learncost.reports.search.spread import Spread
 
 _NAMES = {
     "flops": "FLOPs",
@@ -121,8 +121,8 @@ def _notes(run: RunCost) -> tuple[str, ...]:
 
 def _of_mesh(spread: Spread) -> list[str]:
     """Whether a mesh fits, what it sends, and what is assumed."""
-    from learncost.autoshard.spread import described  # only where there is a mesh: start-up counts
     from learncost.autoshard.step import ASSUMED
+    from learncost.reports.search.spread import described  # only where there is a mesh: start-up counts
 
     step, room = spread.step, size_of(int(spread.memory))
     fits = f"It fits the {room} of a device" if spread.fits else f"IT DOES NOT FIT the {room} of a device"

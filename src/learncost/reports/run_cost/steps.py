@@ -16,7 +16,7 @@ from learncost.reports.cost import cost
 from learncost.timing import Rates
 
 if TYPE_CHECKING:
-    from learncost.autoshard.spread import Asked, Spread
+    from learncost.reports.search.spread import Asked, Spread
 
 
 def step_on(
@@ -75,7 +75,7 @@ def step_over(
     sizes: Mapping[str, Any],
 ) -> Spread:
     """The step over a mesh. Raises `InputError` for what is not counted there, and where nothing fits."""
-    from learncost.autoshard.spread import spread  # only where a mesh is asked for: start-up counts
+    from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
 
     given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
     if adapting := [name for name in _ADAPTING if name in given_sizes]:
@@ -93,7 +93,7 @@ def show_step_over(figures: dict[str, Figure], many: Spread, most: float) -> Fig
 
     most  the share of the peak that nothing was ever measured above
     """
-    from learncost.autoshard.spread import described  # is there by now
+    from learncost.reports.search.spread import described  # is there by now
 
     step = many.step
     tokens = step.tokens

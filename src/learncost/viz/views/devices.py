@@ -6,8 +6,6 @@ from itertools import groupby
 from typing import Any
 
 from learncost.autoshard.candidates import KEEPING_ALL, structures
-from learncost.autoshard.search import Found, Search, said_of, search
-from learncost.autoshard.spread import Spread, asked, described, spread, usual
 from learncost.autoshard.step import ASSUMED, PIPELINE, StepTakes
 from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
@@ -22,6 +20,8 @@ from learncost.program.pipeline import run
 from learncost.program.pipeline import schedule as schedule_of
 from learncost.reports.placed import place as placed_table
 from learncost.reports.question import question
+from learncost.reports.search.search import Found, Search, said_of, search
+from learncost.reports.search.spread import Spread, asked, described, spread, usual
 from learncost.reports.sheet import number, seconds_of, size_of
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.viz.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of

@@ -9,7 +9,6 @@ from typing import Any
 
 from learncost.autoshard.account import Account
 from learncost.autoshard.candidates import CHUNKS
-from learncost.autoshard.search import batch_of, search
 from learncost.autoshard.segments import blocks_of
 from learncost.autoshard.step import PIPELINE, StepTakes, Way, step_of
 from learncost.devices.cluster import Cluster
@@ -20,6 +19,7 @@ from learncost.models.model import Model
 from learncost.models.wording import counted, shown
 from learncost.program.pipeline import KINDS
 from learncost.reports.run import prepare
+from learncost.reports.search.search import batch_of, search
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh

@@ -19,8 +19,8 @@ from statistics import median_low
 
 import learncost as lc
 from learncost.backends.c.c99 import REAL, product_text
-from learncost.derivations.boards import files, inputs_of, on_board
-from learncost.derivations.emit_c99 import Program
+from learncost.cli.boards import files, inputs_of, on_board
+from learncost.cli.emit_c99 import Program
 from learncost.engines.boards import BOARDS, Built, run
 from learncost.engines.boards.board import FLAGS, HERE
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from learncost.derivations.verified_c99 import NEAR, parity
+from learncost.cli.verified_c99 import NEAR, parity
 from test_emit_c99 import CASES, MORE, PLANS, made
 
 SLOWLY = 1e-4

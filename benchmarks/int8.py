@@ -27,8 +27,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import learncost as lc
-from learncost.derivations import boards
-from learncost.derivations.emit_c99 import Settings, program_of
+from learncost.cli import boards
+from learncost.cli.emit_c99 import Settings, program_of
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.fixed_point import whole

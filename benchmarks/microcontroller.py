@@ -22,8 +22,8 @@ from runpy import run_path
 from typing import Any
 
 import learncost as lc
-from learncost.derivations.boards import HOST
-from learncost.derivations.emit_c99 import Program, Settings, program_of
+from learncost.cli.boards import HOST
+from learncost.cli.emit_c99 import Program, Settings, program_of
 from learncost.engines.boards import BOARDS, build, run
 from learncost.models.configuration import Configuration, configure
 from learncost.training.contest.images import VIT

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import learncost as lc
-from learncost.derivations.emit_c99 import Program, Settings, program_of
+from learncost.cli.emit_c99 import Program, Settings, program_of
 from learncost.models.configuration import configure
 
 HERE = Path(__file__).parent

@@ -15,15 +15,11 @@ from pathlib import Path
 import gallery
 import reference
 
+from learncost.cli.emit import LIBRARIES, emit
 from learncost.cost_models import price
 from learncost.cost_models.books import BOOKS, every
 from learncost.cost_models.errata import errata
 from learncost.cost_models.formula import formulas as formula_books
-from learncost.derivations.emit import LIBRARIES, emit
-from learncost.derivations.explain import explain
-from learncost.derivations.explanation import Explanation, Part
-from learncost.derivations.formulas import formulas
-from learncost.derivations.subject import Subject, layers, subject
 from learncost.ir.count import base
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
@@ -31,6 +27,10 @@ from learncost.ops import entries
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.reports import notation as print_reading
+from learncost.reports.formulas.explain import explain
+from learncost.reports.formulas.explanation import Explanation, Part
+from learncost.reports.formulas.formulas import formulas
+from learncost.reports.formulas.subject import Subject, layers, subject
 from learncost.reports.memory.planner import memory
 
 # The sizes of bert-base at 128 tokens, on which the conventions page compares the price books.

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from commands.called import call, ending
 from learncost.cli.command import COMMANDS
-from learncost.derivations.subject import layers
 from learncost.models.families import FAMILIES
 from learncost.models.presets import presets
 from learncost.models.sizes import CANONICAL
+from learncost.reports.formulas.subject import layers
 
 RUN = ("bench", "calibrate", "contest", "sample", "train", "verify")
 """Commands that run something: only what they refuse is fuzzed, see `_refusing`."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import learncost as lc
-from learncost.derivations.boards import checks, files, inputs_of, on_board, on_host
-from learncost.derivations.emit_c99 import Program, Settings, program_of
+from learncost.cli.boards import checks, files, inputs_of, on_board, on_host
+from learncost.cli.emit_c99 import Program, Settings, program_of
 from learncost.engines.boards import BOARDS, build, run
 from learncost.engines.boards.board import Board
 from learncost.ir.errors import InputError

@@ -13,8 +13,8 @@ import pytest
 import learncost as lc
 from kernels_in_c import needs_compiler
 from learncost.cli.command import main
-from learncost.derivations.emit_c99 import Settings, Source, program_of
-from learncost.derivations.verified_c99 import NEAR, parity
+from learncost.cli.emit_c99 import Settings, Source, program_of
+from learncost.cli.verified_c99 import NEAR, parity
 from learncost.engines import alone
 from learncost.engines.state import to_state
 from learncost.ir.errors import InputError

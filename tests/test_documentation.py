@@ -11,8 +11,8 @@ import pytest
 import learncost as lc
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.errata import errata
-from learncost.derivations.subject import layers
 from learncost.ops import entries
+from learncost.reports.formulas.subject import layers
 from learncost.viz.figures import FIGURES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -107,8 +107,8 @@ def test_add_a_layer_by_following_the_page(tmp_path: Path, monkeypatch: pytest.M
     (table,) = blocks("add-a-layer.md", "text")
     name = lc.layer(table).name
     Path(f"{name}.table").write_text(table, encoding="utf-8")
-    from learncost.derivations.explain import explain
-    from learncost.derivations.formulas import formulas
+    from learncost.reports.formulas.explain import explain
+    from learncost.reports.formulas.formulas import formulas
 
     assert "Shazeer" in str(explain(f"{name}.table"))
     assert "Shazeer" in str(formulas(f"{name}.table"))

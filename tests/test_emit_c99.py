@@ -21,10 +21,10 @@ from learncost.backends.c99 import rooms
 from learncost.backends.c99.functions import functions
 from learncost.backends.c99.values import initializer
 from learncost.backends.placed.kernels import Kernels
+from learncost.cli import boards
 from learncost.cli.command import main
-from learncost.derivations import boards
-from learncost.derivations.emit_c99 import Program, Settings, program_of
-from learncost.derivations.verified_c99 import ALLOWED, NEAR, checks, mask, parity
+from learncost.cli.emit_c99 import Program, Settings, program_of
+from learncost.cli.verified_c99 import ALLOWED, NEAR, checks, mask, parity
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
@@ -343,7 +343,7 @@ def test_a_wrong_byte_or_operation_is_found() -> None:
 
 
 def _of(program: Program, name: str) -> Any:
-    from learncost.derivations import verified_c99
+    from learncost.cli import verified_c99
 
     return getattr(verified_c99, name)(program, "mlp")
 
@@ -475,7 +475,7 @@ def test_weights_go_in_as_initial_values_and_frozen_ones_as_constants(tmp_path: 
 
 
 def test_without_a_compiler_verify_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("learncost.derivations.verified_c99.compiler", lambda: None)
+    monkeypatch.setattr("learncost.cli.verified_c99.compiler", lambda: None)
     assert main(["verify", "gpt2", "--engine", "c99", "--n-layer", "1", "--n-embd", "8", "--n-head", "2"]) == 0
     assert "there is no C compiler" in capsys.readouterr().out.replace("\n        ", " ")
     monkeypatch.setattr("learncost.engines.alone.compiler", lambda: None)

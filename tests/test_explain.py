@@ -10,15 +10,15 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.cost_models import price
 from learncost.cost_models.books import BOOKS
-from learncost.derivations.explain import explain
-from learncost.derivations.formulas import formulas
-from learncost.derivations.subject import layers
 from learncost.ir.count import total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Tag
 from learncost.layers.layer import layer, shipped_layer
 from learncost.liveness import live
 from learncost.ops import entries, entry
+from learncost.reports.formulas.explain import explain
+from learncost.reports.formulas.formulas import formulas
+from learncost.reports.formulas.subject import layers
 from sampling import sampled
 
 GPT2 = """% The decoder of GPT-2 in two lines.

@@ -15,9 +15,6 @@ import sympy
 from learncost.autodiff.derive import derive
 from learncost.cli.command import main
 from learncost.cost_models.books import BOOKS
-from learncost.derivations.explain import explain
-from learncost.derivations.formulas import Formulas, formulas
-from learncost.derivations.subject import layers
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
@@ -27,6 +24,9 @@ from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.ops import plain, word_called
 from learncost.reports import notation as write
 from learncost.reports.cost import cost
+from learncost.reports.formulas.explain import explain
+from learncost.reports.formulas.formulas import Formulas, formulas
+from learncost.reports.formulas.subject import layers
 from sampling import sampled
 
 ROWS = json.loads((Path(__file__).parent / "printed" / "formulas.json").read_text(encoding="utf-8"))["entries"]

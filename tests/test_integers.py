@@ -9,8 +9,8 @@ import pytest
 
 import learncost as lc
 from learncost.backends.c99.functions import without_comments
-from learncost.derivations.emit_c99 import Settings, program_of
-from learncost.derivations.verified_c99 import Parity, parity
+from learncost.cli.emit_c99 import Settings, program_of
+from learncost.cli.verified_c99 import Parity, parity
 from learncost.engines.boards import BOARDS
 from learncost.interpreter.operation import run_line
 from learncost.ir.count import shape_of

@@ -14,9 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import learncost as lc
+from learncost.cli.boards import _read, files, inputs_of, on_host
 from learncost.cli.command import main
-from learncost.derivations.boards import _read, files, inputs_of, on_host
-from learncost.derivations.emit_c99 import Source
+from learncost.cli.emit_c99 import Source
 from learncost.devices.device import STACK, devices
 from learncost.engines.boards import BOARDS, build, run
 from learncost.ir.errors import InputError

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.cli import emit_c99
 from learncost.cli.command import main
-from learncost.derivations import emit_c99
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import from_state
 from learncost.importer.evaluated import values_of

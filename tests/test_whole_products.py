@@ -9,8 +9,8 @@ from torch.nn import functional
 
 import learncost as lc
 from learncost.autodiff.derive import derive
-from learncost.derivations.emit_c99 import Settings, program_of
-from learncost.derivations.verified_c99 import NEAR, parity
+from learncost.cli.emit_c99 import Settings, program_of
+from learncost.cli.verified_c99 import NEAR, parity
 from learncost.engines.alone import compiled
 from learncost.engines.compiler import compiler
 from learncost.models.configuration import configure

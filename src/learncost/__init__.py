@@ -16,16 +16,11 @@ from learncost.version import __version__
 if TYPE_CHECKING:
     from learncost.autodiff.derive import Derived as Derived
     from learncost.autodiff.derive import derive as derive
+    from learncost.cli.emit import emit as emit
     from learncost.cost_models import Book as Book
     from learncost.cost_models import Price as Price
     from learncost.cost_models.books import book as book
     from learncost.cost_models.errata import errata as errata
-    from learncost.derivations.emit import emit as emit
-    from learncost.derivations.explain import explain as explain
-    from learncost.derivations.explanation import Explanation as Explanation
-    from learncost.derivations.formulas import Formulas as Formulas
-    from learncost.derivations.formulas import formulas as formulas
-    from learncost.derivations.of_model import ModelFormulas as ModelFormulas
     from learncost.devices.cluster import Cluster as Cluster
     from learncost.devices.cluster import cluster as cluster
     from learncost.devices.device import Device as Device
@@ -51,6 +46,11 @@ if TYPE_CHECKING:
     from learncost.reports.conventions import Conventions as Conventions
     from learncost.reports.conventions import conventions as conventions
     from learncost.reports.cost import cost as cost
+    from learncost.reports.formulas.explain import explain as explain
+    from learncost.reports.formulas.explanation import Explanation as Explanation
+    from learncost.reports.formulas.formulas import Formulas as Formulas
+    from learncost.reports.formulas.formulas import formulas as formulas
+    from learncost.reports.formulas.of_model import ModelFormulas as ModelFormulas
     from learncost.reports.memory.fit import Fit as Fit
     from learncost.reports.memory.fit import fit as fit
     from learncost.reports.memory.memory import Memory as Memory
@@ -92,13 +92,13 @@ _PUBLIC = {
     "Derived": "learncost.autodiff.derive",
     "device": "learncost.devices.device",
     "Device": "learncost.devices.device",
-    "emit": "learncost.derivations.emit",
+    "emit": "learncost.cli.emit",
     "errata": "learncost.cost_models.errata",
-    "explain": "learncost.derivations.explain",
-    "Explanation": "learncost.derivations.explanation",
-    "formulas": "learncost.derivations.formulas",
-    "Formulas": "learncost.derivations.formulas",
-    "ModelFormulas": "learncost.derivations.of_model",
+    "explain": "learncost.reports.formulas.explain",
+    "Explanation": "learncost.reports.formulas.explanation",
+    "formulas": "learncost.reports.formulas.formulas",
+    "Formulas": "learncost.reports.formulas.formulas",
+    "ModelFormulas": "learncost.reports.formulas.of_model",
     "Figure": "learncost.devices.figure",
     "fit": "learncost.reports.memory.fit",
     "Fit": "learncost.reports.memory.fit",

@@ -12,9 +12,9 @@ from pathlib import Path
 from zlib import crc32
 
 from learncost.cost_models.errata import errata
-from learncost.derivations.subject import layers
 from learncost.models.families import FAMILIES
 from learncost.models.presets import presets
+from learncost.reports.formulas.subject import layers
 
 FOLDER = Path(__file__).parent
 DESIGNS = tomllib.loads((FOLDER / "designs.toml").read_text(encoding="utf-8"))

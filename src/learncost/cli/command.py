@@ -95,10 +95,12 @@ _COMMANDS: Mapping[str, Command] = {
         "reports.conventions:conventions", "What each price book and counter says, and why they differ."
     ),
     "formulas": Command(
-        "derivations.formulas:formulas", "MACCs and FLOPs as formulas: of a layer, or of a model's own layers.", _LAYER
+        "reports.formulas.formulas:formulas",
+        "MACCs and FLOPs as formulas: of a layer, or of a model's own layers.",
+        _LAYER,
     ),
     "explain": Command(
-        "derivations.explain:explain", "A layer, a word or a model's layer line by line, with its gradients."
+        "reports.formulas.explain:explain", "A layer, a word or a model's layer line by line, with its gradients."
     ),
     "sweep": Command("cli.sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet.", (), False),
     "rules": Command("reports.rules:rules", "Rules of thumb set against the exact numbers."),
@@ -153,7 +155,7 @@ _COMMANDS: Mapping[str, Command] = {
     ),
     "verify": Command("cli.verify:verify", "Run the tables and prove the counts and the gradients."),
     "emit": Command(
-        "derivations.emit:emit",
+        "cli.emit:emit",
         "The step as source for NumPy, PyTorch or JAX, or as C99 for a microcontroller.",
         (),
     ),

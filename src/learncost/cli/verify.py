@@ -138,7 +138,7 @@ def verify(
         if engine != "c99" and "target_len" in lengths and not of_table:
             raise InputError("--target-len is for --engine c99")
     if engine == "c99":
-        from learncost.derivations.verified_c99 import verify_c99
+        from learncost.cli.verified_c99 import verify_c99
 
         return verify_c99(model, **_lengths(settings), learned=learned, sizes=sizes)
     report = compute(model) if engine is None else _of_engine(model, engine, settings, sizes)

@@ -23,7 +23,7 @@ from learncost.verification.report import Check
 
 if TYPE_CHECKING:
     from learncost.backends.c99 import Firmware
-    from learncost.derivations.emit_c99 import Program
+    from learncost.cli.emit_c99 import Program
 
 MEMORY = 2**22
 """Bytes of RAM and of flash that the emulated boards have."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from learncost.backends.c99 import masks
 from learncost.backends.c99.layout import in_all, together
+from learncost.cli import boards
+from learncost.cli.emit_c99 import Program, Settings, program_of
 from learncost.cost_models import Row, price
 from learncost.cost_models.books import book
-from learncost.derivations import boards
-from learncost.derivations.emit_c99 import Program, Settings, program_of
 from learncost.engines import alone
 from learncost.engines.compiler import compiler
 from learncost.engines.fixed_point import real, whole

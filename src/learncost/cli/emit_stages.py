@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from learncost.derivations.asked import Asked, refuse_filled, refuse_zigzag
+from learncost.cli.emit_mesh import Asked, refuse_filled, refuse_zigzag
 from learncost.engines.in_stages import program_in_stages, step_in_stages
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table

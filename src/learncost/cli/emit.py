@@ -12,9 +12,9 @@ from learncost.autodiff.derive import derive
 from learncost.backends import program
 from learncost.backends.placed import placed, standalone
 from learncost.backends.precision import check_runs
-from learncost.derivations.asked import Asked, refuse_filled, refuse_zigzag
-from learncost.derivations.emit_c99 import Freestanding, freestanding, parameters_of_alone
-from learncost.derivations.emit_stages import pipelined
+from learncost.cli.emit_c99 import Freestanding, freestanding, parameters_of_alone
+from learncost.cli.emit_mesh import Asked, refuse_filled, refuse_zigzag
+from learncost.cli.emit_stages import pipelined
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, either, precision_of
 from learncost.ir.table import Table

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from learncost.cost_models import Book, executed
-from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.ir.count import Count, total
 from learncost.ir.line import Line, Word
 from learncost.ir.term import Term
 from learncost.ops import Entry, entry
 from learncost.passes.lower import lower_line
 from learncost.reports import notation as write
+from learncost.reports.formulas.explanation import Explanation, Format, Part, Step
 
 _AXES: Mapping[str, str] = {"_": "B"}
 _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}

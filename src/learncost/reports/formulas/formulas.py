@@ -7,20 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from learncost.cost_models import Book, Row, price
-from learncost.derivations.explanation import in_format
-from learncost.derivations.of_model import ModelFormulas, model_formulas
-from learncost.derivations.of_word import word_explained
-from learncost.derivations.subject import (
-    Subject,
-    is_layer,
-    is_model,
-    name_of,
-    not_of_a_model,
-    of_a_model,
-    of_a_word,
-    prepared,
-)
-from learncost.derivations.subject import subject as find_subject
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
@@ -33,6 +19,20 @@ from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.reports import notation as write
+from learncost.reports.formulas.explanation import in_format
+from learncost.reports.formulas.of_model import ModelFormulas, model_formulas
+from learncost.reports.formulas.of_word import word_explained
+from learncost.reports.formulas.subject import (
+    Subject,
+    is_layer,
+    is_model,
+    name_of,
+    not_of_a_model,
+    of_a_model,
+    of_a_word,
+    prepared,
+)
+from learncost.reports.formulas.subject import subject as find_subject
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
 

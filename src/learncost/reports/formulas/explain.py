@@ -7,20 +7,6 @@ from dataclasses import replace
 from typing import Any, cast, get_args
 
 from learncost.cost_models import price
-from learncost.derivations.explanation import Explanation, Format, Kept, Part, Step
-from learncost.derivations.of_model import model_explained
-from learncost.derivations.of_word import word_explained
-from learncost.derivations.subject import (
-    Subject,
-    is_layer,
-    is_model,
-    name_of,
-    not_of_a_model,
-    of_a_model,
-    of_a_word,
-    prepared,
-)
-from learncost.derivations.subject import subject as find_subject
 from learncost.ir.count import Count, base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Word
@@ -30,6 +16,20 @@ from learncost.layers.layer import Layer
 from learncost.liveness import live
 from learncost.ops import word_called
 from learncost.reports import notation as write
+from learncost.reports.formulas.explanation import Explanation, Format, Kept, Part, Step
+from learncost.reports.formulas.of_model import model_explained
+from learncost.reports.formulas.of_word import word_explained
+from learncost.reports.formulas.subject import (
+    Subject,
+    is_layer,
+    is_model,
+    name_of,
+    not_of_a_model,
+    of_a_model,
+    of_a_word,
+    prepared,
+)
+from learncost.reports.formulas.subject import subject as find_subject
 from learncost.reports.question import question
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.cost_models import Row
-from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.engines.made import written
 from learncost.ir.count import Count, total
 from learncost.ir.errors import InputError
@@ -19,6 +18,7 @@ from learncost.ops import plain
 from learncost.passes.context_free import shape
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.reports import notation as write
+from learncost.reports.formulas.explanation import Explanation, Format, Part, Step
 from learncost.reports.run import Run
 from learncost.reports.sheet import WIDTH, Sheet, Shown, number
 from learncost.reports.sheet import Row as Cells

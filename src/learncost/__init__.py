@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from learncost.ir import displayed
 from learncost.version import __version__
 
 if TYPE_CHECKING:
@@ -137,6 +138,9 @@ _PUBLIC = {
     "Training": "learncost.engines.numpy_engine",
     "verify": "learncost.verification.verify",
 }
+
+# Answers below the pictures are drawn by them, which are imported when the first one is shown.
+displayed.drawing = lambda: import_module("learncost.viz.displays")
 
 __all__ = ["__version__", *_PUBLIC]
 

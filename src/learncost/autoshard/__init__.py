@@ -1,1 +1,1 @@
-"""Training on many devices: what a placed step takes on each of them, pipelines, time over links, and the search."""
+"""The search over meshes: the memory, time and traffic of a sharded step and of its pipelines."""

@@ -1,4 +1,4 @@
-"""Emit: a table as Python source for NumPy, PyTorch or JAX, which needs nothing of this package to run."""
+"""Printers of programs: a table as Python for NumPy, PyTorch or JAX, or as C, that needs nothing of this package."""
 
 from learncost.backends.backend import BACKENDS
 from learncost.backends.program import Program, program

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""Measure what this machine attains: single operations, links between processes, power."""

@@ -1,1 +1,1 @@
-"""Floor 7: the command line, reports and displays. Faces format, they never compute."""
+"""The command line."""

@@ -1,1 +1,1 @@
-"""Devices: what is published and measured of them, what they attain, and what is assumed where nothing is known."""
+"""Devices and clusters: what is published and measured of them, what they attain, and what is assumed."""

@@ -1,1 +1,1 @@
-"""Floor 6: engines run the tables of training steps."""
+"""Engines that run the tables of training steps on this machine."""

@@ -1,1 +1,1 @@
-"""Any PyTorch module as a table: its exported graph is read line by line into the notation. Only this imports torch."""
+"""Import any PyTorch module: its exported graph is read node by node into a table. Only this package imports torch."""

@@ -1,4 +1,4 @@
-"""Run on NumPy: the definition of every table."""
+"""The NumPy interpreter: the definition of every table."""
 
 from learncost.interpreter.interpreter import Values, execute, infer_sizes, program, run
 

@@ -1,1 +1,1 @@
-"""Floor 0, the notation: terms, lines, tables, parsing, counts, errors."""
+"""The intermediate representation: tables of lines, terms and named axes, their parser, polynomials and errors."""

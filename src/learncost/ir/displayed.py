@@ -1,9 +1,47 @@
-"""What an object shows of itself: rows as a frame; of one that is no answer, equations, rows or fields as HTML."""
+"""Objects that show themselves: their rows as a data frame, and HTML in a notebook."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from learncost.ir.frames import pandas_of, polars_of
+
+
+class Drawing(Protocol):
+    """The functions that draw, which lie above the objects that are drawn."""
+
+    def rows_of(self, thing: Any) -> list[dict[str, Any]]:
+        """Return the rows of an object, a dictionary each."""
+
+    def html_of(self, thing: Any) -> str:
+        """Return an object as HTML."""
+
+    def figure_of(self, kind: str, answer: Any, columns: int = 1) -> Any:
+        """Return an answer as a matplotlib Figure."""
+
+    def figure_html(self, kind: str, answer: Any) -> str:
+        """Return a figure of an answer as HTML, empty where matplotlib is not installed."""
+
+    def write_traces(
+        self,
+        folder: Path,
+        steps: Sequence[Any],
+        weights: Iterable[str],
+        title: str,
+        predicted: int | None,
+        arguments: Mapping[str, Any],
+    ) -> str:
+        """Write the traced steps of a training to its folder, and return what was written as a sentence."""
+
+
+def _no_drawing() -> Drawing:
+    raise RuntimeError("no package that draws is registered")
+
+
+drawing: Callable[[], Drawing] = _no_drawing
+"""Return what draws; `learncost` sets it, so that nothing below the pictures imports them."""
 
 
 class Framed:
@@ -12,15 +50,15 @@ class Framed:
     __slots__ = ()
 
     def _rows(self) -> Any:
-        return import_module("learncost.viz.displays").rows_of(self)
+        return drawing().rows_of(self)
 
     def to_polars(self) -> Any:
-        """Its rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
-        return import_module("learncost.reports.frames").polars_of(self._rows())
+        """Return the rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
+        return polars_of(self._rows())
 
     def to_pandas(self) -> Any:
-        """Its rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
-        return import_module("learncost.reports.frames").pandas_of(self._rows())
+        """Return the rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+        return pandas_of(self._rows())
 
 
 class Displayed(Framed):
@@ -29,5 +67,4 @@ class Displayed(Framed):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        html: str = import_module("learncost.viz.displays").html_of(self)
-        return html
+        return drawing().html_of(self)

@@ -1,1 +1,1 @@
-"""Floor 2: layers as tables, what is derived from them, and the normal form that all that runs passes through."""
+"""Layers as tables: the shipped ones, calls of one in another, and what their lines say of products and gradients."""

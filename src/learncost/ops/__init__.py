@@ -1,4 +1,4 @@
-"""Floor 1, the vocabulary: one entry a word, its body, gradient and Jacobian as tables in the same notation."""
+"""The operators: body, gradient, Jacobian and price of each as tables in the same notation; optimizers; collectives."""
 
 from learncost.ops import collectives as _collectives
 from learncost.ops import modern_words as _modern_words

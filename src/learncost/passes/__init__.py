@@ -1,1 +1,1 @@
-"""Plans: other ways to run the same step. plan.py has the registry; a module is one rewriting."""
+"""Rewritings of tables: lowering, recomputation, fusion, quantization, LoRA, and the plans of a step (plan.py)."""

@@ -1,1 +1,1 @@
-"""Floor 5: learning procedures as schedules of passes over tables."""
+"""Learning procedures as schedules of passes over tables."""

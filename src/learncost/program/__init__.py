@@ -1,1 +1,1 @@
-"""The schedule of a step: its lines as the calls of a runner, what each keeps, and when memory comes back."""
+"""The schedule of a step: in which order its lines run, which arrays are alive when, and where they are stored."""

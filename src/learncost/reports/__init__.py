@@ -1,1 +1,1 @@
-"""Between the books and the faces: cost ledgers, comparisons, sweeps, rules of thumb."""
+"""What every command answers, as data and as tables on screens."""

@@ -14,6 +14,7 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from learncost.ir import displayed
 from learncost.ir.displayed import Framed
 from learncost.ir.errors import InputError
 
@@ -96,7 +97,7 @@ class Shown(Readable):
         rows = self._by("rows") or self._by("records")
         if rows:
             return list(rows(self))
-        from learncost.reports.frames import records  # is needed for frames alone
+        from learncost.ir.frames import records  # is needed for frames alone
 
         return [
             row
@@ -146,7 +147,7 @@ class Drawn(Shown):
         InputError
             Where matplotlib is not installed, and for a kind that the answer has not the data of.
         """
-        return import_module("learncost.viz.figures.make").of_answer(figure or self._figure, self, columns)
+        return displayed.drawing().figure_of(figure or self._figure, self, columns)
 
     @property
     def _figure(self) -> str:
@@ -160,7 +161,7 @@ class Drawn(Shown):
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         picture = ""
         if self.beside:
-            picture = import_module("learncost.viz.figures.make").as_html(self.beside, self)
+            picture = displayed.drawing().figure_html(self.beside, self)
         return {"text/plain": str(self), "text/html": picture + self._repr_html_()}
 
 

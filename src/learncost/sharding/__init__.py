@@ -1,1 +1,1 @@
-"""Placement: a step's table over a mesh of devices, the collectives derived and never written by hand."""
+"""Sharding: a step over a mesh of devices, with its collectives derived from the tables."""

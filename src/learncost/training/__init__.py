@@ -1,1 +1,1 @@
-"""Floor 7: training as users know it: text in, a run folder with weights that others can load out."""
+"""Training: files in, a run folder out with weights that other libraries load; contests of learning procedures."""

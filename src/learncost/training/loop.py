@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from learncost.engines import hugging_face
 from learncost.engines.options import LEARNS, MINUTES, Options
 from learncost.engines.threads import one_thread
 from learncost.engines.weights import shape
+from learncost.ir import displayed
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.model import build
@@ -45,9 +45,6 @@ from learncost.training.processes import ALONE, Processes
 
 INTERRUPTED = 130
 """The exit code of a command that was asked to stop, by convention of shells."""
-
-TRACES = "learncost.viz.measured"
-"""The module that writes traces."""
 
 SHOWN = 4
 """Examples in a sample."""
@@ -377,8 +374,8 @@ class _Run:
         parts = self.engine.parts()  # the others are not asked for theirs: this process alone writes
         mine = self.engine.weights if parts is None else [name.partition(".")[2] for name in parts]
         weights = {*self.model.table.weights, *mine}
-        writer = import_module(TRACES)  # which draws, and is above all that trains
-        self.report.say(writer.write(path, self.tracer.traced, weights, self.engine.says, self.engine.memory, step))
+        written = (path, self.tracer.traced, weights, self.engine.says, self.engine.memory, step)
+        self.report.say(displayed.drawing().write_traces(*written))
 
     def _kept(self) -> str:
         return last_checkpoint(self.saved)

@@ -1,1 +1,1 @@
-"""Floor 6, the proof: tables held to differences, to a tally of what is executed, and to foreign implementations."""
+"""Verification: tables compared with finite differences, with executed operations and with other implementations."""

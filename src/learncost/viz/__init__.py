@@ -1,1 +1,1 @@
-"""Pictures: reports, an explorer, figures and traces, drawn from the same calls as the command line."""
+"""Reports, the explorer, figures and traces, drawn from the answers of the commands."""

@@ -40,6 +40,27 @@ def rows_of(thing: Any) -> list[dict[str, Any]]:
     return list(rows(thing))
 
 
+def figure_of(kind: str, answer: Any, columns: int = 1) -> Any:
+    """Return an answer as a matplotlib Figure. Raises `InputError` for a kind that the answer has not the data of."""
+    from learncost.viz.figures import make  # matplotlib is imported for figures alone
+
+    return make.of_answer(kind, answer, columns)
+
+
+def figure_html(kind: str, answer: Any) -> str:
+    """Return a figure of an answer as HTML, empty where matplotlib or its data are missing."""
+    from learncost.viz.figures import make  # matplotlib is imported for figures alone
+
+    return make.as_html(kind, answer)
+
+
+def write_traces(*arguments: Any) -> str:
+    """Write the traced steps of a training to its folder, as `learncost.viz.measured.write` does."""
+    from learncost.viz import measured  # traces need the account of memory
+
+    return measured.write(*arguments)
+
+
 def _titled(title: str, *parts: str) -> str:
     return f'<div class="learncost"><div><b>{escape(title)}</b></div>{"".join(parts)}</div>'
 

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""The memory of a step: its peak, what fits a device, and the engines that execute it."""

@@ -90,7 +90,7 @@ def _bytes(text: str) -> int:
 @cache
 def measured() -> tuple[Measured, ...]:
     """All of them, in the order of the file."""
-    text = (files("learncost.reports.memory.memory") / "measured.toml").read_text(encoding="utf-8")
+    text = (files("learncost.reports.memory") / "measured.toml").read_text(encoding="utf-8")
     return tuple(Measured(**{**run, "assumed": tuple(run["assumed"])}) for run in tomllib.loads(text)["run"])
 
 

@@ -77,7 +77,7 @@ def _summed(text: str, sizes: Mapping[str, int]) -> int:
 def conventions() -> Mapping[str, Convention]:
     """The conventions by their names."""
     by_name = {}
-    text = (files("learncost.reports.memory.memory") / "published.toml").read_text(encoding="utf-8")
+    text = (files("learncost.reports.memory") / "published.toml").read_text(encoding="utf-8")
     for name, entry in tomllib.loads(text).items():
         stacks, miscounts = entry.pop("stacks"), tuple(entry.pop("miscounts"))
         arrays = {
